@@ -155,8 +155,12 @@ def _container(spec: JobSpec) -> ContainerOptions:
 
 
 def _ssh(spec: JobSpec, cluster_key: str | None, terminal_key: str | None) -> SshRequest | None:
-    """Return the SSH settings; None when SSH is off or there is no key."""
-    if spec.ssh == "off" or not (spec.ssh_keys or cluster_key):
+    """Return the SSH settings; None when SSH is off, or there is no key and it was not asked for.
+
+    A job that asks for a server by name gets one without a user's key too, for terminals.
+    """
+    wanted = spec.ssh_keys or cluster_key or (terminal_key and spec.ssh != SshMode.AUTO)
+    if spec.ssh == "off" or not wanted:
         return None
     return SshRequest(
         authorized_keys=spec.ssh_keys,

@@ -45,7 +45,7 @@ class UserShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """The first entries of the queue, in its order. `length`: how many there are."""
+    """Entries of the queue, in its order. `length`: how many the whole queue has."""
 
     entries: tuple[QueueEntry, ...]
     shares: tuple[UserShare, ...]
@@ -57,18 +57,26 @@ class QueueService:
         self._turns = turns
         self._clock = clock
 
-    def view(self, user: User) -> QueueView:
+    def positions(self) -> Mapping[str, int]:
+        """Return the first place in the queue of each run that waits."""
+        positions: dict[str, int] = {}
+        for at, unit in enumerate(self._turns.scheduler.queue(self._clock.now()), 1):
+            positions.setdefault(unit.run.id, at)
+        return positions
+
+    def view(self, user: User, *, skip: int = 0) -> QueueView:
+        """Return MOST_ENTRIES entries, without the first `skip`."""
         now = self._clock.now()
         units = self._turns.scheduler.queue(now)
         names = names_for(user)
-        first = units[:MOST_ENTRIES]
+        shown = units[skip : skip + MOST_ENTRIES]
         waiting: dict[str, int] = {}
         for unit in units:
             waiting[unit.run.user] = waiting.get(unit.run.user, 0) + len(unit.members)
         return QueueView(
             entries=tuple(
                 _entry(at, unit, names(unit.run), self._turns.nodes, sees=may_see(user, unit.run))
-                for at, unit in enumerate(first, 1)
+                for at, unit in enumerate(shown, skip + 1)
             ),
             shares=tuple(self._share(name, count, now) for name, count in sorted(waiting.items())),
             length=len(units),

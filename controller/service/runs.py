@@ -6,7 +6,7 @@ Every answer that reports a change is given after the change is committed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Container
+from collections.abc import AsyncIterator, Collection, Container, Iterable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.awaited import Awaited, awaited
 from controller.lifecycle.gangs import incarnation
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, Band, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.schedules import waits_for_trigger
 from controller.lifecycle.services.replicas import SLEEPS, sleeps
@@ -170,6 +170,7 @@ class PlanService:
         return Preview(state=state, allocations=allocations, warning=why_queued(state, nodes))
 
 
+MOST_NAMES = 10_000
 MOST_CHILDREN = 1000
 """The number of stored children that are listed, the latest first; live ones come in addition."""
 
@@ -211,6 +212,7 @@ class RunService:
         self._turns = turns
         self._store = store
         self._progress = progress
+        self._names: dict[str, str] = {}
 
     async def get(self, key: str) -> RunState:
         """Return the run with this id or name; a live run with the name comes before finished ones.
@@ -282,6 +284,18 @@ class RunService:
                 raise
             return of_job[0]
 
+    async def names(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of these runs, without those that are no longer stored. Raises
+        StoreUnavailable."""
+        wanted = set(run_ids)
+        if len(self._names) > MOST_NAMES:
+            self._names.clear()
+        for run_id in wanted - self._names.keys():
+            state = self._turns.runs.get(run_id) or await self._store.find_run(run_id)
+            if state is not None and state.run.id == run_id:
+                self._names[run_id] = state.run.name
+        return {run_id: self._names[run_id] for run_id in wanted & self._names.keys()}
+
     def children(self, state: RunState) -> list[RunState]:
         """Return the live runs that were submitted with this one as their parent."""
         return self._turns.children_of(state.run.id)
@@ -303,11 +317,13 @@ class RunService:
         owner: str | None = None,
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
+        band: Band | None = None,
     ) -> list[RunState]:
         """Return the runs that the user may see, newest first.
 
-        `owner`, `statuses` and `name` (a pattern with `*` and `?`) leave out others. Raises Invalid
-        (`before` is no run's id), StoreUnavailable.
+        `owner`, `statuses`, `name` (a pattern with `*` and `?`) and `band` leave out others.
+
+        Raises Invalid (`before` is no run's id), StoreUnavailable.
         """
         if owner is not None and not sees_all(user) and owner != user.name:
             return []
@@ -318,6 +334,7 @@ class RunService:
             user=owner if sees_all(user) else user.name,
             statuses=statuses,
             name=name,
+            band=band,
         )
         if before is not None and not stored:
             last = await self._store.find_run(before)

@@ -154,7 +154,8 @@ def _attempt(state: RunState, job: Job) -> Attempt:
         why = (
             "it was submitted with `ssh: off`"
             if job.spec.ssh == "off"
-            else "it was submitted without a public key: make one (ssh-keygen) and submit it again"
+            else "it was submitted without a public key: submit it again with `ssh: embedded`, or "
+            "with a key (ssh-keygen makes one)"
         )
         raise Conflict(f"{name} has no SSH: {why}", code="no_ssh")
     return attempt

@@ -28,6 +28,7 @@ from controller.service.errors import (
 )
 from controller.store.base import (
     Changes,
+    EndedLogin,
     ServiceKey,
     Store,
     StoredToken,
@@ -224,6 +225,8 @@ def names_for(user: User) -> Callable[[Run], str]:
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,39}", re.ASCII)
 MOST_LABEL = 100
+MOST_ENDED_LOGINS = 256
+"""Ended logins that are kept of one user, the latest."""
 MOST_LIFETIME = 10 * 365 * 86400.0
 """Seconds until a token expires."""
 GRANTABLE = (Band.PRODUCTION,)
@@ -323,6 +326,14 @@ class UserService:
             user = msgspec.structs.replace(self._user(name), bands=_bands(bands))
             await self._commit(Changes(users=(user,)))
         return user
+
+    async def end_login(self, name: str, ended: EndedLogin) -> None:
+        """Record that the user logged out of the dashboard. Raises NotFound, StoreUnavailable."""
+        async with self._changing:
+            user, now = self._user(name), self._clock.now()
+            kept = [one for one in user.ended_logins if one.until > now and one.id != ended.id]
+            logins = (*kept, ended)[-MOST_ENDED_LOGINS:]
+            await self._commit(Changes(users=(msgspec.structs.replace(user, ended_logins=logins),)))
 
     async def remove(self, name: str, *, by: User) -> User:
         """Remove a user with its tokens. Raises Forbidden, NotFound, Conflict, StoreUnavailable."""

@@ -17,12 +17,20 @@ from controller.lifecycle.statuses import RunStatus
 from gateway.schemas import Certificate
 
 
+class EndedLogin(msgspec.Struct, frozen=True):
+    """A login to the dashboard that its user ended. `until`: when it would have expired."""
+
+    id: str
+    until: float
+
+
 class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     created_at: float
     bands: tuple[Band, ...] = ()
     """Bands granted to this user beyond those that every user may use."""
+    ended_logins: tuple[EndedLogin, ...] = ()
 
 
 class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,13 +268,14 @@ class Store(Protocol):
         parent_id: str | None = None,
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
+        band: Band | None = None,
     ) -> list[RunState]:
         """Return runs, newest first.
 
         `before` is the id of the last run of the previous page (unknown: the result is empty).
         `parent_id`: only the children of this run. `statuses`: only runs with one of these. `name`:
         only runs whose name fits this pattern, in which `*` stands for any characters and `?` for
-        one.
+        one. `band`: only runs of this band.
         """
 
     async def events(

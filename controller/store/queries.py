@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.allocations import use_of
 from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
-from controller.lifecycle.model import Allocation, Attempt, Job, RunState, Use
+from controller.lifecycle.model import Allocation, Attempt, Band, Job, RunState, Use
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -127,6 +127,7 @@ def list_runs(
     parent_id: str | None = None,
     statuses: Collection[RunStatus] = (),
     name: str | None = None,
+    band: Band | None = None,
 ) -> list[RunState]:
     query = sa.select(schema.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
     if not include_finished:
@@ -137,6 +138,8 @@ def list_runs(
         query = query.where(_runs.parent_id == parent_id)
     if statuses:
         query = query.where(_runs.status.in_([status.value for status in statuses]))
+    if band is not None:
+        query = query.where(_runs.band == band.value)
     if name is not None:
         query = query.where(_runs.name.like(_like(storable(name)), escape=_ESCAPE))
     if before is not None:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, Band, RunState
 from controller.lifecycle.statuses import RunStatus
 from controller.store import queries, schema, writes
 from controller.store.base import (
@@ -236,6 +236,7 @@ class SqlStore:
         parent_id: str | None = None,
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
+        band: Band | None = None,
     ) -> list[RunState]:
         return await self._read(
             lambda connection: queries.list_runs(
@@ -247,6 +248,7 @@ class SqlStore:
                 parent_id=parent_id,
                 statuses=statuses,
                 name=name,
+                band=band,
             )
         )
 

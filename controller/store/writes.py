@@ -116,7 +116,7 @@ def _write_runs(
     runs, jobs = _Batch(RUN), _Batch(JOB)
     attempts, allocations = _Batch(ATTEMPT), _Batch(ALLOCATION)
     for old, new in changed:
-        runs.put(old.run if old else None, new.run)
+        runs.put(old.run if old else None, new.run, band=new.run.policy.band.value)
         old_jobs = {job.id: job for job in old.jobs} if old else {}
         for job in new.jobs:
             old_job = old_jobs.get(job.id)

@@ -297,8 +297,9 @@ class Dashboard:
         return answer
 
     async def _log_out(self, request: web.Request) -> web.StreamResponse:
-        self._visit(request, is_part=True)
-        self._sessions.end(request.cookies[COOKIE])
+        visit = self._visit(request, is_part=True)
+        ended = self._sessions.login_of(request.cookies[COOKIE])
+        await self._service.users.end_login(visit.user.name, ended)
         answer = web.Response(status=204, headers={"HX-Redirect": PATH + "/login"})
         answer.del_cookie(COOKIE, path=PATH)
         return answer

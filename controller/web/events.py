@@ -12,7 +12,8 @@ from controller.service.errors import Invalid
 from controller.web.pages import Page, PageRoute, Visit
 
 ROWS = 100
-_AFTER_ALL = 1 << 62
+AFTER_ALL = 1 << 62
+"""More than the number of any event."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +47,7 @@ async def list_events(visit: Visit) -> Page:
     run = visit.query("run") or None
     stored = await visit.service.runs.events(run, before=before, limit=ROWS + 1, user=visit.user)
     shown = [event_view(one) for one in reversed(stored)][:ROWS]
-    names = {
-        state.run.id: state.run.name
-        for state in await visit.service.runs.page(
-            include_finished=True, limit=1000, before=None, user=visit.user
-        )
-    }
+    names = await visit.service.runs.names(event.run_id for event in shown)
     older = shown[-1].seq if len(stored) > ROWS else None
     return Page(
         template="events.html",
@@ -61,14 +57,14 @@ async def list_events(visit: Visit) -> Page:
             "rows": [event_row(event, names) for event in shown],
             "older": older,
             "run": run or "",
-            "is_newest": before == _AFTER_ALL,
+            "is_newest": before == AFTER_ALL,
         },
     )
 
 
 def _before(text: str) -> int:
     if not text:
-        return _AFTER_ALL
+        return AFTER_ALL
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise Invalid(f"{text!r} is not the number of an event", field="before")
     return int(text)

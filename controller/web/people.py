@@ -83,16 +83,26 @@ async def add(visit: Visit) -> Page:
     """Add a user, or a token of one; the page shows the new token once."""
     require_admin(visit.user, "add users and tokens")
     form = await visit.request.post()
-    given = {name: str(form.get(name, "")).strip() for name in ("name", "label", "what")}
+    given = {name: str(form.get(name, "")).strip() for name in ("name", "label", "days", "what")}
     if given["what"] == "user":
         body = api.UserBody(name=given["name"])
         secret = (await api.add_user(visit.as_call(body=body))).token.token
     else:
-        token = api.TokenBody(user=given["name"], label=given["label"])
+        days = _days(given["days"])
+        token = api.TokenBody(user=given["name"], label=given["label"], expires_in=days)
         secret = (await api.add_token(visit.as_call(body=token))).token
     page = await list_people(visit)
     made = {"user": given["name"], "token": secret}
     return msgspec.structs.replace(page, context={**page.context, "made": made})
+
+
+def _days(text: str) -> float | None:
+    """Return the seconds of so many days; None: no limit."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 6):
+        raise Invalid(f"{text!r} is not a whole number of days", field="days")
+    return int(text) * 86400.0
 
 
 PAGES: tuple[PageRoute, ...] = (

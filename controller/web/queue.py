@@ -8,7 +8,8 @@ import msgspec
 
 from controller.api.views import iso
 from controller.lifecycle.model import Band
-from controller.service.queue import QueueEntry
+from controller.service.errors import Invalid
+from controller.service.queue import MOST_ENTRIES, QueueEntry
 from controller.web.pages import Page, PageRoute, Visit
 
 _MOST_JOBS = 3
@@ -59,7 +60,9 @@ def by_band(entries: Sequence[QueueEntry]) -> tuple[BandRows, ...]:
 
 
 async def show_queue(visit: Visit) -> Page:
-    found = visit.service.queue.view(visit.user)
+    after = _number(visit.query("after"))
+    found = visit.service.queue.view(visit.user, skip=after)
+    last = after + len(found.entries)
     return Page(
         template="queue.html",
         title="Queue",
@@ -68,9 +71,19 @@ async def show_queue(visit: Visit) -> Page:
             "bands": by_band(found.entries),
             "preempting": [queue_row(one) for one in found.entries if one.nominated],
             "shares": found.shares,
-            "left_out": found.length - len(found.entries),
+            "before": None if not after else max(after - MOST_ENTRIES, 0),
+            "after": last if found.entries and last < found.length else None,
+            "left_out": max(found.length - last, 0),
         },
     )
+
+
+def _number(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Invalid(f"{text!r} is not a place in the queue", field="after")
+    return int(text)
 
 
 PAGES: tuple[PageRoute, ...] = (PageRoute(path="/queue", handler=show_queue),)

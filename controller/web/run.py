@@ -22,13 +22,12 @@ from controller.lifecycle.statuses import (
 )
 from controller.service.errors import Invalid
 from controller.store.base import StoredEvent
+from controller.web.events import AFTER_ALL
 from controller.web.pages import Done, Page, PageRoute, Visit
 from controller.web.runs import gpus_of, status_text
 from controller.web.states import Badge, badge
 
 MOST_EVENTS = 200
-_MOST_READ = 5000
-_EVENTS_AT_ONCE = 1000
 MOST_JOBS = 200
 
 
@@ -230,8 +229,8 @@ def configuration_text(configuration: Mapping[str, object]) -> str:
 
 
 def event_rows(events: Sequence[StoredEvent], jobs: Mapping[str, str]) -> list[EventRow]:
-    """Return the latest events, the newest first; `jobs`: their labels by id."""
-    return [_event(one, jobs) for one in reversed(events[-MOST_EVENTS:])]
+    """Return the events, the newest first; `jobs`: their labels by id."""
+    return [_event(one, jobs) for one in reversed(events)]
 
 
 def _event(stored: StoredEvent, jobs: Mapping[str, str]) -> EventRow:
@@ -264,7 +263,7 @@ async def show_run(visit: Visit) -> Page:
     if state.run.status not in FINAL_RUN_STATUSES:
         explanation = what_it_waits_for(await explain_run(visit.as_call(run=run_id)))
     jobs = job_rows(state, view, service.clock.now())
-    events = await _events(visit, run_id)
+    events, older = await _events(visit, run_id)
     return Page(
         template="run.html",
         title=state.run.name,
@@ -281,6 +280,7 @@ async def show_run(visit: Visit) -> Page:
             "groups": scalable(view),
             "configuration": configuration_text(view.configuration),
             "events": event_rows(events, {job.id: job.label for job in jobs}),
+            "older_events": older,
         },
     )
 
@@ -293,18 +293,13 @@ def what_it_waits_for(found: ExplainView) -> ExplainView | None:
     return msgspec.structs.replace(found, under_way=under_way)
 
 
-async def _events(visit: Visit, run_id: str) -> list[StoredEvent]:
-    """Return the run's latest events, of the first `_MOST_READ`."""
-    found: list[StoredEvent] = []
-    while len(found) < _MOST_READ:
-        after = found[-1].seq if found else 0
-        more = await visit.service.runs.events(
-            run_id, after=after, limit=_EVENTS_AT_ONCE, user=visit.user
-        )
-        found += more
-        if len(more) < _EVENTS_AT_ONCE:
-            break
-    return found
+async def _events(visit: Visit, run_id: str) -> tuple[list[StoredEvent], int | None]:
+    """Return the run's latest events; and, if there are older ones, the number of the first."""
+    found = await visit.service.runs.events(
+        run_id, before=AFTER_ALL, limit=MOST_EVENTS + 1, user=visit.user
+    )
+    shown = found[-MOST_EVENTS:]
+    return shown, shown[0].seq if len(found) > len(shown) else None
 
 
 async def act(visit: Visit) -> Done:

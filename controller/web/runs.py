@@ -14,6 +14,7 @@ from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
+    AttemptStatus,
     IrisState,
     RunStatus,
 )
@@ -22,13 +23,11 @@ from controller.web.pages import Page, PageRoute, Visit
 from controller.web.states import Badge, badge
 
 ROWS = 50
-_MOST_READ = 1000
-"""Runs that one request reads to find rows of a band."""
 LIVE = "live"
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`where`: its nodes, or why it waits."""
+    """`where`: its nodes, or its place in the queue and why it waits."""
 
     id: str
     name: str
@@ -76,7 +75,9 @@ async def list_runs(visit: Visit) -> Page:
     filters = filters_of(visit)
     states, older = await _read(visit, filters)
     names = visit.service.nodes.names()
-    rows = [run_row(state, names) for state in states]
+    waits = any(map(_waits, states))
+    positions = visit.service.queue.positions() if waits else {}
+    rows = [run_row(state, names, positions.get(state.run.id)) for state in states]
     return Page(
         template="runs.html",
         title="Runs",
@@ -96,29 +97,17 @@ async def list_runs(visit: Visit) -> Page:
 
 async def _read(visit: Visit, filters: Filters) -> tuple[list[RunState], str | None]:
     """Return one page of rows, and the cursor of the older ones."""
-    found: list[RunState] = []
-    before, read = filters.cursor or None, 0
-    text = f"*{filters.text}*" if filters.text else None
-    size = ROWS + 1 if not filters.band else 4 * ROWS
-    while len(found) <= ROWS and read < _MOST_READ:
-        states = await visit.service.runs.page(
-            include_finished=filters.status != LIVE,
-            limit=size,
-            before=before,
-            user=visit.user,
-            owner=filters.user or None,
-            statuses=() if filters.status in ("", LIVE) else (RunStatus(filters.status),),
-            name=text,
-        )
-        found += [one for one in states if filters.band in ("", one.run.policy.band)]
-        read += size
-        before = states[-1].run.id if states else None
-        if len(states) < size:
-            before = None
-            break
-    if len(found) > ROWS:
-        return found[:ROWS], found[ROWS - 1].run.id
-    return found, before
+    found = await visit.service.runs.page(
+        include_finished=filters.status != LIVE,
+        limit=ROWS + 1,
+        before=filters.cursor or None,
+        user=visit.user,
+        owner=filters.user or None,
+        statuses=() if filters.status in ("", LIVE) else (RunStatus(filters.status),),
+        name=f"*{filters.text}*" if filters.text else None,
+        band=Band(filters.band) if filters.band else None,
+    )
+    return found[:ROWS], found[ROWS - 1].run.id if len(found) > ROWS else None
 
 
 def choices(values: Collection[str], chosen: str, empty: str) -> list[tuple[str, str, bool]]:
@@ -126,10 +115,20 @@ def choices(values: Collection[str], chosen: str, empty: str) -> list[tuple[str,
     return [(value, value or empty, value == chosen) for value in values]
 
 
-def run_row(state: RunState, node_names: Mapping[str, str]) -> RunRow:
+def _waits(state: RunState) -> bool:
+    """Return whether a job of the run has no allocation yet."""
+    return not has_ended(state.run) and any(
+        job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED for job in state.jobs
+    )
+
+
+def run_row(state: RunState, node_names: Mapping[str, str], position: int | None) -> RunRow:
+    """`position`: its first place in the queue; None: nothing of it waits there."""
     run = state.run
     summary = run_summary(state, node_names)
-    where = ", ".join(summary.nodes[:3]) + (" …" if len(summary.nodes) > 3 else "")
+    nodes = ", ".join(summary.nodes[:3]) + (" …" if len(summary.nodes) > 3 else "")
+    place = "" if position is None else f"place {position} in the queue"
+    parts = (place, summary.pending_reason or nodes)
     return RunRow(
         id=run.id,
         name=run.name,
@@ -139,7 +138,7 @@ def run_row(state: RunState, node_names: Mapping[str, str]) -> RunRow:
         jobs=summary.jobs,
         gpus=gpus_of(state),
         band=run.policy.band.value,
-        where=summary.pending_reason or where,
+        where=": ".join(one for one in parts if one),
         submitted_at=iso(run.submitted_at),
     )
 

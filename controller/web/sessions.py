@@ -20,7 +20,7 @@ from controller.api.origins import host_of
 from controller.clock import Clock
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Gate
-from controller.store.base import StoredToken
+from controller.store.base import EndedLogin, StoredToken
 
 COOKIE = "fairlead-dashboard"
 PATH = "/dashboard"
@@ -40,7 +40,6 @@ class Sessions:
         self._key = key
         self._gate = gate
         self._clock = clock
-        self._ended: dict[str, float] = {}
 
     def open(self, token: StoredToken) -> str:
         """Return the cookie of a new session."""
@@ -53,16 +52,18 @@ class Sessions:
         said, _, signature = (cookie or "").rpartition(".")
         if not said or not _equal(signature, self._signature("session", said)):
             raise Unauthenticated("log in first")
-        token_id, ends_at, _ = said.split(".")
-        if int(ends_at, 16) <= self._clock.now() or said in self._ended:
+        token_id, ends_at, login = said.split(".")
+        if int(ends_at, 16) <= self._clock.now():
             raise Unauthenticated("the login has expired; log in again")
-        return self._gate.token_by_id(token_id)
+        token = self._gate.token_by_id(token_id)
+        if any(ended.id == login for ended in self._gate.users[token.user].ended_logins):
+            raise Unauthenticated("you logged out; log in again")
+        return token
 
-    def end(self, cookie: str) -> None:
-        """Log out: the cookie is refused from now on, by this process; its owner has dropped it."""
-        now = self._clock.now()
-        self._ended = {said: at for said, at in self._ended.items() if at > now}
-        self._ended[cookie.rpartition(".")[0]] = now + SESSION_SECONDS
+    def login_of(self, cookie: str) -> EndedLogin:
+        """Return the login of a cookie that `token_of` accepted, as what ends it."""
+        _, ends_at, login, _ = cookie.split(".")
+        return EndedLogin(id=login, until=float(int(ends_at, 16)))
 
     def page_token(self, cookie: str) -> str:
         return self._signature("page", cookie)

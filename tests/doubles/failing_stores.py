@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, Band, RunState
 from controller.lifecycle.statuses import RunStatus
 from controller.store.base import (
     Boot,
@@ -48,6 +48,7 @@ class _Around:
         parent_id: str | None = None,
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
+        band: Band | None = None,
     ) -> list[RunState]:
         return await self._inner.list_runs(
             include_finished=include_finished,
@@ -57,6 +58,7 @@ class _Around:
             parent_id=parent_id,
             statuses=statuses,
             name=name,
+            band=band,
         )
 
     async def events(

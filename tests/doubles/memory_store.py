@@ -18,6 +18,7 @@ from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
+    Band,
     Fleet,
     Job,
     Node,
@@ -318,6 +319,7 @@ class MemoryStore:
         parent_id: str | None = None,
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
+        band: Band | None = None,
     ) -> list[RunState]:
         database = self._opened()
         runs = self._newest_first(
@@ -326,6 +328,7 @@ class MemoryStore:
                 and (user is None or state.run.user == user)
                 and (parent_id is None or state.run.parent_id == parent_id)
                 and (not statuses or state.run.status in statuses)
+                and band in (None, state.run.policy.band)
                 and (name is None or fnmatchcase(state.run.name, name.replace("[", "[[]")))
             )
         )

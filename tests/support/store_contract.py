@@ -184,6 +184,16 @@ class StoreContract(Opened):
 
         assert await store.list_runs(user="ada") == [hers]
 
+    async def test_runs_can_be_listed_of_one_band(self, store: Store) -> None:
+        one, two = a_run("run1"), a_run("run2")
+        policy = msgspec.structs.replace(two.run.policy, band=Band.PRODUCTION)
+        moved = msgspec.structs.replace(two, run=msgspec.structs.replace(two.run, policy=policy))
+        await store.commit(submission(one, two))
+        await store.commit(change(two, moved))
+
+        assert await store.list_runs(band=Band.PRODUCTION) == [moved]
+        assert await store.list_runs(band=one.run.policy.band) == [one]
+
     async def test_more_runs_than_fit_in_one_query_come_back_whole(self, store: Store) -> None:
         runs = [a_run(f"run{number:04}", submitted_at=float(number)) for number in range(1100)]
         await store.commit(submission(*runs))

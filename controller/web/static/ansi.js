@@ -18,6 +18,21 @@ export class Ansi {
     this.reset();
   }
 
+  copy() {
+    const other = new Ansi();
+    other.flags = new Set(this.flags);
+    other.colours = { ...this.colours };
+    return other;
+  }
+
+  equals(other) {
+    return this.key() === other.key();
+  }
+
+  key() {
+    return JSON.stringify([[...this.flags].sort(), this.colours.fg, this.colours.bg]);
+  }
+
   reset() {
     this.flags = new Set();
     this.colours = { fg: null, bg: null };

@@ -180,7 +180,7 @@ export class LogView {
 
   addBelow(found) {
     if (!found.rows.length) return;
-    const chunk = this.chunk(found);
+    const chunk = this.chunk(found, this.chunks.at(-1)?.ansi);
     this.chunks.push(chunk);
     this.view.append(chunk.node);
     this.trim("top");
@@ -193,20 +193,39 @@ export class LogView {
     this.chunks.unshift(chunk);
     this.view.prepend(chunk.node);
     this.view.scrollTop += this.view.scrollHeight - height;
+    this.restyle(1);
     this.trim("bottom");
   }
 
-  chunk(found) {
+  // A window begins in the style in which the one above it ended.
+  chunk(found, style = new Ansi()) {
     const chunk = {
       start: found.start,
       end: found.end,
       node: document.createElement("div"),
-      ansi: new Ansi(),
+      first: style.copy(),
+      ansi: style.copy(),
       line: found.first_line,
       rows: 0,
     };
     for (const row of found.rows) this.addRow(chunk, row);
     return chunk;
+  }
+
+  // The style at the end of the window above has become known: draw what it reaches again.
+  restyle(at) {
+    for (; at < this.chunks.length; at++) {
+      const style = this.chunks[at - 1].ansi;
+      const chunk = this.chunks[at];
+      if (chunk.first.equals(style)) return;
+      chunk.first = style.copy();
+      chunk.ansi = style.copy();
+      for (const node of chunk.node.children) {
+        const pieces = chunk.ansi.pieces(node.source);
+        const parts = pieces.flatMap((piece) => this.marked(piece));
+        node.querySelector(".log-text").replaceChildren(...parts);
+      }
+    }
   }
 
   addRow(chunk, row) {
@@ -229,6 +248,7 @@ export class LogView {
       word.textContent = WORDS[row.stream];
       node.append(word, " ");
     }
+    node.source = row.text;
     for (const piece of chunk.ansi.pieces(row.text)) {
       for (const part of this.marked(piece)) text.append(part);
     }
@@ -357,7 +377,7 @@ export class LogView {
         end: frame.offset,
         first_line: chunk ? chunk.line : 1,
         rows: [],
-      });
+      }, chunk?.ansi);
       this.chunks.push(chunk);
       this.view.append(chunk.node);
     }

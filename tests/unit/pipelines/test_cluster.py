@@ -312,6 +312,15 @@ def test_the_task_lets_the_runs_key_in_even_if_no_user_may_come() -> None:
     assert (request.ssh.authorized_keys, request.ssh.cluster_key) == ((), "ssh-ed25519 AAAA")
 
 
+@pytest.mark.parametrize(("ssh", "starts"), [("auto", False), ("embedded", True), ("off", False)])
+def test_a_job_without_a_users_key_has_ssh_for_terminals_if_it_asked_for_it(
+    ssh: str, starts: bool
+) -> None:
+    state = placed(submitted(Group(name="main", nodes=1), ssh=ssh), "n1")
+    request = to_node.task_request(view(state, 0), None, "ssh-ed25519 TTTT")
+    assert (request.ssh is not None) is starts
+
+
 def test_no_key_where_ssh_is_off() -> None:
     state = placed(submitted(Group(name="main", nodes=2, gang_size=2), ssh="off"), "n1", "n2")
     assert CLUSTERS.key(view(state, 0)) is None

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from controller.lifecycle.model import Fleet, NodeStatus, RunState
+from controller.lifecycle.model import Band, Fleet, NodeStatus, RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store import schema
 from controller.store.base import Changes
@@ -150,6 +150,7 @@ async def test_live_jobs_of_the_first_version_go_on(
     boot = await store.open()
     snapshot = await store.load()
     (state,) = snapshot.runs
+    assert await store.list_runs(band=Band.INTERACTIVE) == [state]
     await _goes_on(store, state)
     await store.close()
 

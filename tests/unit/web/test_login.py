@@ -6,7 +6,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
+from controller.clock import SystemClock
+from controller.service.errors import Unauthenticated
+from controller.service.users import Gate
 from controller.web.app import Dashboard, session_key
+from controller.web.sessions import Sessions
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
 from tests.unit.web.conftest import Browser, submit
 
@@ -106,7 +110,9 @@ def cookie_of(browser: Browser) -> str:
     return browser.client.session.cookie_jar.filter_cookies(address)[COOKIE].value
 
 
-async def test_a_user_who_logged_out_must_log_in_again(admin: Browser) -> None:
+async def test_a_user_who_logged_out_must_log_in_again(
+    admin: Browser, controller: Controller
+) -> None:
     before = cookie_of(admin)
     answer = await admin.act("/dashboard/logout")
     admin.client.session.cookie_jar.update_cookies(
@@ -115,6 +121,20 @@ async def test_a_user_who_logged_out_must_log_in_again(admin: Browser) -> None:
 
     assert answer.headers["HX-Redirect"] == "/dashboard/login"
     assert (await admin.open("/dashboard/runs")).status == 303
+    stored = {user.name: user for user in (await controller.store.load()).users}
+    assert [login.id for login in stored["admin"].ended_logins] == [before.split(".")[2]]
+
+
+async def test_a_login_that_ended_stays_ended_after_a_restart(
+    admin: Browser, controller: Controller
+) -> None:
+    before = cookie_of(admin)
+    await admin.act("/dashboard/logout")
+    loaded = await controller.store.load()
+    gate = Gate(loaded.users, controller.service.gate.tokens, SystemClock())
+
+    with pytest.raises(Unauthenticated, match="you logged out"):
+        Sessions(session_key(b"secret of the tests"), gate, SystemClock()).token_of(before)
 
 
 async def test_a_link_of_the_command_logs_in_once(stranger: Browser) -> None:

@@ -7,10 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.statuses import IrisState
+from controller.store.base import Changes
 from controller.web.run import lasting
 from controller.web.states import LOOKS, badge, stylesheet
-from tests.unit.api.conftest import USER_TOKEN
+from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.web.conftest import Browser, submit
 
 XSS = "<script>alert(1)</script>"
@@ -28,7 +30,27 @@ async def test_a_run_is_listed_with_its_state_and_why_it_waits(admin: Browser) -
 
     assert f'href="/dashboard/runs/{run["id"]}"' in rows
     assert "status-pending" in rows
-    assert "no node is connected" in rows.lower()
+    assert "place 1 in the queue: no node is connected" in rows.lower()
+
+
+async def test_a_run_with_many_events_shows_the_latest_and_leads_to_the_older(
+    admin: Browser, controller: Controller
+) -> None:
+    run = await submit(admin)
+    noted = tuple(
+        Event(
+            run_id=run["id"], kind=EventKind.LATER_REASON, cause="test", at=1.0, message=f"n{at:03}"
+        )
+        for at in range(250)
+    )
+    await controller.store.commit(Changes(events=noted))
+
+    shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "events")
+    older = shown.split("/dashboard/events/all?")[1].split('"')[0].replace("&amp;", "&")
+    before = await admin.fragment(f"/dashboard/events/all?{older}", "rows")
+
+    assert [f">n{at:03}<" in shown for at in (249, 50, 49)] == [True, True, False]
+    assert ">n049<" in before
 
 
 async def _told_why(browser: Browser, run_id: str) -> None:

@@ -199,6 +199,15 @@ async def test_the_queue_names_no_runs_of_others(admin: Browser, ada: Browser) -
     assert "a run of admin" in other
 
 
+async def test_the_queue_goes_on_after_a_place(admin: Browser) -> None:
+    runs = [await submit(admin, name=name) for name in ("first", "second")]
+    rows = await admin.fragment("/dashboard/queue?after=1", "queue")
+    assert [f'/runs/{run["id"]}"' in rows for run in runs] == [False, True]
+    assert 'href="/dashboard/queue?after=0"' in rows
+    assert "shorter than that" in await admin.fragment("/dashboard/queue?after=2", "queue")
+    assert (await admin.open("/dashboard/queue?after=x")).status == 400
+
+
 async def test_events_are_shown_newest_first_and_page_by_page(admin: Browser, ada: Browser) -> None:
     for number in range(60):
         await submit(admin, name=f"run-{number}")
@@ -218,12 +227,14 @@ async def test_users_and_tokens_are_for_admins(admin: Browser, ada: Browser) -> 
     assert ">ada" in page
     made = await admin.client.post(
         "/dashboard/users",
-        data={"what": "token", "name": "ada", "label": XSS},
+        data={"what": "token", "name": "ada", "label": XSS, "days": "30"},
         headers={"HX-Request": "true", "HX-Target": "people", "X-Fairlead-Page": admin.page_token},
     )
     shown = await made.text()
     assert 'id="new-token">' in shown
     assert XSS not in shown
+    assert "expires <time" in shown
+    assert (await admin.act("/dashboard/users", what="token", days="soon")).status == 400
     assert (await admin.act("/dashboard/users/ada/grant")).status == 204
     assert "Take production" in await admin.fragment("/dashboard/users", "people")
     assert (await admin.act("/dashboard/users/ada/remove")).status == 204
