@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0004"
+SCHEMA_VERSION = "0005"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",

@@ -141,15 +141,26 @@ export class LogView {
     try {
       const found = await this.window(place);
       if (generation !== this.generation) return;
+      const style = await this.styleBefore(found);
+      if (generation !== this.generation) return;
       this.chunks = [];
       this.view.replaceChildren();
-      this.addBelow(found);
+      this.addBelow(found, style);
       look();
       this.say(found.log_end ? "" : "The job has printed nothing yet.");
       await this.fill();
     } catch (error) {
       this.say(error.message);
     }
+  }
+
+  // The style in which the window above ends; colours that began further up are not known.
+  async styleBefore(found) {
+    const style = new Ansi();
+    if (!found.start || !found.rows.length) return style;
+    const above = await this.window({ before: found.start });
+    for (const row of above.rows) style.pieces(row.text);
+    return style;
   }
 
   async showEnd(options) {
@@ -178,9 +189,9 @@ export class LogView {
     row?.scrollIntoView({ block: "center" });
   }
 
-  addBelow(found) {
+  addBelow(found, style = this.chunks.at(-1)?.ansi) {
     if (!found.rows.length) return;
-    const chunk = this.chunk(found, this.chunks.at(-1)?.ansi);
+    const chunk = this.chunk(found, style);
     this.chunks.push(chunk);
     this.view.append(chunk.node);
     this.trim("top");

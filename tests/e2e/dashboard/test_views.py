@@ -128,6 +128,7 @@ def test_a_big_log_is_scrolled_and_searched_by_windows(
     opened(page, bed, "big")
     view = page.locator("[data-log-part=view]")
     expect(view.locator(".log-row").last).to_contain_text("the last line")
+    expect(view.locator(".log-row").last.locator(".ansi-fg-5")).to_be_visible()
     page.fill("[data-log-part=search]", "NEEDLE")
     page.press("[data-log-part=search]", "Enter")
     expect(page.locator("[data-log-part=count]")).to_have_text("1 of 1", timeout=SEARCHING)
@@ -154,7 +155,8 @@ def _write_big(folder: Path) -> None:
         if writer.end > BIG // 2 and not needle:
             needle, payload = True, b"here is the needle\n"
         writer.append([Frame(writer.end, 1, Stream.STDOUT, payload)])
-    writer.append([Frame(writer.end, 1, Stream.STDOUT, b"the last line\n")])
+    for payload in (b"\033[35mviolet begins\n", block[: 40 << 10], b"the last line\n"):
+        writer.append([Frame(writer.end, 1, Stream.STDOUT, payload)])
     writer.close()
 
 
