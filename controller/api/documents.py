@@ -606,10 +606,12 @@ class ServiceGroupView(_View, frozen=True):
     next: int
     next_why: str
     next_at: str | None
+    nodes: int = 1
 
 
 class ReplicaView(_View, frozen=True):
-    """One replica; `not_ready` null: it gets requests."""
+    """One replica; `not_ready` null: it gets requests. `node` is that of the job that gets them,
+    `nodes` are those of all its jobs, in the order of their ranks."""
 
     group: str
     replica: int
@@ -618,6 +620,7 @@ class ReplicaView(_View, frozen=True):
     node: str | None
     registered_at: str | None
     not_ready: str | None
+    nodes: tuple[str, ...] = ()
 
 
 class ServiceView(_View, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from controller.api.documents import (
 )
 from controller.api.routes import Call, Route
 from controller.api.views import derived, iso_or_none, job_view
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Job, RunState
 from controller.service.deployments import Change, GroupNow
 from controller.service.submissions import Submission
 
@@ -74,26 +74,28 @@ def _view(call: Call, state: RunState) -> ServiceView:
         auth=service.auth,
         deployment=run.deployment,
         groups=tuple(_group(one) for one in call.service.deployments.groups(run)),
-        replicas=tuple(_replica(state, number, names) for number in _present(state)),
+        replicas=tuple(_replica(state, jobs, names) for jobs in _present(state)),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
         gateway=service.gateway,
         url=call.service.gateways.url(run),
     )
 
 
-def _present(state: RunState) -> list[int]:
-    """Return the indices of the replicas that are wanted, or still end."""
-    return [
-        number
-        for number, job in enumerate(state.jobs)
-        if not job.scaled_down or (job.attempts and job.attempts[-1].finished_at is None)
-    ]
+def _present(state: RunState) -> Iterator[list[Job]]:
+    """Yield the jobs of each replica that is wanted, or still ends."""
+    replicas: dict[tuple[str, int], list[Job]] = {}
+    for job in state.jobs:
+        if not job.scaled_down or (job.attempts and job.attempts[-1].finished_at is None):
+            replicas.setdefault((job.group, job.replica), []).append(job)
+    for jobs in replicas.values():
+        yield sorted(jobs, key=lambda job: job.rank or 0)
 
 
-def _replica(state: RunState, number: int, names: Mapping[str, str]) -> ReplicaView:
-    job = state.jobs[number]
-    view = job_view(state, job, names)
+def _replica(state: RunState, jobs: Sequence[Job], names: Mapping[str, str]) -> ReplicaView:
+    job, views = jobs[0], [job_view(state, job, names) for job in jobs]
+    view = views[0]
     last = view.attempts[-1] if view.attempts else None
+    nodes = (one.attempts[-1].node for one in views if one.attempts)
     return ReplicaView(
         group=job.group,
         replica=job.replica,
@@ -102,6 +104,7 @@ def _replica(state: RunState, number: int, names: Mapping[str, str]) -> ReplicaV
         node=None if last is None else last.node,
         registered_at=None if last is None else last.registered_at,
         not_ready=view.not_ready,
+        nodes=tuple(node for node in nodes if node is not None),
     )
 
 
@@ -121,6 +124,7 @@ def _group(now: GroupNow) -> ServiceGroupView:
         next=now.next.wanted,
         next_why=now.next.why,
         next_at=iso_or_none(now.next.look_again_at),
+        nodes=now.group.nodes,
     )
 
 

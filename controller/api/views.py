@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import attrgetter
@@ -173,14 +173,14 @@ def job_view(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobVie
         pending_reason=_pending_reason(run, job),
         attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
         state=state_of_job(run, job, state.jobs),
-        not_ready=_not_ready(job),
+        not_ready=_not_ready(job, state.jobs),
     )
 
 
-def _not_ready(job: Job) -> str | None:
+def _not_ready(job: Job, jobs: Sequence[Job]) -> str | None:
     if job.spec.serves is None or job.scaled_down:
         return None
-    return why_not_ready(job, job.attempts[-1] if job.attempts else None)
+    return why_not_ready(job, job.attempts[-1] if job.attempts else None, jobs)
 
 
 def _job_status(job: Job) -> str:

@@ -19,7 +19,7 @@ _OWN_NODES = (
 )
 _OF_SERVICES = "is for services (type: service)"
 _OF_TASKS = "is for tasks (type: task)"
-_OF_REPLICAS = "is not supported yet in a service: a replica is one job on one node; write replicas"
+GANG_OF_A_REPLICA = "is for tasks: the nodes of a replica live and die together; leave it out"
 _OF_DEV_ENVIRONMENTS = "is for dev environments (type: dev-environment)"
 _OF_TASKS_AND_SERVICES = "is for tasks and services; write what shall run first as init"
 _TUNNEL = (
@@ -121,8 +121,7 @@ SERVICE_HINTS: Mapping[str, str] = {
     **HINTS,
     "ports": "a service has one port",
     "router": "is not supported yet; run the router as a replica group of its own",
-    "nodes": _OF_REPLICAS,
-    "gang": _OF_REPLICAS,
+    "gang": GANG_OF_A_REPLICA,
     "groups": f"{_OF_TASKS}; for replicas of several kinds write a list as replicas",
     "schedule": f"{_OF_TASKS}; a service that nobody asks sleeps with replicas: 0..1",
     "stop_criteria": _OF_TASKS,

@@ -637,7 +637,7 @@ ALLOWED = {
 ONLY_OF_TASKS = (
     frozenset(TaskConfiguration.__struct_fields__)
     - frozenset(ServiceConfiguration.__struct_fields__)
-) | {"gang", "nodes", "share_nodes"}
+) | {"gang"}
 _OF_GROUPS = "a list of mappings with count, scaling, commands and what else the group's replicas"
 _RANGE = "a whole number such as 2, or a range such as 1..4"
 _OF_SERVICES = {
@@ -696,7 +696,8 @@ SERVICE_ALLOWED = {
 }
 """What the fields of a service may hold."""
 
-NOT_OF_DEV_ENVIRONMENTS = (ONLY_OF_TASKS | {"commands", "entrypoint"}) - {"schedule"}
+_ONE_JOB = frozenset({"commands", "entrypoint", "nodes", "share_nodes"})
+NOT_OF_DEV_ENVIRONMENTS = (ONLY_OF_TASKS | _ONE_JOB) - {"schedule"}
 DEV_ENVIRONMENT_ALLOWED = {
     **{
         path: allowed

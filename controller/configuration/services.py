@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.groups import MAIN, MOST_GROUPS, GroupPlan, merged
-from controller.configuration.hints import not_a_field
+from controller.configuration.hints import GANG_OF_A_REPLICA, not_a_field
 from controller.configuration.names import is_run_name
 from controller.configuration.schema import (
+    MOST_JOBS,
     MOST_REPLICAS,
     SERVICE_ALLOWED,
     GroupedFields,
@@ -49,8 +50,6 @@ _GATEWAY_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _OF_A_GROUP = frozenset(ReplicaGroupFields.__struct_fields__)
 _WINDOWS = {"30s": 30.0, "60s": 60.0, "1m": 60.0, "5m": 300.0}
-_ONE_NODE = ("nodes", "gang", "share_nodes")
-_MEANS_ONE_NODE = (("nodes", None), ("gang", None), ("share_nodes", None), ("nodes", 1))
 LEAST_INTERVAL = 1.0
 
 
@@ -122,7 +121,7 @@ _ALLOWED_IN_GROUPS = {**SERVICE_ALLOWED, "count": SERVICE_ALLOWED["replicas.coun
 
 
 def _unknown(name: str) -> tuple[str, str]:
-    allowed = ", ".join(sorted(_OF_A_GROUP - set(_ONE_NODE)))
+    allowed = ", ".join(sorted(_OF_A_GROUP - {"gang"}))
     if name in ServiceConfiguration.__struct_fields__:
         return "applies to all groups: set it at the top level", allowed
     return not_a_field(name, sorted(_OF_A_GROUP), RunType.SERVICE), allowed
@@ -169,11 +168,12 @@ def check_service(configuration: ServiceConfiguration) -> None:
     if configuration.name is not None and configuration.name.endswith("-"):
         _refuse("name", "ends with a hyphen, so it cannot be a part of a host name")
     _check_not_yet(configuration)
+    _check_nodes(configuration)
     _check_what_runs(configuration)
     if configuration.scaling is not None and _several(configuration):
         _refuse("scaling", "can't be set at the top level together with groups: set it in each")
-    for place, name, _, group in _written(configuration):
-        _check_scaling(place, _replica_group(name, group, configuration))
+    for place, name, fields, group in _written(configuration):
+        _check_scaling(place, _replica_group(name, fields, group, configuration))
     for number, probe in enumerate(configuration.probes or ()):
         _check_probe(f"probes[{number}]", probe)
     for number, limit in enumerate(configuration.rate_limits):
@@ -195,16 +195,22 @@ def _check_not_yet(configuration: ServiceConfiguration) -> None:
             "is not decided by a service without a gateway: its URL is the controller's own",
             "false, auto",
         )
+
+
+def _check_nodes(configuration: ServiceConfiguration) -> None:
     places: list[tuple[str, GroupedFields]] = [("", configuration)]
     places += [(f"replicas[{n}].", group) for n, group in enumerate(_several(configuration))]
     for place, fields in places:
-        for name in _ONE_NODE:
-            if (name, getattr(fields, name)) not in _MEANS_ONE_NODE:
-                _refuse(
-                    place + name,
-                    "is not supported yet in a service: a replica is one job on one node",
-                    "replicas, for several of them",
-                )
+        if fields.gang is not None:
+            _refuse(f"{place}gang", GANG_OF_A_REPLICA, "nodes, for replicas of several nodes")
+    if configuration.nodes not in (None, 1) and _several(configuration):
+        _refuse("nodes", "can't be set at the top level together with groups: set it in each")
+    planned = [
+        _replica_group(name, fields, group, configuration)
+        for _, name, fields, group in _written(configuration)
+    ]
+    if sum(group.most * group.nodes for group in planned) > MOST_JOBS:
+        _refuse("replicas", "have too many nodes", f"{MOST_JOBS} together")
 
 
 def _check_what_runs(configuration: ServiceConfiguration) -> None:
@@ -257,18 +263,23 @@ def _refuse(field: str, message: str, allowed: str | None = None) -> NoReturn:
 
 def plan_replicas(configuration: ServiceConfiguration) -> tuple[GroupPlan, ...]:
     """Return the replica groups in the order of the configuration, at least one."""
-    return tuple(
-        GroupPlan(
-            field=place,
-            written=fields,
-            whole_node=False,
-            group=Group(
-                name=name,
-                nodes=_replica_group(name, group, configuration).least,
-                share_nodes=True,
-            ),
-        )
-        for place, name, fields, group in _written(configuration)
+    return tuple(_plan(*written, configuration) for written in _written(configuration))
+
+
+def _plan(
+    place: str,
+    name: str,
+    fields: GroupedFields,
+    own: ReplicaGroupFields,
+    configuration: ServiceConfiguration,
+) -> GroupPlan:
+    group = _replica_group(name, fields, own, configuration)
+    shares = group.nodes == 1 if fields.share_nodes is None else fields.share_nodes
+    return GroupPlan(
+        field=place,
+        written=fields,
+        whole_node=not shares,
+        group=Group(name=name, nodes=group.least * group.nodes, share_nodes=shares),
     )
 
 
@@ -292,8 +303,8 @@ def policy(configuration: ServiceConfiguration) -> ServicePolicy:
         port=configuration.port.port,
         public_port=configuration.port.public,
         groups=tuple(
-            _replica_group(name, group, configuration)
-            for _, name, _, group in _written(configuration)
+            _replica_group(name, fields, group, configuration)
+            for _, name, fields, group in _written(configuration)
         ),
         rate_limits=tuple(
             _rate_limit(f"rate_limits[{number}]", limit)
@@ -355,8 +366,12 @@ def _rate_limit(place: str, written: RateLimitFields) -> RateLimit:
 
 
 def _replica_group(
-    name: str, written: ReplicaGroupFields, configuration: ServiceConfiguration
+    name: str,
+    fields: GroupedFields,
+    written: ReplicaGroupFields,
+    configuration: ServiceConfiguration,
 ) -> ReplicaGroup:
+    """`fields`: what its jobs have, `written`: what the group has of its own."""
     count = written.count or schema.ReplicaRange(1, 1)
     scaling = written.scaling or configuration.scaling
     return ReplicaGroup(
@@ -364,6 +379,7 @@ def _replica_group(
         least=count.least,
         most=count.most,
         scaling=None if scaling is None else _scaling(scaling),
+        nodes=fields.nodes or 1,
     )
 
 

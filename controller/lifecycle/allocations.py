@@ -37,12 +37,12 @@ def is_kept(run: Run, attempt: Attempt) -> bool:
     removes the task may ask at different times.
 
     With a `startup_order`, siblings do not keep theirs: the job that they wait for may need the
-    space (3.3).
+    space (3.3). A replica of a service queues as a whole, and keeps none either (8.14).
     """
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
         return False
     if attempt.reason is Reason.SIBLING_FAILED:
-        return run.policy.startup_order is StartupOrder.ANY
+        return run.policy.startup_order is StartupOrder.ANY and not run.deployments
     return keeps_allocation(run, attempt)
 
 

@@ -89,7 +89,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             following = (*following, *_suspending(state.run, attempt), *_watching(state, attempt))
             return (*following, *_probing(state, attempt), *_registering(attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
-            return _stopping_kinds(attempt, now)
+            return _stopping_kinds(state, attempt, now)
         case AttemptStatus.TERMINATING:
             return _cleaning_kinds(attempt)
         case _:
@@ -150,16 +150,16 @@ def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
     return (EffectKind.COLLECT_LOGS,) if started and not attempt.logs_complete else ()
 
 
-def _stopping_kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
+def _stopping_kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
     """After the runner's exit the container ends by itself, so that followers can read to the end.
-    `remove_at` bounds that too."""
+    `remove_at` bounds that too. A member that serves nothing waits for its primary's requests."""
     if attempt.remove_at is None or now >= attempt.remove_at:
         return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
     if attempt.runner_exited:
         return _collecting(attempt)
     if attempt.drains_until is not None and now < attempt.drains_until:
         following = (*_collecting(attempt), EffectKind.FOLLOW_RUNNER)
-        return (*following, EffectKind.DRAIN_REPLICA)
+        return (*following, EffectKind.DRAIN_REPLICA) if attempt.was_registered else following
     return (*_collecting(attempt), EffectKind.FOLLOW_RUNNER, EffectKind.STOP_JOB)
 
 

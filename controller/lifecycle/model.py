@@ -430,6 +430,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cookie: int
     index: int
     rank: int | None = None
+    """Its rank in a gang, or in a service's replica of several nodes; None: it has none."""
     spec: JobSpec
     abandoned: bool = False
     attempts: tuple[Attempt, ...] = ()

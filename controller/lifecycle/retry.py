@@ -30,6 +30,7 @@ from controller.lifecycle.reasons import (
     Reason,
     RetryEvent,
 )
+from controller.lifecycle.services import members
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 
 
@@ -153,6 +154,22 @@ def verdict(run: Run, job: Job, jobs: Sequence[Job] = ()) -> Verdict:
     if lost_before_start(last) or _was_brought_back(run, job, last):
         return Verdict.RETRY
     return _by_policy(run, job, jobs, ROWS[last.reason].event)
+
+
+_COMES_NOT_BACK = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
+
+
+def fate(run: Run, job: Job, jobs: Sequence[Job]) -> Verdict:
+    """Return the verdict, for a member of a replica of several nodes that of the whole replica.
+
+    When one member ended and does not come back, no other does: the others are then abandoned.
+    """
+    own = verdict(run, job, jobs)
+    if own in _COMES_NOT_BACK or own is Verdict.OPEN or not members.is_member(run, job):
+        return own
+    others = members.members_of(jobs, job)
+    is_lost = any(verdict(run, one, jobs) in _COMES_NOT_BACK for one in others)
+    return Verdict.ABANDONED if is_lost else own
 
 
 def _was_brought_back(run: Run, job: Job, last: Attempt) -> bool:
@@ -309,9 +326,12 @@ def _returning(run: Run, replica: Sequence[Job]) -> list[Job]:
     """Return the jobs that get a new attempt.
 
     If one job of a replica stopped the others, all of them return once none of them lives.
-    Otherwise the jobs that ended by themselves return.
+    Otherwise the jobs that ended by themselves return. All jobs of a service's replica return, or
+    none.
     """
     lasts = [job.attempts[-1] for job in replica if job.attempts]
+    if any(members.is_member(run, job) for job in replica):
+        return list(replica) if _all_return(run, replica) else []
     whole = any(last.reason is Reason.SIBLING_FAILED for last in lasts)
     together = whole or any(_pulls_its_replica_down(run, job) for job in replica)
     if together and not all(last.status in FINAL_ATTEMPT_STATUSES for last in lasts):
@@ -320,6 +340,15 @@ def _returning(run: Run, replica: Sequence[Job]) -> list[Job]:
         return [job for job in replica if verdict(run, job) is Verdict.RETRY and _is_final(job)]
     back = (Verdict.RETRY, Verdict.COMES_BACK, Verdict.DONE)
     return [job for job in replica if job.attempts and verdict(run, job) in back]
+
+
+def _all_return(run: Run, replica: Sequence[Job]) -> bool:
+    """Return whether nothing of a replica of several nodes lives, and each of its jobs may
+    return."""
+    back = (Verdict.RETRY, Verdict.COMES_BACK)
+    return all(
+        bool(job.attempts) and _is_final(job) and verdict(run, job) in back for job in replica
+    )
 
 
 def _is_final(job: Job) -> bool:
@@ -346,6 +375,8 @@ def _make_successor(draft: Draft, job: Job) -> None:
     last = job.attempts[-1]
     attempt = draft.fresh_attempt(job, "retry")
     kept = draft.allocation_of(last)
+    if draft.run.deployments:
+        return  # a replica of a service queues as a whole
     if last.reason is Reason.SIBLING_FAILED and kept and _can_be_reused(draft, kept):
         draft.take_over(attempt, kept, "retry in place")
 

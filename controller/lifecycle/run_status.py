@@ -24,7 +24,7 @@ from controller.lifecycle.reasons import (
     run_reason_of,
     state_of,
 )
-from controller.lifecycle.retry import ENDED_FOR_GOOD, LIMITS, Verdict, charged, charged_to, verdict
+from controller.lifecycle.retry import ENDED_FOR_GOOD, LIMITS, Verdict, charged, charged_to, fate
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -73,7 +73,7 @@ def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
     for job in jobs:
         last = job.attempts[-1] if job.attempts else None
         if not (job.scaled_down or (last is not None and is_reserved(last))):
-            counted.append(Counted(job, verdict(run, job, jobs), last))
+            counted.append(Counted(job, fate(run, job, jobs), last))
     for rule in RULES:
         outcome = rule(run, counted)
         if outcome is None and rule is rule_1_a_job_ended_for_good:
@@ -95,7 +95,7 @@ def state_of_job(run: Run, job: Job, jobs: Sequence[Job]) -> IrisState:
     """
     ends = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
     lives_on = not (ends or job.scaled_down)
-    if lives_on and verdict(run, job, jobs) in _COMES_BACK:
+    if lives_on and fate(run, job, jobs) in _COMES_BACK:
         return IrisState.PENDING
     if not job.attempts:
         return IrisState.KILLED

@@ -20,6 +20,7 @@ from controller.lifecycle.model import (
     RunState,
     RunType,
 )
+from controller.lifecycle.services import members
 from controller.lifecycle.services.policy import GroupScale, ServicePolicy
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 
@@ -30,6 +31,8 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     group: str = "main"
     replica: int = 0
     cookie: int = 0
+    rank: int | None = None
+    """Of a job of a service's replica of several nodes."""
     spec: JobSpec
     scaled_down: bool = False
 
@@ -69,7 +72,7 @@ def new_run(
         raise ValueError("a run has either single jobs or groups")
     of_groups = [planned.group for planned in groups]
     _check_groups(of_groups, policy, is_service=service is not None)
-    jobs = jobs or list(_jobs_of(groups))
+    jobs = jobs or list(_jobs_of(groups) if service is None else _replicas_of(groups, service))
     if not jobs:
         raise ValueError("a run needs at least one job")
     if len({(job.group, job.cookie) for job in jobs}) != len(jobs):
@@ -136,15 +139,29 @@ def _check_groups(groups: Sequence[Group], policy: RunPolicy, *, is_service: boo
 
 
 def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:
-    """Yield the jobs of the groups. All jobs of a gang are one replica; each job of another group
-    is a replica of its own."""
+    """Yield the jobs of a task's groups. All jobs of a gang are one replica; each job of another
+    group is a replica of its own."""
     for planned in groups:
         group = planned.group
         for cookie in range(group.nodes):
             replica = cookie if group.gang_size is None else 0
             yield PlannedJob(group=group.name, replica=replica, cookie=cookie, spec=planned.spec)
-        if not group.nodes:
-            yield PlannedJob(group=group.name, spec=planned.spec, scaled_down=True)
+
+
+def _replicas_of(groups: Sequence[PlannedGroup], service: ServicePolicy) -> Iterator[PlannedJob]:
+    """Yield the jobs of a service's first replicas, at least of one in each group."""
+    for planned, group in zip(groups, service.groups, strict=True):
+        ranks = members.ranks(group.nodes)
+        for replica in range(max(1, planned.group.nodes // len(ranks))):
+            for number, rank in enumerate(ranks):
+                yield PlannedJob(
+                    group=group.name,
+                    replica=replica,
+                    cookie=replica * len(ranks) + number,
+                    rank=rank,
+                    spec=members.spec_of(planned.spec, rank),
+                    scaled_down=not planned.group.nodes,
+                )
 
 
 def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
@@ -163,7 +180,9 @@ def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
 
 def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable[[], str]) -> Job:
     job_id = new_id()
-    rank = first_rank(run, planned.group, planned.cookie)
+    rank = planned.rank
+    if rank is None:
+        rank = first_rank(run, planned.group, planned.cookie)
     waits = bool(run.policy.schedule) or planned.scaled_down
     first = () if waits else (_first_attempt(run, job_id, rank, now, new_id),)
     return Job(

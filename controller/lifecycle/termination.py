@@ -27,6 +27,7 @@ from controller.lifecycle.reasons import (
     RunReason,
 )
 from controller.lifecycle.reports import NodeGone, Report
+from controller.lifecycle.services import members
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     AllocationState,
@@ -91,12 +92,28 @@ def _drain_seconds(draft: Draft, attempt: Attempt, reason: Reason) -> float:
     """Return how long requests in flight may take before the attempt is asked to stop; 0 when it
     never got any, is over already, or is to end at once. An IDE keeps connections open for as long
     as it runs."""
-    if draft.run.policy.dev_environment is not None:
+    if draft.run.policy.dev_environment is not None or _is_over(attempt):
         return 0.0
-    is_over = attempt.runner_exited or attempt.container_gone
-    if not attempt.was_registered or is_over or ROWS[reason].grace is GraceClass.NONE:
+    serving = _serving(draft, attempt)
+    if serving is None or not serving.was_registered or _is_over(serving):
         return 0.0
+    if ROWS[reason].grace is GraceClass.NONE:
+        return 0.0
+    if serving.reason is not None and serving is not attempt:
+        return max(0.0, (serving.drains_until or draft.now) - draft.now)
     return draft.run.policy.limits.drain
+
+
+def _is_over(attempt: Attempt) -> bool:
+    return attempt.runner_exited or attempt.container_gone
+
+
+def _serving(draft: Draft, attempt: Attempt) -> Attempt | None:
+    """Return the attempt that gets the requests for which this one works."""
+    job = draft.job(attempt.job_id)
+    if job is None or not (members.is_member(draft.run, job) and job.rank):
+        return attempt
+    return members.primary_attempt(draft.jobs, job)
 
 
 def _record_later(

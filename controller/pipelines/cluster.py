@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from controller.lifecycle.model import Attempt, Job, Node, RunState
+from controller.lifecycle.services import members
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from runner.schemas import ClusterInfo, ClusterKey
 from shim.schemas import CLUSTER_SSH_PORT
@@ -127,6 +128,8 @@ class Clusters:
 def is_clustered(view: AttemptContext) -> bool:
     """Return whether the job and jobs on other nodes learn of each other."""
     run = view.state.run
+    if members.is_member(run, view.job):
+        return True
     together = view.attempt.incarnation is not None or run.policy.same_placement
     return together and len(view.state.jobs) > 1
 
@@ -149,7 +152,10 @@ def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
 
 def _peers(view: AttemptContext) -> Iterator[Attempt]:
     """Yield the latest attempts in the order of their ranks over all groups, which is the order of
-    the groups."""
+    the groups. The peers in a service are the jobs of the same replica."""
+    if members.is_member(view.state.run, view.job):
+        yield from _members(view)
+        return
     for job in _in_order(view.state):
         attempt = _latest_with(job, view.attempt)
         if attempt is None:
@@ -163,6 +169,14 @@ def _peers(view: AttemptContext) -> Iterator[Attempt]:
             if attempt.node_id is None:
                 raise RetryLater(f"the gang of attempt {view.attempt.id} is not placed yet")
             yield attempt
+
+
+def _members(view: AttemptContext) -> Iterator[Attempt]:
+    for job in members.members_of(view.state.jobs, view.job):
+        attempt = job.attempts[-1] if job.attempts else None
+        if attempt is None or attempt.node_id is None:
+            raise RetryLater(f"the replica of attempt {view.attempt.id} is not placed yet")
+        yield attempt
 
 
 def _in_order(state: RunState) -> list[Job]:

@@ -23,6 +23,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reasons import ROWS, Budget, ReasonClass
+from controller.lifecycle.services.members import is_member, of_several
 from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AllocationState,
@@ -113,6 +114,8 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         return ()
     if gangs.is_gang_run(state.run):
         return tuple(_of_gang(state, waiting))
+    if state.run.deployments:
+        return tuple(_of_service(state, waiting))
     members = tuple(waiting.values())
     if state.run.policy.same_placement and len(state.jobs) > 1:
         together = _unit(state, Kind.TOGETHER, members, tuple(_held_allocations(state)))
@@ -132,6 +135,7 @@ def _is_reached_by_peers(state: RunState, job: Job) -> bool:
     """Return whether peers reach the job at its node's address; a job that shares its node is not
     reached."""
     together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
+    together = together or is_member(state.run, job)
     return together and len(state.jobs) > 1 and job.spec.resources.whole_node
 
 
@@ -167,6 +171,21 @@ def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
         yield replace(together, reserved=reserved)
     for member in reserved:
         yield _unit(state, Kind.RESERVED, (member,), anchors, gang=True)
+
+
+def _of_service(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
+    """Yield each waiting replica; one of several nodes is placed as a whole."""
+    for member in waiting.values():
+        if not is_member(state.run, member.job):
+            yield _unit(state, Kind.SOLO, (member,))
+    for jobs in of_several(state.run, state.jobs):
+        lasts = [job.attempts[-1] for job in jobs if job.attempts]
+        together = tuple(waiting[last.id] for last in lasts if last.id in waiting)
+        ids = {last.allocation_id for last in lasts}
+        if together:
+            held = (one for one in state.allocations if one.id in ids)
+            anchors = tuple(one for one in held if gangs.queries.is_held(one))
+            yield _unit(state, Kind.TOGETHER, together, anchors)
 
 
 def is_starting(attempt: Attempt) -> bool:

@@ -114,7 +114,7 @@ def route_of(state: RunState) -> Route:
     run = state.run
     service = offered(run)
     assert service is not None, "a route is of a service"
-    lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
+    lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts and job.spec.serves]
     return Route(
         run_id=run.id,
         name=run.name,

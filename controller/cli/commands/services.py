@@ -49,7 +49,7 @@ def show(service: str, /, *, json: Json = False) -> int:
                 f"{one.group}/{one.replica}",
                 str(one.deployment),
                 one.status,
-                one.node or "-",
+                ", ".join(one.nodes) or "-",
                 one.not_ready or f"since {one.registered_at}",
             )
             for one in found.replicas

@@ -78,6 +78,8 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 1
     most: int = 1
     scaling: Scaling | None = None
+    nodes: int = 1
+    """The nodes of each replica: one job runs on each of them."""
 
 
 class Https(StrEnum):

@@ -1,8 +1,9 @@
 """Readiness decides which replicas get traffic (docs/rules.md 8.2).
 
-A replica is registered once its job is RUNNING and its probes pass, and unregistered as soon as one
-of these ends. Where its service has a gateway, the gateway must have confirmed it too (8.13). An
-attempt that got traffic has time for the requests in flight before its container is asked to stop.
+A replica is registered once all its jobs are RUNNING and the probes of its primary pass, and
+unregistered as soon as one of these ends. Where its service has a gateway, the gateway must have
+confirmed it too (8.13). A replica that got traffic has time for the requests in flight before its
+containers are asked to stop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from controller.lifecycle.reports import (
     ReplicaDrained,
     ReplicaRegistered,
 )
+from controller.lifecycle.services import members
 from controller.lifecycle.services.policy import Probe, ProbeResult
 from controller.lifecycle.statuses import AttemptStatus
 
@@ -82,8 +84,9 @@ _STATUS_WORDS = {
 }
 
 
-def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
-    """Return a sentence about a replica that gets no traffic; None: it gets some."""
+def why_not_ready(job: Job, attempt: Attempt | None, jobs: Sequence[Job] = ()) -> str | None:
+    """Return a sentence about a replica that gets no traffic; None: it gets some. `job` is its
+    primary, `jobs` has the other members."""
     if attempt is None:
         return "it has not started yet"
     if attempt.disconnected:
@@ -101,8 +104,9 @@ def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
         result = attempt.probes[number]
         if result.in_a_row < probe.ready_after:
             return result.message or f"probe {number} has not passed often enough yet"
-    if attempt.registering_since is None:
-        return "its service is not told of it yet"
+    whole = None if job.rank is None else members.why_not_whole(members.members_of(jobs, job))
+    if whole is not None or attempt.registering_since is None:
+        return whole or "its service is not told of it yet"
     why = attempt.registering_error
     return f"its gateway has not confirmed it yet{f': {why}' if why else ''}"
 
@@ -159,12 +163,16 @@ _UNCONFIRMED: Mapping[str, None] = {
 
 def settle(draft: Draft) -> None:
     """Register the replicas that are ready, and unregister those that are not."""
+    broken = {
+        (replica[0].group, replica[0].replica)
+        for replica in members.of_several(draft.run, draft.jobs)
+        if members.why_not_whole(replica) is not None
+    }
     for job in list(draft.jobs):
         if job.spec.serves is None or not job.attempts:
             continue
         attempt = job.attempts[-1]
-        running = attempt.status is AttemptStatus.RUNNING
-        running = running and not (attempt.runner_exited or attempt.container_gone)
+        running = members.runs(attempt) and (job.group, job.replica) not in broken
         ready = running and probes_pass(job, attempt)
         attempt = draft.change_attempt(attempt, ready=ready)
         if not ready and attempt.registering_since is not None:
@@ -178,14 +186,29 @@ def settle(draft: Draft) -> None:
             draft.note(EventKind.TRAFFIC, changed, cause, to_status="registered")
         elif not ready and attempt.registered_at is not None:
             changed = draft.change_attempt(attempt, registered_at=None)
-            why = why_not_ready(job, changed)
+            why = why_not_ready(job, changed, draft.jobs)
             draft.note(EventKind.TRAFFIC, changed, "probes", to_status="unregistered", message=why)
 
 
 def drained(draft: Draft, report: ReplicaDrained) -> None:
     """Begin the grace of an attempt whose last request has ended."""
     attempt = draft.attempt(report.attempt_id)
-    if attempt is None or attempt.drains_until is None:
+    if attempt is not None:
+        _begin_grace(draft, attempt)
+
+
+def stop_waiting(draft: Draft) -> None:
+    """Begin the grace of the members whose primary has no request in flight any more."""
+    for job in list(draft.jobs):
+        if not (members.is_member(draft.run, job) and job.rank and job.attempts):
+            continue
+        primary = members.primary_attempt(draft.jobs, job)
+        if primary is None or primary.drains_until is None or primary.runner_exited:
+            _begin_grace(draft, job.attempts[-1])
+
+
+def _begin_grace(draft: Draft, attempt: Attempt) -> None:
+    if attempt.drains_until is None:
         return
     left = max(0.0, attempt.drains_until - draft.now)
     remove_at = None if attempt.remove_at is None else attempt.remove_at - left

@@ -16,7 +16,7 @@ from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Deployment, Job, JobSpec, Run
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
 from controller.lifecycle.retry import ENDED_FOR_GOOD, verdict
-from controller.lifecycle.services import readiness
+from controller.lifecycle.services import members, readiness
 from controller.lifecycle.services.policy import DeploymentState, GroupScale, ServicePolicy
 from controller.lifecycle.statuses import RunStatus
 
@@ -93,10 +93,17 @@ def _begin(draft: Draft, content: Deployment, cause: str) -> None:
         configuration=made.configuration,
     )
     _tell(draft, made, cause)
-    for job in list(draft.jobs):
-        spec = made.specs.get(job.group)
-        if not job.scaled_down and spec is not None and same_replica(job.spec, spec):
-            draft.change_job(job, deployment=number)
+    for group in made.service.groups:
+        for replica in members.replicas(draft.jobs, group.name):
+            if _is_made_the_same(replica, made.specs[group.name], group.nodes):
+                for job in replica:
+                    draft.change_job(job, deployment=number)
+
+
+def _is_made_the_same(replica: Sequence[Job], spec: JobSpec, nodes: int) -> bool:
+    return len(replica) == nodes and all(
+        same_replica(job.spec, members.spec_of(spec, job.rank)) for job in replica
+    )
 
 
 def same_replica(one: JobSpec, other: JobSpec) -> bool:
@@ -174,7 +181,9 @@ def _why_not_ready(jobs: Sequence[Job], now: Deployment) -> str:
     for job in jobs:
         if job.scaled_down or job.deployment != now.number:
             continue
-        why = readiness.why_not_ready(job, job.attempts[-1] if job.attempts else None)
+        if job.rank:
+            continue
+        why = readiness.why_not_ready(job, job.attempts[-1] if job.attempts else None, jobs)
         if why is not None:
             return f"; {job.group}/{job.cookie}: {why}"
     return ""

@@ -39,6 +39,16 @@ async def test_a_service_is_shown_with_its_replicas_and_why_they_get_no_requests
     assert [one["state"] for one in shown["deployments"]] == ["rolling"]
 
 
+async def test_a_replica_of_several_nodes_is_shown_once(api: TestClient[Any, Any]) -> None:
+    await submit(api, replicas=2, nodes=2, share_nodes=True)
+    async with api.get("/v1/services/web") as response:
+        shown = await response.json()
+
+    assert [group["nodes"] for group in shown["groups"]] == [2]
+    assert [one["replica"] for one in shown["replicas"]] == [0, 1]
+    assert [one["nodes"] for one in shown["replicas"]] == [[], []]
+
+
 async def test_a_service_shows_the_requests_that_the_proxy_counted(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:

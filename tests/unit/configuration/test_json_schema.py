@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"port": 80}, "$"),
     ({"type": "service"}, "$"),
     ({"type": "service", "port": 80, "scaling": {"metric": "cpu", "target": 1}}, "$.scaling"),
-    ({"type": "service", "port": 80, "nodes": 2}, "$"),
+    ({"type": "service", "port": 80, "gang": True}, "$"),
     ({"groups": [{"name": "a", "comands": []}]}, "$.groups"),
 ]
 

@@ -43,6 +43,20 @@ def test_a_service_without_more_has_one_replica_whose_port_must_accept() -> None
     assert not plan.specs[0].resources.whole_node
 
 
+def test_a_replica_of_several_nodes_holds_them_whole_unless_it_shares_them() -> None:
+    one = planned(nodes=2, replicas=3)
+    assert one.service is not None
+    assert one.service.groups == (ReplicaGroup(name="main", least=3, most=3, nodes=2),)
+    assert one.groups[0].group.nodes == 6
+    assert one.specs[0].resources.whole_node
+
+    groups = [{"nodes": 2, "share_nodes": True}, {"count": 2}]
+    mixed = planned(replicas=groups)
+    assert mixed.service is not None
+    assert [group.nodes for group in mixed.service.groups] == [2, 1]
+    assert [spec.resources.whole_node for spec in mixed.specs] == [False, False]
+
+
 def test_without_retry_a_replica_is_tried_again_after_errors_and_interruptions() -> None:
     retry = planned().policy.retry
 
@@ -153,9 +167,11 @@ def test_values_of_headers_are_not_shown() -> None:
         ({"replicas": [{"count": "x"}]}, "replicas[0].count", "is not a number of replicas"),
         ({"replicas": [{"port": 1}]}, "replicas[0].port", "applies to all groups"),
         ({"replicas": [{"router": {}}]}, "replicas[0].router", "as a replica group of its own"),
-        ({"replicas": [{"nodes": 2}]}, "replicas[0].nodes", "not supported yet in a service"),
+        ({"replicas": [{"nodes": 0}]}, "replicas[0].nodes", "is out of range"),
+        ({"replicas": [{"nodes": 2, "gang": True}]}, "replicas[0].gang", "live and die together"),
+        ({"replicas": 1000, "nodes": 11}, "replicas", "have too many nodes"),
         ({"replicas": [{"name": "a"}, {"name": "a"}]}, "replicas[1].name", "another group"),
-        ({"nodes": 2}, "nodes", "not supported yet in a service"),
+        ({"nodes": 2, "replicas": [{}]}, "nodes", "set it in each"),
         ({"gateway": "Public!"}, "gateway", "'Public!' is not a name"),
         ({"https": True, "gateway": False}, "https", "without a gateway"),
         ({"name": "web-"}, "name", "ends with a hyphen"),
@@ -168,7 +184,7 @@ def test_values_of_headers_are_not_shown() -> None:
         ({"rollout_timeout": 0}, "rollout_timeout", "at once"),
         ({"schedule": "0 8 * * *"}, "schedule", "is for tasks"),
         ({"groups": []}, "groups", "write a list as replicas"),
-        ({"gang": True}, "gang", "not supported yet in a service"),
+        ({"gang": True}, "gang", "live and die together"),
         ({"replica": 2}, "replica", "did you mean replicas?"),
     ],
 )

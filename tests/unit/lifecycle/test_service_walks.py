@@ -8,7 +8,7 @@ import pytest
 
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Report
-from controller.lifecycle.services import rollout
+from controller.lifecycle.services import members, rollout
 from controller.lifecycle.statuses import AttemptStatus
 from tests.unit.lifecycle.test_services import ServicePlay
 
@@ -28,7 +28,14 @@ class Walk(ServicePlay):
         group = self.run.deployments[-1].service.groups[0]
         wanted = rollout.wanted(self.run, "main")
         assert group.least <= wanted <= group.most
-        assert len(self.present) <= wanted + 1
+        nodes = max(one.service.groups[0].nodes for one in self.run.deployments)
+        assert len(self.present) <= (wanted + 1) * nodes
+        for replica in members.of_several(self.run, self.state.jobs):
+            lasts = [job.attempts[-1] for job in replica]
+            assert len({last.reason is None for last in lasts}) == 1
+            if replica[0].attempts[-1].registered_at is not None:
+                assert {last.status for last in lasts} == {AttemptStatus.RUNNING}
+                assert len(replica) == nodes
         old = {job.id: job for job in before.jobs}
         taken = [
             job
@@ -69,7 +76,7 @@ def advance(play: Walk, n: int, chance: random.Random) -> None:
             play.send(play.started(n))
         case AttemptStatus.RUNNING if chance.random() < 0.1:
             play.send(play.exited(n, play_reason()))
-        case AttemptStatus.RUNNING:
+        case AttemptStatus.RUNNING if not play.job(n).rank:
             play.probe(n, passed=chance.random() < 0.8)
         case _:
             play.drained(n)
@@ -81,9 +88,12 @@ def play_reason() -> Reason:
     return Reason.CONTAINER_EXITED_WITH_ERROR
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("seed", range(40))
-def test_requests_go_to_ready_replicas_and_a_rollout_never_takes_them_away(seed: int) -> None:
+def test_requests_go_to_ready_replicas_and_a_rollout_never_takes_them_away(
+    seed: int, nodes: int
+) -> None:
     chance = random.Random(seed)
-    play = Walk(1, 4)
+    play = Walk(1, 4, nodes=nodes)
     for _ in range(150):
         step(play, chance)

@@ -68,16 +68,21 @@ class ServicePlay(Play):
         surge: int = 1,
         unhealthy_after: float | None = None,
         gateway: str | None = None,
+        nodes: int = 1,
     ) -> None:
         super().__init__()
         spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
         group = ReplicaGroup(
-            name="main", least=least, most=most or least, scaling=RPS if most else None
+            name="main",
+            least=least,
+            most=most or least,
+            scaling=RPS if most else None,
+            nodes=nodes,
         )
         self.state = new_run(
             name="play",
             user="ada",
-            groups=[PlannedGroup(group=Group(name="main", nodes=least), spec=spec)],
+            groups=[PlannedGroup(group=Group(name="main", nodes=least * nodes), spec=spec)],
             now=self.now,
             new_id=self.new_id,
             type=RunType.SERVICE,

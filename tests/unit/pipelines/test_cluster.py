@@ -25,6 +25,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reasons import Reason
+from controller.lifecycle.services.policy import ReplicaGroup, Serves, ServicePolicy
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
 from controller.pipelines import cluster, from_node, to_node
@@ -330,3 +331,23 @@ def test_no_key_where_nodes_are_shared_since_other_nodes_cannot_come_in() -> Non
     state = place(place(a_gang(2, 2), 0, "n1", whole=False), 1, "n2", whole=False)
     assert CLUSTERS.key(view(state, 0)) is None
     assert told(state, 0).ips == ("10.0.0.1", "10.0.0.2")
+
+
+def test_the_jobs_of_a_replica_learn_of_the_nodes_of_their_replica_alone() -> None:
+    service = ServicePolicy(port=80, groups=(ReplicaGroup(name="main", least=2, most=2, nodes=2),))
+    spec = JobSpec(image="i", resources=WHOLE, serves=Serves(port=80))
+    state = new_run(
+        name="r",
+        user="u",
+        groups=[PlannedGroup(group=Group(name="main", nodes=4), spec=spec)],
+        now=NOW,
+        new_id=Ids(),
+        service=service,
+    )
+    with pytest.raises(RetryLater, match="is not placed yet"):
+        CLUSTERS.info(view(place(state, 2, "n3"), 2))
+
+    state = placed(state, "n1", "n2", "n3", "n4")
+    assert told(state, 1).ips == ("10.0.0.1", "10.0.0.2")
+    assert [told(state, n).master_ip for n in range(4)] == ["10.0.0.1"] * 2 + ["10.0.0.3"] * 2
+    assert [told(state, n).rank for n in range(4)] == [0, 1, 0, 1]

@@ -26,6 +26,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report, RunnerStarted, TaskAccepted, TaskRemoved
+from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -70,6 +71,7 @@ class Cluster:
         gpus: int = 0,
         whole_node: bool = False,
         unset: tuple[Amount, ...] = (),
+        service: ServicePolicy | None = None,
     ) -> str:
         """Its id; without groups one plain job."""
         self.now += 1.0
@@ -82,6 +84,7 @@ class Cluster:
             policy=replace(policy or RunPolicy(), band=band),
             now=self.now,
             new_id=new_id,
+            service=service,
         )
         self._set(state)
         self.tell(state.run.id)

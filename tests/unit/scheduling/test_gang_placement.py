@@ -17,6 +17,7 @@ from controller.lifecycle.reports import (
     TaskAccepted,
     TaskSeen,
 )
+from controller.lifecycle.services.policy import ReplicaGroup, ServicePolicy
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.fit import MAX_STARTS
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
@@ -576,3 +577,22 @@ def fail_ranks(cluster: Cluster, run: str, *indices: int) -> None:
             for index in indices
         ),
     )
+
+
+def test_a_replica_of_several_nodes_is_placed_whole_and_waits_for_no_other() -> None:
+    nodes = [in_rack("a1", "r1"), in_rack("a2", "r1"), in_rack("b1", "r2")]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit(
+        "web",
+        Group(name="main", nodes=4),
+        whole_node=True,
+        service=ServicePolicy(
+            port=80, groups=(ReplicaGroup(name="main", least=2, most=2, nodes=2),)
+        ),
+    )
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "a1", "main/1": "a2"}
+
+    cluster.set_node(in_rack("b2", "r2"))
+    cluster.settle()
+    assert {cluster.places(run)[f"main/{n}"] for n in (2, 3)} == {"b1", "b2"}
