@@ -20,6 +20,7 @@ from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, Resources, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import JobAbortRequested, Report
+from controller.lifecycle.services.members import is_member, members_of
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
@@ -376,7 +377,10 @@ class Checks:
             ),
             unheard_at=self.unheard.get(attempt.id),
             unreliable=self._is_unreliable(self.names.get(attempt.node_id or "")),
-            drained=self._held_within(attempt, self.drains.get(attempt.node_id or "", [])),
+            drained=any(
+                self._held_within(one, self.drains.get(one.node_id or "", []))
+                for one in (attempt, *self._beside(state, job))
+            ),
             lost=attempt.id in self.lost,
             broken=attempt.id in self.broken,
             gpu_broke=any(
@@ -402,6 +406,13 @@ class Checks:
     def _parent(self, state: RunState) -> RunState | None:
         key = state.run.parent_id or ""
         return self._arriving.get(key) or self.runs.get(key)
+
+    def _beside(self, state: RunState, job: Job) -> list[Attempt]:
+        """The attempts of the other jobs of a service's replica."""
+        if not is_member(state.run, job):
+            return []
+        others = (one for one in members_of(state.jobs, job) if one.id != job.id)
+        return [attempt for one in others for attempt in one.attempts]
 
     def _held_within(self, attempt: Attempt, spans: list[list[float]]) -> bool:
         """Whether the attempt held its place at some time within one of them."""

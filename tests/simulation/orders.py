@@ -92,7 +92,8 @@ def not_by_policy(state: RunState, job: Job, attempt: Attempt) -> str | None:
                 return "it is a reserved job, which waits beyond scheduling_timeout"
         case Reason.SIBLING_FAILED:
             replica = [one for one in state.jobs if _replica(one) == _replica(job)]
-            if not any(_failed(one, attempt) for one in replica if one is not job):
+            of_service = bool(state.run.deployments)
+            if not any(_failed(one, attempt, of_service) for one in replica if one is not job):
                 return "no job of its replica has failed"
         case Reason.TERMINATED_BY_SERVER:
             reason = _reason_of_end(state.run, attempt.occurrence)
@@ -114,12 +115,13 @@ def _replica(job: Job) -> tuple[str, int]:
     return job.group, job.replica
 
 
-def _failed(job: Job, beside: Attempt) -> bool:
+def _failed(job: Job, beside: Attempt, of_service: bool) -> bool:
+    """Any end of a job takes a service's replica along, and a retried one that of a task."""
     return any(
         one.occurrence == beside.occurrence
         and one.reason is not None
         and one.reason is not Reason.SIBLING_FAILED
-        and ROWS[one.reason].event is not None
+        and (of_service or ROWS[one.reason].event is not None)
         for one in job.attempts
     )
 

@@ -1,5 +1,6 @@
-"""What each commit of a service must keep to: requests go to ready replicas only, wanted numbers
-stay within their ranges, and no rollout, scaling or drain takes away replicas that are needed."""
+"""What each commit of a service must keep to: requests go to ready replicas only, the jobs of one
+replica are all there or all ending, wanted numbers stay within their ranges, and no rollout,
+scaling or drain takes away replicas that are needed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.services import rollout
+from controller.lifecycle.services import members, rollout
 from controller.lifecycle.services.readiness import is_registered, probes_pass
 from controller.lifecycle.statuses import AttemptStatus
 
@@ -24,12 +25,28 @@ def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
                 yield f"{attempt.id} gets requests: {attempt.status} {attempt.reason}"
     if not run.deployments or run.service is None:
         return
+    yield from _apart(after)
     for group in run.service.groups:
         wanted = rollout.wanted(run, group.name)
         if not group.least <= wanted <= group.most:
             yield f"group {group.name} of {run.name} wants {wanted}: {group.least}..{group.most}"
         if before is not None and before.run.deployments:
             yield from _taken(before, after, group.name, wanted)
+
+
+def _apart(state: RunState) -> Iterator[str]:
+    """Yield replicas of several nodes that are there in part."""
+    for replica in members.of_several(state.run, state.jobs):
+        name = f"replica {replica[0].group}/{replica[0].replica} of {state.run.name}"
+        lasts = [job.attempts[-1] for job in replica if job.attempts]
+        if len({last.reason is None for last in lasts}) > 1:
+            yield f"{name} is there in part: {[last.status for last in lasts]}"
+        waiting = {last.status is AttemptStatus.SUBMITTED for last in lasts}
+        if len(waiting) > 1 and not any(last.reason for last in lasts):
+            yield f"{name} is placed in part: {[last.status for last in lasts]}"
+        registered = lasts and lasts[0].registered_at is not None
+        if registered and any(last.status is not AttemptStatus.RUNNING for last in lasts):
+            yield f"{name} gets requests: {[last.status for last in lasts]}"
 
 
 def _is_planned(ended: Attempt) -> bool:

@@ -65,7 +65,9 @@ def random_service(name: str, chance: Random, now: float, new_id: Callable[[], s
         name=name,
         user=chance.choice(USERS),
         groups=[
-            PlannedGroup(group=Group(name=group.name, nodes=group.least), spec=_spec(chance))
+            PlannedGroup(
+                group=Group(name=group.name, nodes=group.least * group.nodes), spec=_spec(chance)
+            )
             for group in groups
         ],
         now=now,
@@ -86,7 +88,11 @@ def _group(name: str, chance: Random) -> ReplicaGroup:
         scale_down_delay=chance.choice((5.0, 120.0)),
     )
     return ReplicaGroup(
-        name=name, least=least, most=most, scaling=scaling if least < most else None
+        name=name,
+        least=least,
+        most=most,
+        scaling=scaling if least < most else None,
+        nodes=chance.choice((1, 1, 2)),
     )
 
 
