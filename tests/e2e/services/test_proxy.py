@@ -151,6 +151,41 @@ def _nodes(lab: RunLab, name: str) -> list[str]:
     return [one["node"] for one in replicas if one["registered_at"] is not None]
 
 
+def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
+    lab: RunLab, shim_process: ShimFactory
+) -> None:
+    names = ["n2", "n3", "n4"]
+    for name in names:
+        node = replace(lab, shim=shim_process("docker", "--cpus", "2", "--memory", "4GiB"))
+        node.add_node(name, "--host-key", lab.sshd.host_key).succeeded()
+    for name in names:
+        lab.wait_for_node(lambda node: node["status"] == "connected", name)
+    roles = ["[ $FAIRLEAD_NODE_RANK = 0 ] || exec sleep 1000", *APP]
+    whole = {"cpu": 0.1, "memory": "3GB"}
+    two = {"nodes": 2, "share_nodes": True, "replicas": 2}
+    serve(lab, "pair", commands=roles, resources=whole, **two)
+    wait_until(lambda: len(replicas_seen(lab, "pair")) == 2, 120, "two replicas")
+    shown = lab.get(service_path("pair"))["replicas"]
+    assert sorted(node for one in shown for node in one["nodes"]) == ["n1", *names]
+    job = lab.inspect("pair")["jobs"][1]
+    worker = lab.dockerd.docker("ps", "-q", "--filter", f"name={job['attempts'][-1]['id']}")
+    load = Load(lab, "pair")
+    with load.running(2):
+        load.wait_for(20)
+        lab.dockerd.docker("kill", "-s", "KILL", worker)
+        wait_until(lambda: _tries(lab, "pair") == [2, 2, 1, 1], what="a new try of both jobs")
+        wait_until(lambda: len(replicas_seen(lab, "pair")) == 2, 120, "two replicas again")
+    assert load.failed == []
+    lab.cli("stop", "pair", "--abort").succeeded()
+    lab.wait_for("pair")
+    for name in names:
+        lab.cli("node", "remove", name).succeeded()
+
+
+def _tries(lab: RunLab, name: str) -> list[int]:
+    return [len(job["attempts"]) for job in lab.inspect(name)["jobs"]]
+
+
 def test_replicas_serve_on_after_the_controller_was_killed(lab: RunLab) -> None:
     serve(lab, "kept", replicas=2)
     before = wait_until(lambda: _both(replicas_seen(lab, "kept")), 120, "two replicas")
