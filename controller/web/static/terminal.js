@@ -7,6 +7,14 @@ import { ask, openSocket } from "./asking.js";
 const create = document.createElement.bind(document);
 document.createElement = (name, ...rest) => (name === "style" ? styles() : create(name, ...rest));
 
+// It sets colours beyond the named ones, and those of a selection, as style attributes, which are
+// forbidden too; the same through the object model is allowed.
+const setAttribute = Element.prototype.setAttribute;
+Element.prototype.setAttribute = function (name, value) {
+  if (name === "style") this.style.cssText = value;
+  else setAttribute.call(this, name, value);
+};
+
 function styles() {
   const sheet = new CSSStyleSheet();
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];

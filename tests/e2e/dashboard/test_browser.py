@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from aiohttp.test_utils import TestServer
+from msgspec.structs import replace
 from playwright.async_api import Browser, expect
 
-from controller.api.app import make_app
+from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.model import (
+    Node,
+    NodeAddress,
+    NodeCapacity,
+    NodeGpu,
+    NodeStatus,
+    RunState,
+)
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.service.submissions import Submission
-from controller.web.app import Dashboard, session_key
+from controller.store.base import Changes
+from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, SERIOUS, visit
 from tests.unit.api.conftest import Controller
+from tests.unit.store.samples import a_run, submission
 
 pytestmark = pytest.mark.e2e
 
+XSS = "<img src=x onerror=alert(1)>"
 HELLO = {"type": "task", "commands": ["true"]}
 
 
@@ -24,15 +39,37 @@ async def submit(controller: Controller, name: str, user: str = "admin") -> str:
     return submitted.state.run.id
 
 
+def a_node(name: str, said: str) -> Node:
+    """A node that says this of itself, with a GPU that it found broken."""
+    gpu = NodeGpu(uuid="GPU-0", name=said, memory=80, healthy=False, message=said)
+    return Node(
+        id=name,
+        name=name,
+        address=NodeAddress(shim_socket="/none", local_socket=True),
+        status=NodeStatus.CONNECTED,
+        message=said,
+        cordoned=True,
+        cordon_reason=said,
+        attributes={"rack": said},
+        capacity=NodeCapacity(cpu=8.0, memory=64 << 30, gpus=(gpu,)),
+        created_at=0.0,
+    )
+
+
+def ended_with(message: str) -> RunState:
+    """A run whose end, and the end of whose attempt, said this."""
+    state = a_run("ended", user="admin", status=RunStatus.FAILED)
+    job = state.jobs[0]
+    attempts = tuple(
+        replace(one, status=AttemptStatus.FAILED, message=message, finished_at=200.0)
+        for one in job.attempts
+    )
+    run = replace(state.run, message=message, finished_at=200.0)
+    return replace(state, run=run, jobs=(replace(job, attempts=attempts),))
+
+
 def address_of(site: TestServer) -> str:
     return str(site.make_url("")).rstrip("/")
-
-
-async def serve(controller: Controller, port: int) -> TestServer:
-    dashboard = Dashboard(controller.service, session_key(b"secret of the tests"), lambda: 0.0)
-    started = TestServer(make_app(controller.service, mounts=(dashboard.mount,)), port=port)
-    await started.start_server()
-    return started
 
 
 async def test_the_list_and_a_run_follow_what_happens(
@@ -72,23 +109,114 @@ async def test_two_users_see_their_own_runs(
     await expect(ada.get_by_role("link", name="of-admin")).to_have_count(0)
 
 
-async def test_an_open_page_goes_on_after_a_restart_of_the_controller(
+async def test_no_page_shows_a_user_the_runs_of_another(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
+    run_id = await submit(controller, "secret-plan")
+    await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
+    page = await visit(chromium, controller, address_of(site), "ada")
+    pages = ["runs", "runs?user=admin", "queue", "nodes", "nodes/n1", "services", "events/all"]
+    for path in pages:
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
+        await expect(page.locator("h1")).to_be_visible()
+        text = await page.content()
+        assert ("secret-plan" in text, run_id in text) == (False, False), path
+    for path in (f"runs/{run_id}", f"runs/{run_id}/log.txt", f"events/all?run={run_id}", "users"):
+        answer = await page.goto(f"{address_of(site)}/dashboard/{path}")
+        assert answer is not None
+        assert answer.status == 403, path
+    assert await page.get_by_role("link", name="Users").count() == 0
+
+
+async def test_no_field_becomes_markup_on_any_page(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    service = controller.service
+    admin = service.gate.users["admin"]
+    await service.users.add_token("ada", label=XSS, by=admin)
+    await controller.turns.save_node(a_node("n1", XSS), "n1")
+    await controller.store.commit(submission(ended_with(XSS)))
+    noted = Event(run_id=run_id, kind=EventKind.LATER_REASON, cause=XSS, at=1.0, message=XSS)
+    await controller.store.commit(Changes(events=(noted,)))
     page = await visit(chromium, controller, address_of(site), "admin")
-    await page.evaluate("document.body.dataset.same = 'yes'")
-    port = site.port
-    assert port is not None
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    shown = {
+        "runs": 0,
+        "runs/ended": 3,
+        f"runs/{run_id}": 2,
+        "queue": 0,
+        "nodes": 2,
+        "nodes/n1": 4,
+        "services": 0,
+        "events/all": 2,
+        "users": 1,
+    }
+    for path, least in shown.items():
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
+        await page.locator('#connection[data-state="live"]').wait_for()
+        assert await page.locator("img, main script").count() == 0, path
+        assert (await page.locator("main").inner_text()).count(XSS) >= least, path
+    await page.goto(f"{address_of(site)}/dashboard/runs?text={quote(XSS)}")
+    await expect(page.get_by_label("Name", exact=True)).to_have_value(XSS)
+    assert await page.locator("img").count() == 0
+    assert faults == []
 
-    await site.close()
-    await expect(page.locator("#connection")).to_have_text("reconnecting")
-    again = await serve(controller, port)
-    await submit(controller, "after")
 
-    await expect(page.get_by_role("link", name="after")).to_be_visible()
-    assert await page.evaluate("document.body.dataset.same") == "yes"
-    await page.context.close()
-    await again.close()
+async def test_a_gpu_is_cleared_and_a_node_drained_by_their_buttons(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    broken = a_node("n1", "Xid 79")
+    connection = FakeConnection()
+    controller.connections["n1"] = connection
+    await controller.turns.save_node(broken, "n1")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/nodes/n1")
+    await expect(page.locator(".gpu-list")).to_contain_text("cordoned: Xid 79")
+
+    await page.get_by_role("button", name="Clear").click()
+    await page.get_by_role("button", name="Yes").click()
+    await expect(page.locator("#toasts")).to_contain_text("offers GPU-0 again")
+    assert connection.shim.asked == [("clear_gpu", "GPU-0")]
+
+    await page.get_by_label("Reason").last.fill("a new disk")
+    await page.get_by_role("button", name="Drain").click()
+    await expect(page.locator("#confirm")).to_contain_text("Empty n1?")
+    await page.get_by_role("button", name="Yes").click()
+    await expect(page.locator("#node")).to_contain_text("draining: a new disk")
+
+
+async def test_a_run_is_found_opened_and_stopped_by_keys_alone(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    press = page.keyboard.press
+    await press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await press("Enter")
+    await press("j")
+    await press("Enter")
+    await expect(page.get_by_role("heading", name="train")).to_be_visible()
+    for _ in range(40):
+        if await page.evaluate("document.activeElement.id") == "act-stop":
+            break
+        await press("Tab")
+    await press("Enter")
+    await expect(page.get_by_role("button", name="Cancel")).to_be_focused()
+    await press("Escape")
+    await expect(page.locator("#confirm")).to_be_hidden()
+    await expect(page.locator("#act-stop")).to_be_focused()
+    await press("Enter")
+    await press("Tab")
+    await press("Enter")
+    await expect(page.locator(".status-line")).to_contain_text("terminated")
+    for key, heading in (("q", "Queue"), ("n", "Nodes"), ("e", "Events"), ("u", "Users")):
+        await press("g")
+        await press(key)
+        await expect(page.locator("h1")).to_contain_text(heading)
 
 
 async def test_keys_search_and_back_work_without_a_mouse(

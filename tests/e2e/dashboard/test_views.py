@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ CHROMIUM = "/usr/bin/chromium"
 BIG = 100 << 20
 LINES = 10_000
 SEARCHING = 60_000
+PIXELS_OF = """(canvas, [red, green, blue]) => {
+    const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    let found = 0;
+    for (let at = 0; at < image.length; at += 4) {
+        if (image[at] === red && image[at + 1] === green && image[at + 2] === blue) found += 1;
+    }
+    return found;
+}"""
 TROUBLE = r"\033[31mred\033[0m \033]0;title\007<img src=x onerror=alert(1)>"
 COMMANDS = f"""\
 commands:
@@ -91,13 +101,17 @@ def page(bed: Bed, browser: Browser) -> Iterator[Page]:
     opened.on("pageerror", lambda error: faults.append(str(error)))
     opened.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
     opened.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    opened.goto(f"{bed.controller.url}/dashboard/login")
-    opened.fill("#token", bed.controller.token)
-    opened.click("button")
-    opened.wait_for_selector("main h1")
+    log_in(opened, bed)
     yield opened
     context.close()
     assert faults == []
+
+
+def log_in(page: Page, bed: Bed) -> None:
+    page.goto(f"{bed.controller.url}/dashboard/login")
+    page.fill("#token", bed.controller.token)
+    page.click("button")
+    page.wait_for_selector("main h1")
 
 
 def opened(page: Page, bed: Bed, name: str) -> None:
@@ -170,6 +184,90 @@ def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
     page.keyboard.type("exit 3")
     page.keyboard.press("Enter")
     expect(page.locator("#terminal [role=status]")).to_contain_text("status 3")
+
+
+def test_a_terminal_has_the_size_of_its_window_and_its_text_can_be_copied(
+    page: Page, bed: Bed
+) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened(page, bed, "shown")
+    page.click("[data-terminal-part=open]")
+    expect(page.locator("#terminal [role=status]")).to_contain_text("Connected")
+    shown = page.locator(".xterm-rows")
+
+    def columns(name: str) -> int:
+        page.keyboard.type(f"echo {name}-$(stty size | cut -d' ' -f2)-")
+        page.keyboard.press("Enter")
+        expect(shown).to_contain_text(re.compile(rf"{name}-\d+-"))
+        found = re.search(rf"{name}-(\d+)-", shown.inner_text())
+        assert found is not None
+        return int(found[1])
+
+    wide = columns("wide")
+    page.set_viewport_size({"width": 640, "height": 720})
+    page.locator(".xterm-helper-textarea").focus()
+    narrow = columns("narrow")
+    assert 40 < narrow < wide
+
+    page.keyboard.type(r"printf '\033[38;2;1;200;3m%s\033[0m\n' tr''ue")
+    page.keyboard.press("Enter")
+    expect(shown.get_by_text("true", exact=True)).to_have_css("color", "rgb(1, 200, 3)")
+    box = shown.get_by_text(f"narrow-{narrow}-", exact=True).last.bounding_box()
+    assert box is not None
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.keyboard.press("Control+Shift+KeyC")
+    page.wait_for_function("navigator.clipboard.readText().then((text) => text.length > 0)")
+    assert f"narrow-{narrow}-" in page.evaluate("navigator.clipboard.readText()")
+    page.keyboard.press("Control+Shift+Escape")
+    expect(page.locator("[data-terminal-part=close]")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".xterm-rows")).to_have_count(0)
+
+
+def test_plots_draw_a_curve_for_each_job_and_tell_its_latest_value(page: Page, bed: Bed) -> None:
+    begin = datetime.now(UTC) - timedelta(minutes=10)
+
+    def job(name: str, factor: float) -> dict[str, Any]:
+        points = [
+            {
+                "at": (begin + timedelta(seconds=15 * at)).isoformat(),
+                "cpu": factor * (1 + at % 5),
+                "memory": factor * 2**30,
+                "gpu_utilization": None,
+                "gpu_memory": None,
+            }
+            for at in range(40)
+        ]
+        return {"group": name, "cookie": 0, "points": points}
+
+    history = {"jobs": [job("left", 1.0), job("right", 2.0)]}
+    page.route("**/metrics/history*", lambda route: route.fulfill(json=history))
+    opened(page, bed, "shown")
+    plots = page.locator(".plot")
+    expect(plots).to_have_count(2)
+    expect(plots.locator("h3")).to_have_text(["CPU cores", "Memory GiB"])
+    for colour in ([9, 105, 218], [188, 76, 0]):
+        assert plots.first.locator("canvas").evaluate(PIXELS_OF, colour) > 100
+    page.click("summary:has-text('latest values')")
+    cells = page.locator("[data-plots-part=latest] tr").last.locator("td")
+    expect(cells).to_have_text(["right/0", "10.00", "2.00", *["\N{EN DASH}"] * 2])
+
+
+def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(
+    browser: Browser, bed: Bed, tmp_path: Path
+) -> None:
+    page = browser.new_page()
+    log_in(page, bed)
+    expect(page.locator("#connection")).to_have_text("live")
+    page.evaluate("document.body.dataset.same = 'yes'")
+    bed.controller.kill9()
+    expect(page.locator("#connection")).to_have_text("reconnecting")
+    bed.controller.start()
+    bed.apply(tmp_path, "after-the-kill", "commands: ['true']\n")
+    row = page.locator("tr", has_text="after-the-kill")
+    expect(row.locator(".status-succeeded")).to_be_visible(timeout=20_000)
+    assert page.evaluate("document.body.dataset.same") == "yes"
+    page.context.close()
 
 
 def test_axe_finds_nothing_serious(page: Page, bed: Bed) -> None:
