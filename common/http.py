@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.client_exceptions import UnixClientConnectorError
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from common.errors import Refused
@@ -28,6 +29,16 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 def error_response(refused: Refused) -> web.Response:
     return web.Response(body=refused.body(), status=refused.status, content_type=JSON)
+
+
+def is_our_failure(record: logging.LogRecord) -> bool:
+    """Return whether aiohttp should log it: not for bytes that are no HTTP and bodies that break
+    off.
+
+    Any client that can connect may send those; it gets a 400.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 async def read_body(request: web.Request, kind: type[_T], whole: str | None = None) -> _T:

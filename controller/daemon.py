@@ -148,6 +148,7 @@ class Assembly:
             make_link=make_gateway_link,
             connect=self.nodes.connection,
             chance=chance,
+            controller_id=boot.installation_id,
             gateways=snapshot.gateways,
             limits=gateway_limits,
         )
@@ -159,6 +160,7 @@ class Assembly:
         self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
         self._store = store
         self._leftovers = snapshot.leftover_allocations
+        self.routes.committed(tuple(self.turns.runs.values()))
         self.turns.listen(self._effects)
         self.turns.listen(self.routes)
         self.turns.listen(self.gateways)

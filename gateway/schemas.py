@@ -108,6 +108,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 
     version: int
     """It grows with each snapshot of one link."""
+    controller: str = ""
+    """The id of the controller's installation; an agent serves one of them."""
     gateway: str
     domain: str
     certificate: Certificate
@@ -158,6 +160,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The public key by which the agent logs in at nodes."""
     serves: str | None = None
     """The name of the gateway whose snapshot it has from before."""
+    controller: str = ""
+    """The controller whose snapshot it has from before; empty: none."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):

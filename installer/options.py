@@ -34,6 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def shim_options(self) -> str:
         """As the shim's command line has them."""
         words = ["--jump-keys", "/var/lib/fairlead-jump/authorized_keys"]
+        words += ["--gateway-folder", "/run/fairlead-exposed"]
+        words += ["--gateway-keys", "/var/lib/fairlead-gateway/authorized_keys"]
+        words += ["--gateway-group", "fairlead-gateway"]
         if self.docker is Docker.NONE:
             words += ["--engine", "process"]
         for prefix in self.volume_prefixes:

@@ -425,6 +425,10 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways can reach what is exposed here."""
 
 
+EXPOSED_OK = b"ok\n"
+"""The first line of a connection to an exposed socket; another one says why there is no way."""
+
+
 class ExposeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Let gateways reach this port of a task."""
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import msgspec
 from aiohttp import web
 
+from common.http import is_our_failure
 from controller import API_VERSIONS, __version__
 from controller.api import (
     blobs,
@@ -33,7 +34,7 @@ from controller.api import (
     terminals,
     users,
 )
-from controller.api.errors import as_response, encoded, is_our_failure
+from controller.api.errors import as_response, encoded
 from controller.api.openapi import document
 from controller.api.origins import Origins, mark
 from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import Refused
 from common.http import BROKEN_BODY, error_response
@@ -16,16 +15,6 @@ from controller.store.base import StoreError, StoreRefused
 log = logging.getLogger(__name__)
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
-
-
-def is_our_failure(record: logging.LogRecord) -> bool:
-    """Return whether aiohttp should log it: not for bytes that are no HTTP and bodies that break
-    off.
-
-    Any client that can connect may send those; it gets a 400.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 def encoded(request: web.Request) -> web.Response | None:

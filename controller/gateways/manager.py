@@ -51,11 +51,13 @@ class GatewayManager:
         make_link: Callable[[Gateway], GatewayLink],
         connect: Connect,
         chance: Chance,
+        controller_id: str,
         gateways: Iterable[Gateway] = (),
         limits: ProxyLimits | None = None,
     ) -> None:
         self.gateways: dict[str, Gateway] = {one.name: one for one in gateways}
         self.answers: Answers = nobody
+        self.controller_id = controller_id
         self._turns = turns
         self._store = store
         self._routes = routes
@@ -196,7 +198,9 @@ class GatewayManager:
     def snapshot(self, gateway: Gateway, version: int) -> Snapshot:
         offered = {run_id: tuple(found.values()) for run_id, found in self._offered.items()}
         routes, nodes = self._routes.all(), self._turns.nodes
-        return snapshot_of(gateway, version, routes, offered, nodes, self._limits)
+        return snapshot_of(
+            gateway, version, routes, offered, nodes, self._limits, self.controller_id
+        )
 
     def answer(self, question: Question) -> Answer:
         return self.answers(question)

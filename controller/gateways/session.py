@@ -56,7 +56,10 @@ class HostTaken(Exception):
 
 
 class Owner(Protocol):
-    """What a session asks of the one that keeps it."""
+    """What a session asks of the one that keeps it. `controller_id`: of its installation."""
+
+    @property
+    def controller_id(self) -> str: ...
 
     def snapshot(self, gateway: Gateway, version: int) -> Snapshot: ...
 
@@ -227,6 +230,11 @@ class GatewaySession:
             raise LinkError(
                 f"its agent {hello.version} speaks another protocol ({hello.protocol}, not "
                 f"{PROTOCOL}): upgrade the older of the two"
+            )
+        if hello.controller not in ("", self._owner.controller_id):
+            raise LinkError(
+                f"its agent serves the gateway {hello.serves} of another controller; remove the "
+                "agent's folder there, and start it again, if that one is gone"
             )
         await self._owner.key_seen(self.gateway.name, hello.key)
         self._connection, self.version = connection, hello.version

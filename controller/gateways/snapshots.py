@@ -38,6 +38,7 @@ def snapshot_of(
     offered: Offered,
     nodes: Mapping[str, Node],
     limits: ProxyLimits,
+    controller_id: str,
 ) -> Snapshot:
     """Return all that this gateway serves."""
     services = tuple(
@@ -48,6 +49,7 @@ def snapshot_of(
     used = {replica.node_id for service in services for replica in service.replicas}
     return Snapshot(
         version=version,
+        controller=controller_id,
         gateway=gateway.name,
         domain=gateway.domain,
         certificate=gateway.certificate,

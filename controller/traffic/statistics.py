@@ -23,6 +23,11 @@ _BOUNDS = tuple(0.001 * 1.25**power for power in range(60))
 """Seconds: the upper ends of the histogram's parts, from 1 ms to 9 min."""
 
 
+def latency_part(seconds: float) -> int:
+    """Return the part of the histogram to which this duration belongs."""
+    return bisect.bisect_left(_BOUNDS, seconds)
+
+
 class Bucket(msgspec.Struct):
     """One second. `busy` is the sum of the times of all requests that were in flight in it."""
 
@@ -83,7 +88,7 @@ class GroupStatistics:
         if counts:
             if bucket.latencies is None:
                 bucket.latencies = [0] * (len(_BOUNDS) + 1)
-            bucket.latencies[bisect.bisect_left(_BOUNDS, seconds)] += 1
+            bucket.latencies[latency_part(seconds)] += 1
 
     def absorb(self, now: float, source: str, counts: GroupCounts) -> None:
         """Add what a gateway counted in the second that has just passed."""

@@ -1,9 +1,10 @@
 """Ports of tasks that gateways reach: one unix socket each, and the keys that may open them.
 
 A gateway logs in at the node as a user of its own, who can open the sockets of one folder and
-nothing else. The shim makes a socket there when the controller exposes a port of a running task,
-and passes the bytes of each connection on through the task's runner. What is exposed is on disk, so
-that gateways go on after a restart of the shim, also while the controller is away.
+nothing else. The shim makes a socket there when the controller exposes a port of a running task. A
+connection begins with one line, `ok` or why the port cannot be reached; then bytes are passed on
+through the task's runner. What is exposed is on disk, so that gateways go on after a restart of the
+shim, also while the controller is away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.durable import sync_folder, write_beside
 from common.errors import Refused
 from common.ssh_keys import public_key
 from shim.errors import conflict, invalid
-from shim.schemas import Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
+from shim.schemas import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
@@ -166,15 +167,14 @@ class ExposedPorts:
     ) -> None:
         info = self._find(task_id)
         with contextlib.closing(writer):
-            if info is None:
-                return
             try:
                 async with asyncio.timeout(_CONNECT_SECONDS):
-                    far = await _connect(info.runner_socket, port)
+                    far = await _connect(info, port)
             except (OSError, TimeoutError) as error:
-                log.debug("task %s, port %d: %s", task_id, port, error)
+                writer.write(f"{_sentence(error)}\n".encode())
                 return
             with contextlib.closing(far[1]):
+                writer.write(EXPOSED_OK)
                 await _pass_on((reader, writer), far)
 
     async def _in_thread(self, act: Callable[..., None], *args: object) -> None:
@@ -184,9 +184,15 @@ class ExposedPorts:
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _connect(runner_socket: str, port: int) -> Stream:
+def _sentence(error: OSError | TimeoutError) -> str:
+    return " ".join(str(error).split()) or "its runner does not answer"
+
+
+async def _connect(info: TaskInfo | None, port: int) -> Stream:
     """Open a stream to a port of the task, through its runner. Raises OSError."""
-    reader, writer = await asyncio.open_unix_connection(runner_socket, limit=_PIECE)
+    if info is None:
+        raise ConnectionError("the task is gone")
+    reader, writer = await asyncio.open_unix_connection(info.runner_socket, limit=_PIECE)
     try:
         writer.write(f"CONNECT /v1/ports/{port} HTTP/1.1\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
@@ -198,7 +204,7 @@ async def _connect(runner_socket: str, port: int) -> Stream:
         raise
     if len(head) > _MOST_HEAD or b" 200 " not in head.partition(b"\r\n")[0]:
         writer.close()
-        raise ConnectionRefusedError("nothing listens at the port")
+        raise ConnectionRefusedError(f"nothing listens on port {port}")
     return reader, writer
 
 

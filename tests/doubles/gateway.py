@@ -55,6 +55,7 @@ class FakeGateway:
         self.hesitates = False
         self.protocol = PROTOCOL
         self.key = KEY
+        self.controller = ""
         self.snapshots: list[Snapshot] = []
         self.claims: list[str] = []
         self.taken: set[str] = set()
@@ -91,7 +92,8 @@ class FakeGateway:
             raise LinkError("nothing answers there")
         self.opened += 1
         self._says = asyncio.Queue()
-        self.say(Hello(protocol=self.protocol, version="1", key=self.key))
+        hello = Hello(protocol=self.protocol, version="1", key=self.key, controller=self.controller)
+        self.say(hello)
         self.say(Counts())
         yield self
 

@@ -21,6 +21,7 @@ from tests.support.daemons import Daemon, inside, run
 CHECKOUT = Path(__file__).parents[2]
 TUNNEL_USER = "fairlead-tunnel"
 JUMP_USER = "fairlead-jump"
+GATEWAY_USER = "fairlead-gateway"
 GROUP = "fairlead"
 _FIRST_PORT, _LAST_PORT = 10240, 65535
 _CLAIMS = os.open(
@@ -32,6 +33,7 @@ _CLAIMS = os.open(
 _CLAIMED: set[int] = set()
 _TUNNEL_MATCH = "Match User fairlead\n"
 _TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
+_GATEWAY_KEYS = "/var/lib/fairlead-gateway/authorized_keys"
 _JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
 HOST_KEY_TYPES = {"rsa": "2048", "ecdsa": "256", "ed25519": "256"}
 """And bits: what a stock Debian has, in its order."""
@@ -42,7 +44,7 @@ HostKey {folder}/host_key_rsa
 HostKey {folder}/host_key_ecdsa
 HostKey {folder}/host_key_ed25519
 PidFile {folder}/sshd.pid
-AllowUsers {user} {jump_user}
+AllowUsers {user} {jump_user} {gateway_user}
 StrictModes no
 UsePAM no
 UseDNS no
@@ -67,9 +69,11 @@ class SshDaemon:
         self.user = TUNNEL_USER
         self._authorized = folder / "authorized_keys"
         self.jump_keys = folder / "jump_keys"
+        self.gateway_keys = folder / "gateway_keys"
         with _alone():
             make_tunnel_user()
             make_jump_user()
+            make_gateway_user()
         self.host_keys = {kind: self._make_host_key(kind) for kind in HOST_KEY_TYPES}
         self.fingerprints = {
             kind: run(["ssh-keygen", "-l", "-f", self._host_key(kind)]).split()[1]
@@ -79,7 +83,12 @@ class SshDaemon:
         self._authorized.touch(mode=0o644)
         config = folder / "sshd_config"
         main = _CONFIG.format(
-            port=self.port, address=address, folder=folder, user=self.user, jump_user=JUMP_USER
+            port=self.port,
+            address=address,
+            folder=folder,
+            user=self.user,
+            jump_user=JUMP_USER,
+            gateway_user=GATEWAY_USER,
         )
         config.write_text(main + self._hardening())
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -103,6 +112,7 @@ class SshDaemon:
             (_TUNNEL_MATCH, f"Match User {TUNNEL_USER}\n"),
             (_TUNNEL_KEYS, str(self._authorized)),
             (_JUMP_KEYS, str(self.jump_keys)),
+            (_GATEWAY_KEYS, str(self.gateway_keys)),
         ):
             assert of_nodes in text
             text = text.replace(of_nodes, of_tests)
@@ -169,6 +179,20 @@ def make_jump_user() -> None:
         home = ["--no-create-home", "--home-dir", "/nonexistent", "--gid", "nogroup"]
         shell = ["--shell", "/usr/sbin/nologin", "--password", "*"]
         run(["useradd", "--system", *home, *shell, JUMP_USER])
+
+
+def make_gateway_user() -> None:
+    """In a group of its own: it opens the sockets that are exposed to that group."""
+    try:
+        grp.getgrnam(GATEWAY_USER)
+    except KeyError:
+        run(["groupadd", "--system", GATEWAY_USER])
+    try:
+        pwd.getpwnam(GATEWAY_USER)
+    except KeyError:
+        home = ["--no-create-home", "--home-dir", "/nonexistent", "--gid", GATEWAY_USER]
+        shell = ["--shell", "/usr/sbin/nologin", "--password", "*"]
+        run(["useradd", "--system", *home, *shell, GATEWAY_USER])
 
 
 def free_port() -> int:

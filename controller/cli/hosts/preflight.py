@@ -288,7 +288,7 @@ def _sshd(facts: Facts) -> HostFinding:
         return _error(
             "sshd",
             f"AllowUsers ({facts.allow_users}) excludes the controller",
-            "add fairlead and fairlead-jump to AllowUsers",
+            "add fairlead, fairlead-jump and fairlead-gateway to AllowUsers",
         )
     if facts.allow_groups and "fairlead" not in facts.allow_groups.split():
         return _error(
@@ -322,8 +322,9 @@ def _fairlead(facts: Facts, wish: Wish) -> HostFinding:
     if not facts.installed:
         return _change(
             "fairlead",
-            f"puts version {wish.version} into /opt/fairlead, with the users fairlead and "
-            f"fairlead-jump, their sshd rules, a firewall table and the service fairlead-shim",
+            f"puts version {wish.version} into /opt/fairlead, with the users fairlead, "
+            "fairlead-jump and fairlead-gateway, their sshd rules, a firewall table and the "
+            "service fairlead-shim",
         )
     if not wish.upgrade:
         return _error(

@@ -12,7 +12,7 @@ from tests.support.images import busybox_root
 from tests.support.lab import RunLab
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.proxy import CuttableProxy
-from tests.support.ssh_daemon import SshDaemon
+from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon
 from tests.support.testbed import ControllerFactory, ProxyFactory, ShimFactory
 
 _CAPACITY = ("--cpus", "2", "--memory", "4GiB")
@@ -28,7 +28,9 @@ def whole_lab(
     numbers: Iterator[int],
 ) -> Iterator[RunLab]:
     folder = testbed_folder / f"lab{next(numbers)}"
-    options = ("--runtime", runtime, "--jump-keys", sshd.jump_keys, *_CAPACITY)
+    lends = ("--gateway-folder", folder / "exposed", "--gateway-keys", sshd.gateway_keys)
+    options: list[str | Path] = ["--runtime", runtime, "--jump-keys", sshd.jump_keys, *lends]
+    options += ["--gateway-group", GATEWAY_USER, *_CAPACITY]
     shim = ShimProcess(folder / "node", "docker", *options, env=dockerd.env, outlasts_tests=True)
     controller = ControllerProcess(folder / "controller", outlasts_tests=True)
     shim.start()

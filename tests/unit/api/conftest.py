@@ -125,6 +125,7 @@ class Controller:
             make_link=self._agent,
             connect=self._connect,
             chance=chance,
+            controller_id="c1",
         )
         self.turns.listen(self.gateways)
         self.service = ControllerService(

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.http import is_our_failure
 from controller.api.app import make_runner
-from controller.api.errors import is_our_failure
 from controller.store.base import StoreRefused, StoreUnavailable
 from tests.unit.api.asking import shape_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller

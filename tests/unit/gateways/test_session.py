@@ -32,6 +32,8 @@ DEADLINE = 10.0
 class PlannedOwner:
     """Has one service, with these `replicas`; notes what it is told."""
 
+    controller_id = "c1"
+
     def __init__(self) -> None:
         self.replicas: tuple[str, ...] = ()
         self.woken: list[str] = []
@@ -160,6 +162,13 @@ async def test_an_agent_of_another_protocol_is_refused_with_the_reason(bed: Bed)
     bed.agent.protocol = 99
     bed.agent.hang_up()
     await bed.session.until(lambda one: "speaks another protocol" in (one.message or ""))
+    assert not bed.session.is_up
+
+
+async def test_an_agent_of_another_controller_is_left_alone(bed: Bed) -> None:
+    bed.agent.controller = "c2"
+    bed.agent.hang_up()
+    await bed.session.until(lambda one: "another controller" in (one.message or ""))
     assert not bed.session.is_up
 
 

@@ -115,7 +115,7 @@ async def test_a_gateway_reaches_the_exposed_port_and_each_end_is_passed_on(bed:
     async with bed.ports() as ports:
         exposed = await ports.expose(bed.tasks["t1"], 8000)
         large = b"a" * 3_000_000
-        assert await ask(exposed.socket, large) == large.upper()
+        assert await ask(exposed.socket, large) == b"ok\n" + large.upper()
     assert bed.runner.heads == [b"CONNECT /v1/ports/8000 HTTP/1.1\r\n\r\n"]
 
 
@@ -123,13 +123,13 @@ async def test_exposing_twice_gives_the_same_socket(bed: Bed) -> None:
     async with bed.ports() as ports:
         first = await ports.expose(bed.tasks["t1"], 8000)
         assert await ports.expose(bed.tasks["t1"], 8000) == first
-        assert await ask(first.socket, b"x") == b"X"
+        assert await ask(first.socket, b"x") == b"ok\nX"
 
 
-async def test_a_port_without_a_listener_closes_the_connection(bed: Bed) -> None:
+async def test_a_port_without_a_listener_says_so(bed: Bed) -> None:
     async with bed.ports() as ports:
         exposed = await ports.expose(bed.tasks["t1"], 9000)
-        assert await ask(exposed.socket, b"x") == b""
+        assert await ask(exposed.socket, b"x") == b"nothing listens on port 9000\n"
 
 
 async def test_only_the_gateways_group_may_open_the_socket(bed: Bed) -> None:
@@ -144,7 +144,7 @@ async def test_what_is_exposed_is_there_again_after_a_restart(bed: Bed) -> None:
     with pytest.raises(ConnectionRefusedError):
         await ask(exposed.socket, b"x")
     async with bed.ports():
-        assert await ask(exposed.socket, b"x") == b"X"
+        assert await ask(exposed.socket, b"x") == b"ok\nX"
 
 
 async def test_the_socket_ends_with_its_task(bed: Bed) -> None:

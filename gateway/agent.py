@@ -1,0 +1,331 @@
+"""The agent put together: the controller's link, the way of requests, and Caddy.
+
+It serves two unix sockets: one for the controller, through SSH, and one for Caddy, which has all
+requests from outside. What it serves is on disk, so it goes on while the controller is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import asyncssh
+import msgspec
+from aiohttp import web
+
+from common.http import is_our_failure, json_response
+from controller.links.ssh import public_line
+from controller.proxy import headers, models
+from controller.proxy.entry import Proxy, Settings, tidy
+from controller.proxy.forwarding import ProxyLimits
+from gateway import caddy
+from gateway.access import AskingAccess
+from gateway.caddy import ASK_HOST, ASK_PATH, CaddyRefused, Ports
+from gateway.link import ControllerLink
+from gateway.links import NodeLinks
+from gateway.schemas import (
+    HEALTH_PATH,
+    LINK_PATH,
+    Applied,
+    Certificate,
+    GroupCounts,
+    Hello,
+    InFlight,
+    Snapshot,
+    Wake,
+)
+from gateway.served import GatewayTraffic, SnapshotServices
+from gateway.state import AgentState, StateUnusable
+
+log = logging.getLogger(__name__)
+MODELS_NAME = "gateway"
+"""The host `gateway.DOMAIN` leads to the services' models."""
+CADDY_AGAIN_SECONDS = 2.0
+SHUTDOWN_SECONDS = 5.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's options. Groups are ids; None: the files stay in the process's own group."""
+
+    data: Path
+    socket: Path
+    traffic: Path
+    caddy_admin: Path
+    group: int | None = None
+    """It may open `socket`: that of the controller's SSH user."""
+    caddy_group: int | None = None
+    """It may open `traffic`."""
+    ports: Ports = Ports()
+
+
+class AgentCannotStart(Exception):
+    """The message says what the operator must change."""
+
+
+class Agent:
+    """What the link commands (`gateway.link.Served`), and what Caddy asks."""
+
+    def __init__(self, options: Options, state: AgentState, identity: asyncssh.SSHKey) -> None:
+        loop = asyncio.get_running_loop()
+        self.link = ControllerLink()
+        self.nodes = NodeLinks(identity)
+        self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
+        self.traffic = GatewayTraffic(loop.time, self._emptied)
+        self._access = AskingAccess(self.link.ask, loop.time)
+        self._options = options
+        self._state = state
+        self._key = public_line(identity)
+        self._snapshot: Snapshot | None = None
+        self._claims: dict[str, float] = {}
+        self._proxy: Proxy | None = None
+        self._wants_caddy = asyncio.Event()
+        self._caddy_has: tuple[str, Certificate] | None = None
+
+    # -- what the link asks (`Served`) ------------------------------------------------------
+
+    def hello(self) -> Hello:
+        known = self._snapshot
+        return Hello(
+            version=_VERSION,
+            key=self._key,
+            serves=None if known is None else known.gateway,
+            controller="" if known is None else known.controller,
+        )
+
+    async def apply(self, snapshot: Snapshot) -> str | None:
+        """Keep the snapshot and serve it."""
+        try:
+            await asyncio.to_thread(self._state.keep, snapshot)
+        except OSError as error:
+            return f"the gateway cannot store what it serves: {error.strerror}"
+        return await self.take(snapshot)
+
+    async def take(self, snapshot: Snapshot) -> str | None:
+        """Serve the snapshot; return why Caddy could not be set."""
+        before, self._snapshot = self._snapshot, snapshot
+        self.nodes.update(snapshot.nodes)
+        self.services.update(snapshot)
+        if self._proxy is None or before is None or before.limits != snapshot.limits:
+            self._proxy = self._make_proxy(snapshot)
+        for service in snapshot.services:
+            self._claims.pop(service.host, None)
+        return await self._set_caddy()
+
+    def claim(self, host: str, seconds: float) -> str | None:
+        now = asyncio.get_running_loop().time()
+        self._claims = {one: until for one, until in self._claims.items() if until > now}
+        domain = "" if self._snapshot is None else self._snapshot.domain
+        name = headers.service_of_host(host, domain)
+        if name is None:
+            return f"{host} is not below this gateway's domain {domain}"
+        if name == MODELS_NAME:
+            return f"{host} is the gateway's own name; give the service another one"
+        if self.services.find(name) is not None or host in self._claims:
+            return f"{host} is taken"
+        self._claims[host] = now + seconds
+        return None
+
+    def revoke(self, digest: str) -> None:
+        self._access.revoke(digest)
+
+    def take_counts(self) -> tuple[GroupCounts, ...]:
+        return self.traffic.take()
+
+    def in_flight(self) -> InFlight:
+        known = self._snapshot
+        number = 0 if known is None else known.version
+        return InFlight(version=number, replicas=dict(self.traffic.in_flight))
+
+    def _emptied(self, replica: str) -> None:
+        known = self._snapshot
+        services = () if known is None else known.services
+        if any(replica in service.draining for service in services):
+            self.link.say(self.in_flight())
+
+    def _make_proxy(self, snapshot: Snapshot) -> Proxy:
+        limits = ProxyLimits(
+            answer_seconds=snapshot.limits.timeout,
+            hold_seconds=snapshot.limits.hold,
+            most_body=snapshot.limits.most_body,
+        )
+        return Proxy(
+            services=self.services,
+            traffic=self.traffic,
+            access=self._access,
+            connect=self.nodes.connect,
+            settings=Settings(is_behind_proxy=True, limits=limits),
+        )
+
+    # -- Caddy ------------------------------------------------------------------------------
+
+    async def _set_caddy(self) -> str | None:
+        """Set Caddy's configuration where it differs. A failure is tried again in the
+        background."""
+        known = self._snapshot
+        if known is None or self._caddy_has == (known.domain, known.certificate):
+            return None
+        options = self._options
+        config = caddy.configuration(
+            known.certificate,
+            known.domain,
+            ports=options.ports,
+            admin=str(options.caddy_admin),
+            traffic=str(options.traffic),
+        )
+        try:
+            await caddy.apply(config, str(options.caddy_admin))
+        except CaddyRefused as error:
+            self._wants_caddy.set()
+            return str(error)
+        self._caddy_has = (known.domain, known.certificate)
+        return None
+
+    async def keep_caddy(self) -> None:
+        """Set Caddy's configuration again and again while it failed, until cancelled."""
+        while True:
+            await self._wants_caddy.wait()
+            await asyncio.sleep(CADDY_AGAIN_SECONDS)
+            self._wants_caddy.clear()
+            error = await self._set_caddy()
+            if self._snapshot is not None:
+                self.link.say(Applied(version=self._snapshot.version, error=error))
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request that Caddy passed on."""
+        host = request.host.rsplit(":", 1)[0].lower()
+        if host == ASK_HOST and request.path == ASK_PATH:
+            return web.Response(status=200 if self._knows(request.query.get("domain", "")) else 404)
+        known, proxy = self._snapshot, self._proxy
+        if known is None or proxy is None:
+            return _refusal(503, "this gateway was not told yet what it serves")
+        name = headers.service_of_host(host, known.domain)
+        if name is None:
+            return _refusal(404, f"there is no service at {host}")
+        told = self.services.told(name)
+        may_be_plain = told is not None and told.https == "off"
+        is_plain = request.headers.get("X-Forwarded-Proto") == "http"
+        if is_plain and known.certificate.kind != "none" and not may_be_plain:
+            return web.Response(status=308, headers={"Location": _secure(request, self._options)})
+        if name == MODELS_NAME and told is None:
+            if not headers.origin_form(request.raw_path).startswith(models.MODELS + "/"):
+                return _refusal(404, f"{host} has the services' models below {models.MODELS}")
+            return await proxy.answer_as(request, None)
+        return await proxy.answer_as(request, name)
+
+    def _knows(self, host: str) -> bool:
+        """Return whether Caddy may get a certificate for this host name."""
+        domain = "" if self._snapshot is None else self._snapshot.domain
+        name = headers.service_of_host(host, domain)
+        return name is not None and (name == MODELS_NAME or self.services.find(name) is not None)
+
+    async def close(self) -> None:
+        await self.link.close()
+        if self._proxy is not None:
+            self._proxy.close()
+        await self.nodes.close()
+
+
+def _secure(request: web.Request, options: Options) -> str:
+    host = request.host.rsplit(":", 1)[0]
+    port = "" if options.ports.https == 443 else f":{options.ports.https}"
+    return f"https://{host}{port}{headers.origin_form(request.raw_path)}"
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return json_response({"error": {"code": "no_service", "message": message}}, status=status)
+
+
+def _version() -> str:
+    try:
+        return version("fairlead")
+    except PackageNotFoundError:
+        return "0"
+
+
+_VERSION = _version()
+
+
+async def serve(options: Options, ready: Callable[[], None]) -> None:
+    """Run the agent until SIGTERM or SIGINT. Raises AgentCannotStart."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    state = AgentState(options.data)
+    try:
+        identity = await asyncio.to_thread(state.identity)
+        known = await asyncio.to_thread(state.snapshot)
+    except StateUnusable as error:
+        raise AgentCannotStart(str(error)) from error
+    agent = Agent(options, state, identity)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(agent.close)
+        keeping = asyncio.create_task(agent.keep_caddy(), name="caddy")
+        stack.callback(keeping.cancel)
+        await _listen(stack, _traffic_app(agent), options.traffic, options.caddy_group)
+        if known is not None:
+            refused = await agent.take(known)
+            if refused is not None:
+                log.warning("%s", refused)
+        await _listen(stack, _control_app(agent), options.socket, options.group)
+        ready()
+        await stop.wait()
+
+
+def _traffic_app(agent: Agent) -> web.AppRunner:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", agent.answer)
+    app.on_response_prepare.append(tidy)
+    return _runner(app)
+
+
+def _control_app(agent: Agent) -> web.AppRunner:
+    async def link(request: web.Request) -> web.StreamResponse:
+        return await agent.link.serve(request, agent)
+
+    async def health(request: web.Request) -> web.Response:
+        return json_response({"version": _VERSION, "controller": agent.link.is_up})
+
+    app = web.Application()
+    app.router.add_get(LINK_PATH, link)
+    app.router.add_get(HEALTH_PATH, health)
+    return _runner(app)
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
+    return web.AppRunner(
+        app, access_log=None, auto_decompress=False, shutdown_timeout=SHUTDOWN_SECONDS
+    )
+
+
+async def _listen(
+    stack: contextlib.AsyncExitStack, runner: web.AppRunner, path: Path, group: int | None
+) -> None:
+    """Serve at a unix socket that only its group may open. Raises AgentCannotStart."""
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await asyncio.to_thread(_make_room, path)
+        await web.UnixSite(runner, str(path)).start()
+        await asyncio.to_thread(_close_to_others, path, group)
+    except OSError as error:
+        raise AgentCannotStart(f"cannot listen at {path}: {error.strerror}") from error
+
+
+def _make_room(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _close_to_others(path: Path, group: int | None) -> None:
+    path.chmod(0o660)
+    if group is not None:
+        os.chown(path, -1, group)

@@ -1,0 +1,105 @@
+"""The ways to replicas: one SSH connection to each node, opened when a request needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import asyncssh
+
+from controller.lifecycle.inventory import NodeAddress
+from controller.links.base import LinkError, why_unreachable
+from controller.links.ssh import SshConnection, SshLink
+from controller.links.ssh_http import open_stream
+from controller.proxy.view import Replica
+from gateway.schemas import GatewayNode
+from runner.client import PortStream, RunnerError, StreamReader, StreamWriter
+
+OK = b"ok\n"
+"""What an exposed socket says first when its port answers (`shim.schemas.EXPOSED_OK`)."""
+_LONGEST_LINE = 1000
+
+
+class NodeLinks:
+    """Connections to nodes. `identity`: the key by which this gateway logs in."""
+
+    def __init__(self, identity: asyncssh.SSHKey) -> None:
+        self._identity = identity
+        self._nodes: dict[str, GatewayNode] = {}
+        self._connections: dict[str, asyncio.Task[SshConnection]] = {}
+
+    def update(self, nodes: Iterable[GatewayNode]) -> None:
+        """Keep exactly these nodes. Connections to others stay while requests use them."""
+        known, self._nodes = self._nodes, {node.id: node for node in nodes}
+        for node_id, node in known.items():
+            if self._nodes.get(node_id) != node:
+                self._connections.pop(node_id, None)
+
+    async def connect(self, replica: Replica) -> PortStream:
+        """Open a byte stream to the replica. Raises LinkError, RunnerError."""
+        node = self._nodes.get(replica.node_id)
+        if node is None:
+            raise LinkError("its node is not known any more")
+        try:
+            reader, writer = await self._stream(node, replica.socket)
+        except OSError as error:
+            raise LinkError(f"its socket cannot be opened: {why_unreachable(error)}") from error
+        try:
+            first = await _first_line(reader)
+        except BaseException:
+            writer.close()
+            raise
+        return PortStream(reader, writer, first)
+
+    async def close(self) -> None:
+        connections, self._connections = list(self._connections.values()), {}
+        for connecting in connections:
+            connecting.cancel()
+        for made in await asyncio.gather(*connections, return_exceptions=True):
+            if isinstance(made, SshConnection):
+                await made.close()
+
+    async def _stream(self, node: GatewayNode, socket: str) -> tuple[StreamReader, StreamWriter]:
+        if node.local:
+            return await asyncio.open_unix_connection(socket)
+        connection = await asyncio.shield(self._connection(node))
+        return await open_stream(connection.ssh, socket)
+
+    def _connection(self, node: GatewayNode) -> asyncio.Task[SshConnection]:
+        """Return the connection to the node, live or being made."""
+        known = self._connections.get(node.id)
+        if known is None or _is_over(known):
+            known = asyncio.create_task(self._open(node), name=f"node {node.id}")
+            self._connections[node.id] = known
+        return known
+
+    async def _open(self, node: GatewayNode) -> SshConnection:
+        address = NodeAddress(
+            shim_socket="", host=node.host, port=node.port, user=node.user, host_key=node.host_key
+        )
+        return await SshLink(address, self._identity).connect()
+
+
+def _is_over(connecting: asyncio.Task[SshConnection]) -> bool:
+    if not connecting.done():
+        return False
+    if connecting.cancelled() or connecting.exception() is not None:
+        return True
+    return connecting.result().ssh.is_closed()
+
+
+async def _first_line(reader: StreamReader) -> bytes:
+    """Read the socket's first line; return what came after it. Raises RunnerError, LinkError."""
+    data = b""
+    while b"\n" not in data and len(data) < _LONGEST_LINE:
+        try:
+            piece = await reader.read(_LONGEST_LINE)
+        except OSError as error:
+            raise LinkError(f"its node's connection broke: {why_unreachable(error)}") from error
+        if not piece:
+            raise LinkError("its node closed the connection")
+        data += piece
+    line, newline, rest = data.partition(b"\n")
+    if line + newline != OK:
+        raise RunnerError("port_refused", line.decode("utf-8", "replace"), 502)
+    return rest

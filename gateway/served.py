@@ -1,0 +1,166 @@
+"""The services of the newest snapshot and the counts of their requests, for the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from controller.proxy.view import RateLimit, Replica, Service
+from controller.traffic.statistics import latency_part
+from gateway.schemas import GatewayService, GroupCounts, Snapshot
+
+WAKE_SECONDS = 5.0
+"""A waiting request wakes its service again after this time: the controller may have been away."""
+
+
+class SnapshotServices:
+    """Finds services in the snapshot (`controller.proxy.view.Services`). `wake` tells the
+    controller that a request waits."""
+
+    def __init__(self, wake: Callable[[str], None]) -> None:
+        self._wake = wake
+        self._by_name: dict[str, Service] = {}
+        self._told: dict[str, GatewayService] = {}
+        self._news = asyncio.Event()
+
+    def update(self, snapshot: Snapshot) -> None:
+        known = {one.name: self._by_name[one.name] for one in self._told.values()}
+        fresh: dict[str, Service] = {}
+        for one in snapshot.services:
+            is_same = self._told.get(one.name) == one
+            fresh[one.name] = known[one.name] if is_same else service_of(one)
+        self._by_name = fresh
+        self._told = {one.name: one for one in snapshot.services}
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def find(self, name: str) -> Service | None:
+        return self._by_name.get(name)
+
+    def told(self, name: str) -> GatewayService | None:
+        """Return what the controller told of this service."""
+        return self._told.get(name)
+
+    def all(self) -> Iterable[Service]:
+        return tuple(self._by_name.values())
+
+    def wake(self, run_id: str) -> None:
+        self._wake(run_id)
+
+    async def changed(self, run_id: str) -> None:
+        try:
+            async with asyncio.timeout(WAKE_SECONDS):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+
+def service_of(told: GatewayService) -> Service:
+    return Service(
+        run_id=told.run_id,
+        name=told.name,
+        owner=told.owner,
+        auth=told.auth,
+        model=told.model,
+        model_prefix=told.model_prefix,
+        headers=told.headers,
+        groups=told.groups,
+        rate_limits=tuple(
+            RateLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)
+            for one in told.rate_limits
+        ),
+        replicas=tuple(
+            Replica(id=one.id, group=one.group, node_id=one.node_id, socket=one.socket, port=0)
+            for one in told.replicas
+        ),
+        is_held=told.is_held,
+    )
+
+
+class _Group:
+    """The counts of one replica group since they were last taken."""
+
+    def __init__(self, now: float) -> None:
+        self.requests = 0
+        self.errors = 0
+        self.in_flight = 0
+        self.busy = 0.0
+        self.latencies: dict[int, int] = {}
+        self._at = now
+
+    def change(self, now: float, by: int) -> None:
+        self.advance(now)
+        self.in_flight += by
+
+    def advance(self, now: float) -> None:
+        self.busy += self.in_flight * (now - self._at)
+        self._at = now
+
+
+class _Request:
+    def __init__(self, traffic: GatewayTraffic, group: _Group, replica: str | None) -> None:
+        self._traffic = traffic
+        self._group = group
+        self._replica = replica
+        self._began = traffic.now()
+        group.change(self._began, +1)
+        if replica is not None:
+            group.requests += 1
+            traffic.enter(replica)
+
+    def end(self, *, failed: bool = False, is_stream: bool = False) -> None:
+        now = self._traffic.now()
+        self._group.change(now, -1)
+        self._group.errors += failed
+        if self._replica is not None:
+            if not is_stream:
+                part = latency_part(now - self._began)
+                self._group.latencies[part] = self._group.latencies.get(part, 0) + 1
+            self._traffic.leave(self._replica)
+
+
+class GatewayTraffic:
+    """Counts requests for the controller (`controller.proxy.view.Traffic`). `now`: seconds that
+    only grow. `emptied` is called when the last request of a replica has ended."""
+
+    def __init__(self, now: Callable[[], float], emptied: Callable[[str], None]) -> None:
+        self.now = now
+        self.in_flight: dict[str, int] = {}
+        self._emptied = emptied
+        self._groups: dict[tuple[str, str], _Group] = {}
+
+    def begin(self, service: Service, replica: Replica | None) -> _Request:
+        name = service.groups[0] if replica is None else replica.group
+        group = self._groups.setdefault((service.run_id, name), _Group(self.now()))
+        return _Request(self, group, None if replica is None else replica.id)
+
+    def enter(self, replica: str) -> None:
+        self.in_flight[replica] = self.in_flight.get(replica, 0) + 1
+
+    def leave(self, replica: str) -> None:
+        self.in_flight[replica] -= 1
+        if not self.in_flight[replica]:
+            del self.in_flight[replica]
+            self._emptied(replica)
+
+    def take(self) -> tuple[GroupCounts, ...]:
+        """Return the counts since the last call, of groups that had any."""
+        now, taken = self.now(), []
+        for (run_id, name), group in list(self._groups.items()):
+            group.advance(now)
+            taken.append(
+                GroupCounts(
+                    run_id=run_id,
+                    group=name,
+                    requests=group.requests,
+                    errors=group.errors,
+                    busy=group.busy,
+                    in_flight=group.in_flight,
+                    latencies=tuple(sorted(group.latencies.items())),
+                )
+            )
+            group.requests = group.errors = 0
+            group.busy, group.latencies = 0.0, {}
+            if not group.in_flight:
+                del self._groups[(run_id, name)]
+        return tuple(taken)

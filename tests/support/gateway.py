@@ -1,0 +1,109 @@
+"""A gateway's machine in two processes: Caddy and the agent, on free ports of the loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import sys
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+
+from tests.support.daemons import Daemon
+from tests.support.ssh_daemon import free_port
+from tests.support.waiting import wait_until
+
+_PROGRAMS = Path(sys.executable).parent
+
+
+class GatewayMachine:
+    """`socket` is where a controller on this machine reaches the agent; `hosts` below `domain` are
+    asked by `get`, at this machine's loopback."""
+
+    def __init__(self, folder: Path, domain: str) -> None:
+        folder.mkdir(parents=True)
+        self.domain = domain
+        self.socket = folder / "agent.sock"
+        self.http, self.https, self._ask = free_port(), free_port(), free_port()
+        self._folder = folder
+        self.key = folder / "state" / "id_ed25519"
+        admin = folder / "admin.sock"
+        begin = folder / "begin.json"
+        begin.write_text(
+            json.dumps({"admin": {"listen": f"unix/{admin}", "origins": ["localhost"]}})
+        )
+        home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+        caddy = shutil.which("caddy") or "/usr/bin/caddy"
+        self.caddy = Daemon(
+            [caddy, "run", "--config", begin], folder / "caddy.log", env=home, outlasts_tests=True
+        )
+        options: list[str | Path] = ["--data", folder / "state", "--socket", self.socket]
+        options += ["--traffic", folder / "traffic.sock", "--caddy-admin", admin]
+        options += ["--http-port", str(self.http), "--https-port", str(self.https)]
+        options += ["--ask-port", str(self._ask)]
+        self.agent = Daemon(
+            [_PROGRAMS / "fairlead", "gateway", "run", *options],
+            folder / "agent.log",
+            outlasts_tests=True,
+        )
+
+    def start(self) -> None:
+        self.caddy.spawn()
+        self.caddy.wait_ready((self._folder / "admin.sock").exists)
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        self.agent.spawn()
+        self.agent.wait_ready(self._listens)
+
+    def _listens(self) -> bool:
+        with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as probe:
+            probe.connect(str(self.socket))
+            return True
+        return False
+
+    def close(self) -> None:
+        self.agent.kill9()
+        self.caddy.kill9()
+
+    def trust(self) -> ssl.SSLContext:
+        """A context that trusts Caddy's own authority, which is there once it made a
+        certificate."""
+        root = self._folder / "caddy/pki/authorities/local/root.crt"
+        wait_until(root.exists, what="Caddy's root certificate")
+        return ssl.create_default_context(cafile=str(root))
+
+    def get(
+        self,
+        name: str,
+        path: str = "/",
+        headers: Mapping[str, str] | None = None,
+        context: ssl.SSLContext | None = None,
+        timeout: float = 60,
+    ) -> tuple[int, str, http.client.HTTPMessage]:
+        """Ask NAME.domain: by HTTPS with a context, else by HTTP."""
+        connection = self.connection(name, context, timeout)
+        with closing(connection):
+            host = f"{name}.{self.domain}"
+            connection.request("GET", path, headers={"Host": host, **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+
+    def dial(self, timeout: float = 60) -> socket.socket:
+        """Connect to where Caddy listens for HTTPS."""
+        return socket.create_connection(("127.0.0.1", self.https), timeout)
+
+    def connection(
+        self, name: str, context: ssl.SSLContext | None, timeout: float = 60
+    ) -> http.client.HTTPConnection:
+        if context is None:
+            return http.client.HTTPConnection("127.0.0.1", self.http, timeout=timeout)
+        made = http.client.HTTPSConnection(
+            "127.0.0.1", self.https, timeout=timeout, context=context
+        )
+        plain = self.dial(timeout)
+        made.sock = context.wrap_socket(plain, server_hostname=f"{name}.{self.domain}")
+        return made
