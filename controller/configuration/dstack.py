@@ -27,6 +27,7 @@ _START_DOCKER = "start-dockerd"
 _HOME = "/root"
 _MENTION = "DSTACK_"
 _PYTHON = re.compile(r"3\.\d{1,2}", re.ASCII)
+_GATEWAY_OF_PROJECT = re.compile(r"[\w-]+/([\w-]+)", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 _OF_CLOUDS = (
     *("spot_policy", "backends", "regions", "availability_zones", "instance_types"),
@@ -97,8 +98,8 @@ class _Work:
 
 def _mentions(data: Mapping[str, Any]) -> bool:
     """Return whether what the jobs run names a variable of dstack's."""
-    groups = data.get("groups")
-    parts = [data, *(groups if isinstance(groups, list | tuple) else ())]
+    groups = (*_mappings(data.get("groups")), *_mappings(data.get("replicas")))
+    parts = (data, *groups)
     texts = (part.get(name) for part in parts if isinstance(part, Mapping) for name in _RUNS)
     return any(_MENTION in str(text) for text in texts if text)
 
@@ -294,6 +295,14 @@ def _use_python(work: _Work, version: str) -> None:
     work.notes.append(f"Python {version} and uv by image {image}")
 
 
+def _gateway(work: _Work) -> None:
+    """Take the project off the name of another project's gateway: here all share them."""
+    match = _GATEWAY_OF_PROJECT.fullmatch(str(work.data.get("gateway")))
+    if work.data.get("type") == "service" and match is not None:
+        work.data["gateway"] = match[1]
+        work.notes.append(f"gateway {match[1]}, without a project")
+
+
 def _editor(work: _Work) -> None:
     """Tell what `version` of a desktop IDE does."""
     ide = work.data.get("ide")
@@ -307,5 +316,6 @@ _TYPES = ("task", "service", _DEV_ENVIRONMENT)
 _STEPS = (
     *(_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python),
     _parts,
+    _gateway,
     _editor,
 )

@@ -19,7 +19,7 @@ from runner.schemas import EnvStyle
 SHAPES = Path(__file__).parent / "dstack-shapes.jsonl"
 SHAPES_OF_ALL = [json.loads(line) for line in SHAPES.read_text().splitlines()]
 TASKS = [shape for shape in SHAPES_OF_ALL if shape.get("type") == "task"]
-SERVICES_ACCEPTED_AT_LEAST = 50
+SERVICES_ACCEPTED_AT_LEAST = 51
 NAMES = ("HF_TOKEN", "WANDB_API_KEY")
 NO_CLOUD = {"spot_policy": "auto", "backends": ["aws"], "max_price": 2.5}
 ACCEPTED_AT_LEAST = 90
@@ -226,6 +226,20 @@ def test_groups_without_names_get_some_and_their_ports_belong_to_the_run() -> No
 def test_the_commands_are_arguments_of_an_entrypoint() -> None:
     (spec,) = planned(task(image="i", entrypoint="python -m x", commands=["--a", "1"])).specs
     assert (spec.entrypoint, spec.commands) == (("python", "-m", "x", "--a", "1"), ())
+
+
+def test_a_gateway_of_another_project_is_named_without_it() -> None:
+    written = {"type": "service", "image": "i", "port": 80, "gateway": "team-a/my-gateway"}
+    translation = translated(written)
+    assert translation.data["gateway"] == "my-gateway"
+    assert translation.notes == ("gateway my-gateway, without a project",)
+    assert parse(written).type == "service"
+
+
+def test_a_replica_group_that_names_a_variable_of_dstack_gets_them() -> None:
+    groups = [{"nodes": 2, "commands": ["echo $DSTACK_NODE_RANK"]}]
+    written = {"type": "service", "image": "i", "port": 80, "replicas": groups}
+    assert planned(written).specs[0].env_style == (EnvStyle.DSTACK,)
 
 
 def test_docker_in_a_job_is_started_first() -> None:
