@@ -60,16 +60,17 @@ class Load:
         self.failed: list[tuple[int, str]] = []
         self.asked = 0
 
-    def _ask(self) -> None:
-        while not self._stop.is_set():
+    def _ask(self, pause: float) -> None:
+        while not self._stop.wait(pause):
             status, text = ask(self._lab, self._name, self._lab.controller.token)
             self.asked += 1
             if status != 200:
                 self.failed.append((status, text))
 
     @contextlib.contextmanager
-    def running(self, clients: int = 4) -> Iterator[None]:
-        threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+    def running(self, clients: int = 4, pause: float = 0.0) -> Iterator[None]:
+        """`pause`: seconds that each client waits between two requests."""
+        threads = [threading.Thread(target=self._ask, args=(pause,)) for _ in range(clients)]
         for thread in threads:
             thread.start()
         try:
@@ -197,6 +198,23 @@ def test_replicas_serve_on_after_the_controller_was_killed(lab: RunLab) -> None:
 
 def _both(names: set[str]) -> set[str]:
     return names if len(names) == 2 else set()
+
+
+def test_the_autoscaler_follows_the_load_from_1_to_3_and_back_and_loses_no_request(
+    lab: RunLab,
+) -> None:
+    soon = {"window": "30s", "scale_up_delay": "1s", "scale_down_delay": "1s"}
+    scaling = {"metric": "rps", "target": 2, **soon}
+    serve(lab, "scaled", replicas="1..3", scaling=scaling)
+    (first,) = wait_until(lambda: replicas_seen(lab, "scaled", 1), 120, "a replica")
+    always, rush = Load(lab, "scaled"), Load(lab, "scaled")
+    with always.running(1, pause=1.0):
+        with rush.running(4, pause=0.2):
+            wait_until(lambda: len(_nodes(lab, "scaled")) == 3, 120, "three replicas")
+        wait_until(lambda: len(_nodes(lab, "scaled")) == 1, 120, "one replica")
+        always.wait_for(2)
+    assert (always.failed, rush.failed) == ([], [])
+    assert replicas_seen(lab, "scaled") == {first}
 
 
 def test_tokens_and_keys_open_a_service_and_websockets_pass(lab: RunLab) -> None:
