@@ -170,7 +170,8 @@ class Victims:
             return None
         _, attempt = held
         if attempt.status is AttemptStatus.TERMINATING:
-            if attempt.reason in _COMES_BACK_IN_PLACE or gangs.is_gang_run(state.run):
+            in_place = attempt.reason in _COMES_BACK_IN_PLACE and not state.run.deployments
+            if in_place or gangs.is_gang_run(state.run):
                 return None
         elif attempt.status not in _LIVE or not _goes(state.run, preemptor):
             return None

@@ -202,6 +202,8 @@ def stop_waiting(draft: Draft) -> None:
     for job in list(draft.jobs):
         if not (members.is_member(draft.run, job) and job.rank and job.attempts):
             continue
+        if job.attempts[-1].drains_until is None:
+            continue
         primary = members.primary_attempt(draft.jobs, job)
         if primary is None or primary.drains_until is None or primary.runner_exited:
             _begin_grace(draft, job.attempts[-1])

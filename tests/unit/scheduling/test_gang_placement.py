@@ -16,6 +16,7 @@ from controller.lifecycle.reports import (
     RunnerExited,
     TaskAccepted,
     TaskSeen,
+    Tick,
 )
 from controller.lifecycle.services.policy import ReplicaGroup, ServicePolicy
 from controller.lifecycle.statuses import AttemptStatus
@@ -596,3 +597,24 @@ def test_a_replica_of_several_nodes_is_placed_whole_and_waits_for_no_other() -> 
     cluster.set_node(in_rack("b2", "r2"))
     cluster.settle()
     assert {cluster.places(run)[f"main/{n}"] for n in (2, 3)} == {"b1", "b2"}
+
+
+def test_a_replica_that_loses_a_job_to_a_higher_band_waits_as_a_whole() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    pair = ServicePolicy(port=80, groups=(ReplicaGroup(name="main", nodes=2),))
+    group = Group(name="main", nodes=2)
+    service = cluster.submit("web", group, whole_node=True, service=pair, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    solo = cluster.submit("solo", whole_node=True, band=Band.PRODUCTION)
+    cluster.settle()
+    ended = [job.attempts[-1].reason for job in cluster.states[service].jobs]
+    assert sorted(ended, key=str) == [Reason.PREEMPTED, Reason.SIBLING_FAILED]
+
+    cluster.leave(service)
+    cluster.now += 60.0
+    cluster.tell(service, Tick(run_id=service))
+    cluster.settle()
+    assert len(cluster.places(solo)) == 1
+    assert cluster.places(service) == {}
+    assert {job.attempts[-1].number for job in cluster.states[service].jobs} == {1}
