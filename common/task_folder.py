@@ -1,7 +1,7 @@
 """The files of a task's folder through which shim and runner work together.
 
-The shim makes the folder and writes `image.json` and `stop.json`; the runner writes its logs and
-its exit record. The job may change any of them, so their content is only a claim.
+The shim makes the folder and writes `image.json`, `pythons.json` and `stop.json`; the runner writes
+its logs and its exit record. The job may change any of them, so their content is only a claim.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ RUNNER_SOCKET_NAME = "runner.sock"
 EXIT_RECORD_NAME = "exit.json"
 IMAGE_CONFIG_NAME = "image.json"
 STOP_ORDER_NAME = "stop.json"
+PYTHONS_NAME = "pythons.json"
 LOGS_FOLDER_NAME = "logs"
 OUTPUT_FOLDER_NAME = "output"
 """What the job leaves here is kept beyond its end."""
@@ -25,6 +26,14 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
     cmd: tuple[str, ...] = ()
     user: str = ""
     working_dir: str = ""
+
+
+class Pythons(msgspec.Struct, frozen=True, kw_only=True):
+    """`pythons.json`, for a job that asks for a version of Python: the folder with the node's
+    interpreters, as the job sees it, and why the version is not among them."""
+
+    folder: str = ""
+    problem: str | None = None
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):

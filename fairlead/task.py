@@ -34,6 +34,8 @@ class TaskFields(TypedDict, total=False):
     on_parent_end: str
     on_disconnect: str | Mapped
     image: str
+    python: str | float
+    nvcc: bool
     setup: Strings
     commands: Strings
     entrypoint: str | Strings

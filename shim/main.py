@@ -233,6 +233,16 @@ def _add_permissions(add: Callable[..., object]) -> None:
         help="hand the shim's own HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY to containers",
     )
     add(
+        "--python-mirror",
+        metavar="URL",
+        help="where uv finds the interpreters of jobs with `python` (http, https or file)",
+    )
+    add(
+        "--python-downloads",
+        metavar="FILE",
+        help="the path or URL of a JSON list of them, as uv's --python-downloads-json-url",
+    )
+    add(
         "--jump-keys",
         type=Path,
         metavar="FILE",
@@ -321,6 +331,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         allow_privileged=arguments.allow_privileged,
         host_network=HostNetwork(arguments.host_network),
         allow_raw_sockets=arguments.allow_raw_sockets,
+        python_mirror=arguments.python_mirror,
+        python_downloads=arguments.python_downloads,
         proxy_variables=proxy_variables(os.environ) if arguments.container_proxy else {},
     )
     settings.check_paths()

@@ -183,6 +183,8 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     needs_host_network: bool = False
     """Its peers on other nodes reach it at its node's address. It is refused with 409
     `no_host_network` where the node's operator gives no task the node's network."""
+    python: str | None = None
+    """The version of Python that the node brings for the job."""
 
 
 class SshMode(StrEnum):

@@ -57,6 +57,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}
     """The proxy variables that containers get."""
+    python_mirror: str | None = None
+    """The URL below which uv finds the interpreters' archives; None: where uv looks by itself."""
+    python_downloads: str | None = None
+    """The path or URL of the JSON that lists them; None: uv's own list."""
     engine_patience: float = 60.0
     jump_keys: Path | None = None
     """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""

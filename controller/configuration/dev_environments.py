@@ -25,8 +25,6 @@ from controller.lifecycle.dev_environment import BROWSER_PORTS, DevEnvironment, 
 from controller.lifecycle.model import Group
 from controller.lifecycle.services.policy import Probe, Serves
 
-IMAGE = "astral/uv:python3.13-bookworm"
-"""What a dev environment without `image` gets: Python, uv and git."""
 FOLDER = "/workflow"
 """Where it works, and where a repository is, unless it says otherwise."""
 HOME_OF_ROOT = "/root"
@@ -115,9 +113,6 @@ def plan_job(written: DevEnvironmentConfiguration) -> tuple[GroupPlan, ...]:
         volumes=volumes,
         working_dir=schema.FolderName(_folder(written)),
     )
-    if written.image is None:
-        env = schema.Env({"UV_SYSTEM_PYTHON": "1", **(written.env or {})})
-        own = msgspec.structs.replace(own, image=schema.ImageName(IMAGE), env=env)
     group = Group(name=MAIN, share_nodes=True)
     return (GroupPlan(field="", written=own, whole_node=False, group=group),)
 
@@ -171,6 +166,7 @@ def _jupyter(version: str | None) -> tuple[str, ...]:
     bring = f"""\
 fairlead_lab=jupyter-lab
 if {present}; then :
+elif [ -n "${{VIRTUAL_ENV-}}" ] && uv pip install --quiet '{package}' 2>/dev/null; then :
 elif uv pip install --quiet --system '{package}' 2>/dev/null; then :
 elif python3 -m pip install --quiet --disable-pip-version-check '{package}' 2>/dev/null; then :
 elif python3 -m venv --system-site-packages "$HOME/.fairlead-jupyter" 2>/dev/null &&

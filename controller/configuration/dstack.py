@@ -15,18 +15,12 @@ from typing import Any
 
 import msgspec
 
-from controller.configuration.schema import TaskConfiguration
-
 WORKING_FOLDER = "/workflow"
 """Where dstack puts the repository, and from where a relative `working_dir` counts."""
-NEWEST_PYTHON = "3.13"
-"""What a file gets that names neither an image nor a Python."""
-_PYTHON_IMAGE = "astral/uv:python{version}-bookworm"
 _DOCKER_IMAGE = "dstackai/dind"
 _START_DOCKER = "start-dockerd"
 _HOME = "/root"
 _MENTION = "DSTACK_"
-_PYTHON = re.compile(r"3\.\d{1,2}", re.ASCII)
 _GATEWAY_OF_PROJECT = re.compile(r"[\w-]+/([\w-]+)", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 _OF_CLOUDS = (
@@ -35,25 +29,11 @@ _OF_CLOUDS = (
 )
 """Fields that choose among a cloud's offers."""
 FIELDS: Mapping[str, str] = {
-    "python": "a version such as 3.12, in place of an image",
     "docker": "true: an image with a Docker daemon, which is started before the commands",
     "utilization_policy": "anything: it ends no run here",
     **dict.fromkeys(_OF_CLOUDS, "anything: nodes are machines that an operator added"),
 }
 """Fields of dstack alone that a file may have, and what they may hold."""
-_ALSO_OURS = frozenset(
-    {
-        *("type", "name", "image", "setup", "commands", "entrypoint", "shell", "env"),
-        *("working_dir", "user"),
-        *("nodes", "groups", "schedule", "max_duration", "stop_duration", "retry", "priority"),
-        *("stop_criteria", "startup_order", "registry_auth", "repos", "files", "privileged"),
-        *("resources", "volumes", "fleets", "ports"),
-    }
-)
-"""Fields that dstack has, too."""
-_OURS = frozenset(TaskConfiguration.__struct_fields__) - _ALSO_OURS
-"""A file with one of these was written for us, so our default image holds."""
-_OURS_IN_DEV_ENVIRONMENTS = (_OURS - {"init"}) | {"home"}
 _AMOUNTS = ("cpu", "memory", "gpu", "disk", "shm_size")
 
 
@@ -76,9 +56,6 @@ def translated(data: Mapping[str, Any]) -> Translation:
     for step in _STEPS:
         step(work)
     if work.notes or work.silently or _mentions(data):
-        ours = _OURS if data.get("type") != _DEV_ENVIRONMENT else _OURS_IN_DEV_ENVIRONMENTS
-        if not ours & data.keys():
-            _image(work)
         work.data.setdefault("env_style", ["dstack"])
     return Translation(data=work.data, notes=tuple(work.notes))
 
@@ -239,16 +216,10 @@ def _docker(work: _Work) -> None:
 
 
 def _python(work: _Work) -> None:
-    """Choose the image with this Python; YAML reads 3.10 as the number 3.1."""
-    given = work.data.get("python")
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        return
-    version = "3.10" if given == 3.1 else str(given)
-    if not _PYTHON.fullmatch(version) or "image" in work.data:
-        return
-    del work.data["python"]
-    if not work.data.get("nvcc"):
-        _use_python(work, version)
+    """See that dstack's author wrote it: `python` and `nvcc` choose its images."""
+    data = work.data
+    if "image" not in data and ("python" in data or "nvcc" in data):
+        work.silently = True
 
 
 def _parts(work: _Work) -> None:
@@ -267,32 +238,6 @@ def _part(work: _Work, part: dict[str, Any]) -> dict[str, Any]:
     work.notes += [note for note in own.notes if note not in work.notes]
     work.silently |= own.silently
     return own.data
-
-
-def _image(work: _Work) -> None:
-    data = work.data
-    if data.pop("nvcc", False) not in (False, None):
-        data["nvcc"] = True
-    nothing = "commands" not in data and "groups" not in data
-    nothing = nothing and data.get("type") != _DEV_ENVIRONMENT
-    if "image" in data or "python" in data or "nvcc" in data or nothing:
-        return
-    groups = _mappings(data.get("groups")) or _mappings(data.get("replicas"))
-    if not groups or not all("image" in group for group in groups):
-        _use_python(work, NEWEST_PYTHON)
-
-
-def _use_python(work: _Work, version: str) -> None:
-    image = _PYTHON_IMAGE.format(version=version)
-    work.data["image"] = image
-    env = work.data.get("env")
-    if env is None or isinstance(env, dict):
-        work.data["env"] = {"UV_SYSTEM_PYTHON": "1", **(env or {})}
-    elif isinstance(env, list | tuple) and not any(
-        str(one).startswith("UV_SYSTEM_PYTHON") for one in env
-    ):
-        work.data["env"] = [*env, "UV_SYSTEM_PYTHON=1"]
-    work.notes.append(f"Python {version} and uv by image {image}")
 
 
 def _gateway(work: _Work) -> None:

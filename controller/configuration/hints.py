@@ -80,8 +80,6 @@ RENAMED: Mapping[str, str] = {
 
 HINTS: Mapping[str, str] = {
     "port": _TUNNEL,
-    "python": "the image has it; use one such as image: python:3.12",
-    "nvcc": "the image has it; use one with the CUDA compiler, such as a -devel image",
     "dstack": "a job here reaches no server of dstack; use `fairlead` and its API",
     "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,

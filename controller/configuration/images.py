@@ -25,6 +25,10 @@ _DIGEST = re.compile(
 )
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LONGEST = 255
+PYTHON_PLACE = "{python}"
+NEWEST_PYTHON = "3.13"
+DEFAULT_IMAGE = f"astral/uv:python{PYTHON_PLACE}-bookworm"
+"""Debian with uv and git, and with the Python that a job asks for."""
 IMAGE_ALLOWED = "the name of an image, such as ubuntu:24.04 or registry.example.com:5000/team/job:1"
 
 
@@ -36,6 +40,21 @@ def image_name(text: object) -> str:
     if wrong is not None:
         raise ValueError(f"{shown(text)} {wrong}")
     return text
+
+
+def default_image_name(text: object) -> str:
+    """Return the name of a default image, in which `{python}` stands for the version of Python that
+    a job asks for, else the newest. Raises ValueError with what is wrong."""
+    if isinstance(text, str):
+        image_name(image_for(text, None))
+        return text
+    return image_name(text)
+
+
+def image_for(default: str, python: str | None) -> str:
+    """Return the default image of a job with this version of Python."""
+    short = ".".join((python or NEWEST_PYTHON).split(".")[:2])
+    return default.replace(PYTHON_PLACE, short)
 
 
 def _what_is_wrong(text: str) -> str | None:

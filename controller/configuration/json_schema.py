@@ -59,7 +59,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
 """The path of each mapping, by the type of its fields."""
 _OF_DSTACK = {name: {"description": f"of dstack: {said}"} for name, said in FIELDS.items()}
 _RELATIVE = f"{schema.ALLOWED['working_dir']}; a relative one counts from dstack's /workflow"
-_OF_DSTACKS_GROUPS = {name: _OF_DSTACK[name] for name in ("python", "docker")} | {
+_OF_DSTACKS_GROUPS = {name: _OF_DSTACK[name] for name in ("docker",)} | {
     "ports": {"type": "array", "description": "of dstack: ports of the run"}
 }
 _FILLED_IN_BY_THE_COMMAND = "uploaded"
@@ -165,6 +165,7 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
     schema.FolderName: _ABSOLUTE_PATH,
     schema.ImageName: {"type": "string", "minLength": 1},
     schema.UserName: {"type": ["string", "integer"]},
+    schema.PythonVersion: {"type": ["string", "number"]},
     schema.SignalName: _STRING,
     schema.SshChoice: {"enum": ["auto", "embedded", "install", "off", False]},
     schema.Gpu: {"anyOf": [{"type": ["integer", "string"]}, _mapping(schema.GpuFields)]},

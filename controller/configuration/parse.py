@@ -87,6 +87,12 @@ def _check_command(planned: GroupPlan) -> None:
             "has no commands after it: it runs in the shell that runs commands",
             "setup beside commands",
         )
+    if written.nvcc and written.image is not None:
+        raise ConfigurationError(
+            planned.named("nvcc"),
+            "chooses the image with the CUDA compiler, and image chooses another",
+            "nvcc or image",
+        )
     nothing_to_run = written.entrypoint is None and not written.commands
     if nothing_to_run and written.image is None:
         raise ConfigurationError(

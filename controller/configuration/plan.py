@@ -11,11 +11,13 @@ import msgspec
 from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
+from controller.configuration.images import DEFAULT_IMAGE, image_for
 from controller.configuration.schema import (
     ALLOWED,
     DevEnvironmentConfiguration,
     DisconnectFields,
     FileFields,
+    GroupedFields,
     RegistryAuthFields,
     RepoFields,
     RetryFields,
@@ -54,7 +56,9 @@ _QUERY_BEFORE_PATH = re.compile(r"(://[^?]*\?)[^:]+")
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """The values for fields that the user leaves out; the operator may change them."""
 
-    image: str = "ubuntu:24.04"
+    image: str = DEFAULT_IMAGE
+    nvcc_image: str | None = None
+    """The image of jobs with `nvcc`; None: there is none."""
     resources: Resources = Resources(memory=2 << 30)
     """For a job that neither holds its whole node nor asks for GPUs; the least for the others."""
     stop_duration: float = 300.0
@@ -319,12 +323,13 @@ def _job(
     own = planned.written
     entrypoint = own.entrypoint
     return JobSpec(
-        image=_plain(own.image) or defaults.image,
+        image=_image(planned, defaults),
+        python=_plain(own.python),
         setup=own.setup,
         commands=own.commands,
         entrypoint=None if entrypoint is None else tuple(entrypoint),
         shell=own.shell,
-        env=dict(own.env or {}),
+        env=_env(own),
         working_dir=_plain(own.working_dir),
         user=_plain(own.user),
         stop_signal=_plain(configuration.stop_signal) or defaults.stop_signal,
@@ -349,6 +354,28 @@ def _job(
         fleets=tuple(own.fleets or ()),
         stop_when_unheard=_stop_when_unheard(configuration, defaults),
     )
+
+
+def _image(planned: GroupPlan, defaults: Defaults) -> str:
+    own = planned.written
+    if own.image is not None:
+        return str(own.image)
+    if not own.nvcc:
+        return image_for(defaults.image, own.python)
+    if defaults.nvcc_image is None:
+        raise ConfigurationError(
+            planned.named("nvcc"),
+            "needs an image with the CUDA compiler, and this controller's operator has named none:"
+            " name one as image, or ask for defaults.nvcc_image in the controller's file",
+            "image, with the name of a -devel image of CUDA",
+        )
+    return defaults.nvcc_image
+
+
+def _env(own: GroupedFields) -> dict[str, str]:
+    """Return the variables. The default image has one Python for all, into which uv installs."""
+    shared = own.image is None and own.python is None and not own.nvcc
+    return {**({"UV_SYSTEM_PYTHON": "1"} if shared else {}), **(own.env or {})}
 
 
 def _stop_when_unheard(configuration: RunFields, defaults: Defaults) -> float | None:

@@ -79,6 +79,12 @@ class ImageName(str):
     __slots__ = ()
 
 
+class PythonVersion(str):
+    """A version such as 3.12 or 3.12.4."""
+
+    __slots__ = ()
+
+
 class SignalName(str):
     __slots__ = ()
 
@@ -303,6 +309,8 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gang: bool | GangFields | None = None
     share_nodes: bool | None = None
     image: ImageName | None = None
+    python: PythonVersion | None = None
+    nvcc: bool | None = None
     setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: Argv | None = None
@@ -526,6 +534,8 @@ ALLOWED = {
     "type": "task, service, dev-environment",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
     "image": IMAGE_ALLOWED,
+    "python": "a version such as 3.12 or 3.12.4",
+    "nvcc": "true or false",
     "setup": "a list of shell commands",
     "commands": "a list of shell commands",
     "entrypoint": "a list of a program and its arguments, or one line of them",

@@ -15,7 +15,7 @@ import msgspec
 
 from controller.configuration import source
 from controller.configuration.convert import ConfigurationError, convert
-from controller.configuration.images import IMAGE_ALLOWED
+from controller.configuration.images import IMAGE_ALLOWED, default_image_name
 from controller.configuration.plan import Defaults
 from controller.configuration.schema import Duration, DurationOrOff, ImageName
 from controller.configuration.source import SourceError
@@ -41,13 +41,18 @@ ALLOWED: Mapping[str, str] = {
     "node_failure.unreachable_after": _SOME_TIME,
     "node_failure.after": f"{DURATION_ALLOWED}, at least unreachable_after",
     "defaults": "a mapping",
-    "defaults.image": IMAGE_ALLOWED,
+    "defaults.image": f"{IMAGE_ALLOWED}; {{python}} in it is a job's version of Python",
+    "defaults.nvcc_image": IMAGE_ALLOWED,
     "defaults.stop_duration": DURATION_ALLOWED,
     "defaults.max_duration": OFF_ALLOWED,
     "defaults.scheduling_timeout": OFF_ALLOWED,
     "defaults.priority": "a whole number from 0 to 100",
     "cluster_networks": "a list of IPv4 networks, the preferred one first, such as [10.1.0.0/16]",
 }
+
+
+class _DefaultImage(str):
+    __slots__ = ()
 
 
 class _LimitsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +73,8 @@ class _NodeFailureFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: ImageName | None = None
+    image: _DefaultImage | None = None
+    nvcc_image: ImageName | None = None
     stop_duration: Duration | None = None
     max_duration: DurationOrOff | None = None
     scheduling_timeout: DurationOrOff | None = None
@@ -115,6 +121,8 @@ def parse(data: object) -> Operating:
 
 
 def _make(type_: type, value: Any) -> Any:
+    if type_ is _DefaultImage:
+        return _DefaultImage(default_image_name(value))
     if type_ is not IPv4Network:
         return make(type_, value)
     try:
@@ -161,7 +169,7 @@ def _node_failure(written: _NodeFailureFields) -> NodeFailure:
 
 def _defaults(fields: _Fields) -> Defaults:
     written = fields.defaults
-    changes = _given(written, "image", "stop_duration", "priority")
+    changes = _given(written, "image", "nvcc_image", "stop_duration", "priority")
     for name in ("max_duration", "scheduling_timeout"):
         if (limit := getattr(written, name)) is not None:
             changes[name] = limit.seconds

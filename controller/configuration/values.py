@@ -26,6 +26,7 @@ from controller.lifecycle.model import GpuNeed
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
+_PYTHON = re.compile(r"3\.\d{1,2}(?:\.\d{1,2})?", re.ASCII)
 _SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL"})
 _SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
 _GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _-]{0,63}", re.ASCII)
@@ -126,6 +127,14 @@ def _user(value: object) -> schema.UserName:
     return schema.UserName(text)
 
 
+def _python(value: object) -> schema.PythonVersion:
+    """Return the version; YAML reads 3.10 as the number 3.1."""
+    text = "3.10" if value == 3.1 else str(value)
+    if isinstance(value, bool) or not _PYTHON.fullmatch(text):
+        raise ValueError(f"{shown(value)} is not a version of Python")
+    return schema.PythonVersion(text)
+
+
 def _signal(value: object) -> schema.SignalName:
     if not isinstance(value, str) or value not in _SIGNALS:
         raise ValueError(f"{shown(value)} is not a signal that can be sent")
@@ -222,6 +231,7 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.FolderName: _folder,
     schema.ImageName: lambda value: schema.ImageName(image_name(value)),
     schema.UserName: _user,
+    schema.PythonVersion: _python,
     schema.SignalName: _signal,
     schema.SshChoice: _ssh,
     schema.Home: dev_environments.home,

@@ -169,6 +169,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     image: str
+    python: str | None = None
+    """The version of Python that a venv of the job has; None: the job gets none."""
     setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] | None = None

@@ -130,6 +130,7 @@ def task_request(
         container=_container(spec),
         stop_when_unheard_seconds=spec.stop_when_unheard,
         needs_host_network=need.host_network,
+        python=spec.python,
     )
 
 
@@ -200,6 +201,7 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         index=job.index,
         job_count=len(slots),
         group_job_count=sum(other.group == job.group for other in slots),
+        python=spec.python,
         setup=spec.setup,
         commands=spec.commands,
         entrypoint=spec.entrypoint,

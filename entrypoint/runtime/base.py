@@ -41,6 +41,10 @@ class Base:
         return self.root / "site"
 
     @property
+    def tools(self) -> Path:
+        return self.root / "tools"
+
+    @property
     def program(self) -> Path:
         return self.root / "bin" / f"python{self.python}"
 
@@ -74,6 +78,7 @@ def build(root: Path, work: Path) -> Base:
     _fix_module_path(base)
     _compile_launcher(base)
     base.compile([base.standard_library, base.site])
+    _install_tools(base, work / "tools")
     (root / "sources.json").write_text(json.dumps(packages, indent=1, sort_keys=True) + "\n")
     return base
 
@@ -117,6 +122,20 @@ def install_wheels(base: Base, lock: Path) -> None:
             _remove(path)
     for file in elf.elf_files(base.site):
         run(["strip", "--strip-unneeded", file])
+
+
+def _install_tools(base: Base, work: Path) -> None:
+    """Add uv, which makes a job's venv: its static build runs in any image."""
+    options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
+    wheels_for = (
+        f"--python-version={base.python}",
+        f"--python-platform={current().machine}-unknown-linux-musl",
+    )
+    uv = (sys.executable, "-m", "uv", *options.split())
+    fetch([*uv, *wheels_for, "--target", work, "-r", SOURCES / "tools.lock"])
+    base.tools.mkdir()
+    shutil.copyfile(work / "bin" / "uv", base.tools / "uv")
+    (base.tools / "uv").chmod(0o755)
 
 
 def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:

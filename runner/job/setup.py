@@ -49,6 +49,8 @@ class Groundwork:
         self.place: LaunchSettings = settle(request, self._image)
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
         self._in_cluster = False
+        self.venv: str | None = None
+        """The folder of the job's venv, if it asks for a version of Python."""
         self.troubles: list[str] = []
         """Missing parts that are not essential to the job, for the runner's own log."""
 
@@ -74,7 +76,9 @@ class Groundwork:
         self.scratch.remove()
 
     def _tell_sessions(self, paths: Paths) -> None:
-        env = environment.for_session(self._request, self.place.working_dir, paths)
+        env = environment.for_session(
+            self._request, self.place.working_dir, paths, self.inherited.get("PATH")
+        )
         try:
             environment.write(self._task, env)
         except OSError as error:
@@ -87,6 +91,7 @@ class Groundwork:
             output_dir=str(self._output_folder()),
             secrets_dir=_write_secrets(self._request, self.scratch),
             hostfile=self._set_up_cluster(),
+            venv=self.venv,
         )
 
     def _output_folder(self) -> Path:
@@ -157,6 +162,7 @@ class Preparation:
         self._groundwork = groundwork
         try:
             await self._put_code(request, groundwork)
+            await self._bring_python(request, groundwork)
         finally:
             await asyncio.to_thread(self._code.drop)
         launch = await asyncio.to_thread(groundwork.launch)
@@ -188,6 +194,18 @@ class Preparation:
             self._groundwork.clean()
         else:
             environment.remove(self._task)
+
+    async def _bring_python(self, request: SubmitRequest, groundwork: Groundwork) -> None:
+        if request.job.python is None:
+            return
+        from runner.code.helper import Helpers
+        from runner.job.python import make_venv
+
+        place = groundwork.place
+        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
+        env["HOME"] = place.effective.home
+        helpers = Helpers(self._children, env, place.identity)
+        groundwork.venv = await make_venv(self._task, request.job.python, helpers, place.identity)
 
     async def _put_code(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         if not request.job.repos and not request.job.files:

@@ -48,6 +48,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     output_dir: str | None = None
     secrets_dir: str | None = None
     hostfile: str | None = None
+    venv: str | None = None
 
 
 def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
@@ -221,7 +222,17 @@ def for_job(
     env.update(job.env)
     env.update(request.secrets)
     env.update(ours)
-    return env
+    return env | _in_venv(paths or Paths(), env["PATH"], env)
+
+
+def _in_venv(paths: Paths, path: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the job's venv, which is first in the PATH. uv's cache lies beside
+    it, where files are linked and not copied."""
+    if paths.venv is None:
+        return {}
+    venv = Path(paths.venv)
+    cache = env.get("UV_CACHE_DIR", str(venv.with_name("cache")))
+    return {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{path}", "UV_CACHE_DIR": cache}
 
 
 def _name_the_user(env: dict[str, str], identity: Identity) -> None:
@@ -239,11 +250,15 @@ _NAME = "session-env.json"
 _MOST_BYTES = 1 << 20
 
 
-def for_session(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
-    """Return a session's variables, which override the image's. Names of secrets are left out."""
+def for_session(
+    request: SubmitRequest, working_dir: str, paths: Paths, path: str | None = None
+) -> dict[str, str]:
+    """Return a session's variables, which override the image's; `path` is the image's PATH. Names
+    of secrets are left out."""
     told = variables(request, working_dir, paths)
     env = told | request.job.env
     env |= {name: value for name, value in told.items() if name.startswith(PREFIX)}
+    env |= _in_venv(paths, env.get("PATH") or path or DEFAULT_PATH, env)
     return {name: value for name, value in env.items() if name not in request.secrets}
 
 

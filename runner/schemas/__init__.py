@@ -156,6 +156,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     job_count: int
     group_job_count: int
+    python: str | None = None
+    """The version of Python that the job's venv gets; None: it gets no venv."""
     setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] | None = None

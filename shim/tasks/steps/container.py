@@ -56,7 +56,7 @@ class Container:
                 shm_size=resources.shm_size,
                 publish=published_port(ctx),
                 gpus=info.gpus,
-                mounts=ctx.mounts,
+                mounts=(*ctx.mounts, *ctx.python_mounts),
                 options=granted(task.request.container, info.network_mode, ctx.settings),
                 user=first_user(task.request.container, ctx.image.user),
                 gpu_units=tuple(gpu for gpu in ctx.gpus() if gpu.uuid in info.gpus),

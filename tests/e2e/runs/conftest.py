@@ -28,9 +28,10 @@ def whole_lab(
     numbers: Iterator[int],
 ) -> Iterator[RunLab]:
     folder = testbed_folder / f"lab{next(numbers)}"
+    pythons = ("--python-downloads", folder / "pythons" / "pythons.json")
     lends = ("--gateway-folder", folder / "exposed", "--gateway-keys", sshd.gateway_keys)
     options: list[str | Path] = ["--runtime", runtime, "--jump-keys", sshd.jump_keys, *lends]
-    options += ["--gateway-group", GATEWAY_USER, *_CAPACITY]
+    options += ["--gateway-group", GATEWAY_USER, *_CAPACITY, *pythons]
     shim = ShimProcess(folder / "node", "docker", *options, env=dockerd.env, outlasts_tests=True)
     controller = ControllerProcess(folder / "controller", outlasts_tests=True)
     shim.start()

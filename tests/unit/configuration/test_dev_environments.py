@@ -218,7 +218,7 @@ def test_a_dev_environment_of_the_corpus_keeps_its_meaning(written: dict[str, An
         assert job.image == written["image"]
     elif not written.get("docker"):
         assert f"python{written.get('python', '3.13')}-" in job.image
-        assert job.env["UV_SYSTEM_PYTHON"] == "1"
+        assert job.python == (str(written["python"]) if "python" in written else None)
     for name in environment(written):
         assert job.env[name] == "v"
     asked = written.get("resources", {})

@@ -10,6 +10,7 @@ import pytest
 
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.dstack import translated
+from controller.configuration.images import NEWEST_PYTHON, image_for
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, to_run
 from controller.configuration.source import with_environment
@@ -96,7 +97,10 @@ def test_a_task_of_the_corpus_keeps_its_meaning(task: dict[str, Any]) -> None:
         if "image" in task:
             assert made.spec.image == task["image"]
         if "python" in task:
+            assert made.spec.python == str(task["python"])
             assert f"python{task['python']}-" in made.spec.image
+        elif "image" not in task and not task.get("nvcc") and not task.get("docker"):
+            assert f"python{NEWEST_PYTHON}-" in made.spec.image
             assert made.spec.env["UV_SYSTEM_PYTHON"] == "1"
         if not task.get("docker") and "entrypoint" not in task:
             assert list(made.spec.commands) == written.get("commands", [])
@@ -128,7 +132,7 @@ def test_most_services_of_the_corpus_are_accepted_with_their_python() -> None:
             continue
         accepted += 1
         if "python" in written:
-            assert f"python{written['python']}-" in str(parsed.image)
+            assert parsed.python == str(written["python"])
             assert parsed.env_style == (EnvStyle.DSTACK,)
     assert accepted >= SERVICES_ACCEPTED_AT_LEAST
 
@@ -186,7 +190,7 @@ def task(**fields: Any) -> dict[str, Any]:
 def test_a_file_without_dstacks_own_forms_stays_as_it_is() -> None:
     own = task(resources={"gpu": 1}, constraints=["rack EQ r1"])
     assert translated(own).data == own
-    assert planned(own).specs[0].image == Defaults().image
+    assert planned(own).specs[0].image == image_for(Defaults().image, None)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,14 @@ def test_a_replica_group_that_names_a_variable_of_dstack_gets_them() -> None:
     assert planned(written).specs[0].env_style == (EnvStyle.DSTACK,)
 
 
+def test_nvcc_is_the_operators_image_and_python_comes_beside_it() -> None:
+    written = task(nvcc=True, python=3.1)
+    defaults = Defaults(nvcc_image="team/cuda:13-devel")
+    (spec,) = to_run(parse(written), written, defaults).specs
+    assert (spec.image, spec.python, spec.env) == ("team/cuda:13-devel", "3.10", {})
+    assert spec.env_style == (EnvStyle.DSTACK,)
+
+
 def test_docker_in_a_job_is_started_first() -> None:
     (spec,) = planned(task(docker=True, commands=["docker ps"])).specs
     assert spec.commands == ("start-dockerd", "docker ps")
@@ -252,7 +264,7 @@ def test_docker_in_a_job_is_started_first() -> None:
     ("fields", "hint"),
     [
         ({"nvcc": True, "python": "3.12"}, "-devel image"),
-        ({"python": "3.12", "image": "i"}, "the image has it"),
+        ({"nvcc": True, "image": "i"}, "and image chooses another"),
         ({"resources": {"gpu": "amd:MI300X"}}, "GPUs of amd are not supported"),
         ({"resources": {"cpu": "arm:4"}}, "is not a number of CPU cores"),
     ],

@@ -48,6 +48,7 @@ def test_an_operators_default_is_looked_at_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match="has capital letters") as caught:
         server_config.parse({"defaults": {"image": "Ubuntu"}})
     assert caught.value.field == "defaults.image"
+    assert parse_image("team/uv:{python}") == "team/uv:{python}"
     with pytest.raises(CliError, match="--default-image: 'Ubuntu' has capital letters"):
         parse_image("Ubuntu")
     assert server_config.parse({"defaults": {"image": "a:1"}}).defaults.image == "a:1"

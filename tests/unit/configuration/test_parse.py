@@ -66,10 +66,11 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
-        ({"python": "3.12", "image": "i"}, "python", "is not a field: the image has it"),
+        ({"python": "pypy", "image": "i"}, "python", "'pypy' is not a version of Python"),
+        ({"python": True}, "python", "is not a version of Python"),
         ({"setup": ["a"], "commands": [], "image": "i"}, "setup", "has no commands after it"),
         ({"setup": "a"}, "setup", "is a string, not a list"),
-        ({"nvcc": True}, "nvcc", "is not a field: the image has it"),
+        ({"nvcc": True, "image": "i"}, "nvcc", "image chooses another (allowed: nvcc or image)"),
         ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
         (
             {"profiles": ["a"]},

@@ -38,7 +38,12 @@ def test_an_unwritten_field_has_the_lifecycles_default() -> None:
     assert plan.policy == RunPolicy()
     resources = Resources(cpu=1.0, memory=2 << 30, unset=tuple(Amount))
     assert plan.specs == (
-        JobSpec(image=Defaults().image, commands=("echo hi",), resources=resources),
+        JobSpec(
+            image="astral/uv:python3.13-bookworm",
+            commands=("echo hi",),
+            env={"UV_SYSTEM_PYTHON": "1"},
+            resources=resources,
+        ),
     )
 
 

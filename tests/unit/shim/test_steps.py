@@ -16,6 +16,7 @@ from shim.errors import VolumeError
 from shim.gpus.base import GpuDelivery
 from shim.image_access import ImageAccess
 from shim.images import Images
+from shim.pythons import Pythons
 from shim.schemas import (
     ContainerOptions,
     Fence,
@@ -108,6 +109,7 @@ async def bench(
         gpu_delivery=GpuDelivery(),
         images=Images(engine, MemoryRecords(), ImageAccess(engine, MemoryRecords()), 30.0),
         mounter=known,
+        pythons=Pythons(where),
     )
     try:
         assert isinstance(known, MemoryMounter)

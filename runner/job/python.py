@@ -1,0 +1,103 @@
+"""A venv with the version of Python that a job asks for, made by uv before the job's commands.
+
+An interpreter of the image comes first; otherwise one that the node keeps for its jobs. The venv
+and uv's cache lie in the task's folder: no other job can reach or fill them, a read-only image does
+not matter, and they end with the task.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from common.task_folder import PYTHONS_NAME, Pythons
+from runner.code.helper import Helpers
+from runner.errors import CannotStart
+from runner.processes.identity import Identity
+
+FOLDER_NAME = "python"
+VENV_NAME = "venv"
+_PIP = '#!/bin/sh\nexec "${0%/*}/uv" pip "$@"\n'
+"""uv's own pip takes the place of pip, which would have to be downloaded."""
+_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+
+
+async def make_venv(
+    task: Path, version: str, helpers: Helpers, owner: Identity | None, root: Path = Path("/")
+) -> str:
+    """Make the venv and return its folder. Raises CannotStart with a sentence for the user."""
+    uv, offered = _uv(), _offered(task)
+    if uv is None:
+        raise CannotStart(f"python {version}: this node has no uv: its operator must renew it")
+    venv = _folder(task, owner) / VENV_NAME
+    made = await helpers.run(_command(uv, version, venv), cwd="/", env=_env(helpers, offered, venv))
+    if made.code != 0:
+        raise CannotStart(_why(version, offered, made.said, root))
+    try:
+        (venv / "bin" / "uv").symlink_to(uv)
+        (venv / "bin" / "pip").write_text(_PIP)
+        (venv / "bin" / "pip").chmod(0o755)
+    except OSError as error:
+        raise CannotStart(f"python {version}: its venv cannot be made: {error}") from error
+    return str(venv)
+
+
+def _command(uv: Path, version: str, venv: Path) -> Sequence[str]:
+    options = ("--no-project", "--no-config", "--no-python-downloads", "--quiet")
+    return (str(uv), "venv", *options, "--python", version, str(venv))
+
+
+def _env(helpers: Helpers, offered: Pythons, venv: Path) -> dict[str, str]:
+    env = {name: one for name, one in helpers.env.items() if not name.startswith("UV_")}
+    env.pop("VIRTUAL_ENV", None)
+    env |= {"UV_PYTHON_PREFERENCE": "system", "UV_CACHE_DIR": str(venv.with_name("cache"))}
+    if offered.folder:
+        env["UV_PYTHON_INSTALL_DIR"] = offered.folder
+    return env
+
+
+def _uv() -> Path | None:
+    here = Path(sys.executable)
+    places = (here.parent.parent / "tools" / "uv", here.with_name("uv"))
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def _offered(task: Path) -> Pythons:
+    try:
+        return msgspec.json.decode((task / PYTHONS_NAME).read_bytes(), type=Pythons)
+    except FileNotFoundError:
+        return Pythons(problem="the node's shim is too old to bring it")
+    except (OSError, msgspec.DecodeError) as error:
+        return Pythons(problem=f"what the node brought cannot be read: {error}")
+
+
+def _folder(task: Path, owner: Identity | None) -> Path:
+    folder = task / FOLDER_NAME
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        if owner is not None:
+            task.chmod(task.stat().st_mode | 0o001)
+            os.chown(folder, owner.uid, owner.gid)
+    except OSError as error:
+        raise CannotStart(f"the folder of Python cannot be made: {error.strerror}") from error
+    return folder
+
+
+def _why(version: str, offered: Pythons, said: str, root: Path) -> str:
+    if not any((root / loader.lstrip("/")).exists() for loader in _LOADERS):
+        return (
+            f"python {version}: the image has none, and is not built on glibc (as Alpine, which has"
+            f" musl), so no other one runs in it: use an image with Python {version}, or on Debian"
+        )
+    if offered.problem is not None:
+        return (
+            f"python {version}: the image has none, and the node could not bring it"
+            f" ({offered.problem}): use an image with it, or ask the node's operator for a mirror"
+            " (--python-mirror of the shim)"
+        )
+    last = (said.splitlines() or ["uv failed without a word"])[-1]
+    return f"python {version}: its venv cannot be made: {last.strip()[:300]}"
