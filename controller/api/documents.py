@@ -580,6 +580,16 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     under_way: tuple[UnderWayView, ...] = ()
 
 
+class GroupPlanView(_View, frozen=True):
+    """What the jobs of a group begin with. `python`: the version in their venv; null: they have
+    none. `setup`: the number of its commands."""
+
+    group: str
+    image: str
+    python: str | None
+    setup: int
+
+
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: why a submit would be refused, and `field` the field; then `jobs` is empty."""
 
@@ -587,6 +597,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     field: str | None
     warning: str | None
+    groups: tuple[GroupPlanView, ...] = ()
 
 
 class ServiceGroupView(_View, frozen=True):

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from controller.api.documents import ExplainView, PlanView, UnderWayView
+from controller.api.documents import ExplainView, GroupPlanView, PlanView, UnderWayView
 from controller.api.routes import Call, Route
 from controller.api.views import derived, iso_or_none
+from controller.lifecycle.model import RunState
 from controller.service.runs import UnderWay
 from controller.service.submissions import Submission
 
@@ -42,7 +43,19 @@ async def plan_run(call: Call) -> PlanView:
     submission = Submission(configuration=body.configuration, name=body.name)
     found = call.service.plans.plan(submission, user=call.caller)
     return PlanView(
-        jobs=found.allocations, refused=found.refused, field=found.field, warning=found.warning
+        jobs=found.allocations,
+        refused=found.refused,
+        field=found.field,
+        warning=found.warning,
+        groups=_groups(found.state),
+    )
+
+
+def _groups(state: RunState) -> tuple[GroupPlanView, ...]:
+    specs = {job.group: job.spec for job in state.jobs}
+    return tuple(
+        GroupPlanView(group=name, image=spec.image, python=spec.python, setup=len(spec.setup))
+        for name, spec in specs.items()
     )
 
 

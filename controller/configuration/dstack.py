@@ -216,7 +216,7 @@ def _docker(work: _Work) -> None:
 
 
 def _python(work: _Work) -> None:
-    """See that dstack's author wrote it: `python` and `nvcc` choose its images."""
+    """Take a file whose `python` or `nvcc` is in place of an image for one of dstack."""
     data = work.data
     if "image" not in data and ("python" in data or "nvcc" in data):
         work.silently = True

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from common.sizes import human_size
-from controller.api.documents import ExplainView, NodeView, PlanView, UnderWayView
+from controller.api.documents import ExplainView, GroupPlanView, NodeView, PlanView, UnderWayView
 from controller.cli import output
 from controller.cli.commands.apply import read_configuration, tell_translation
 from controller.cli.commands.options import Json
@@ -133,6 +133,17 @@ def _show_plan(found: PlanView) -> None:
         if place.asked is not None and place.granted is not None
     ):
         output.emit(sentence)
+    for group in found.groups:
+        output.emit(_begins_with(group))
+
+
+def _begins_with(group: GroupPlanView) -> str:
+    parts = [f"{group.group} begins in image {group.image}"]
+    if group.python is not None:
+        parts.append(f"a venv with Python {group.python}")
+    if group.setup:
+        parts.append(f"setup of {group.setup} command{'s' if group.setup > 1 else ''}")
+    return ", ".join(parts)
 
 
 def _why(why: str | None, victims: tuple[str, ...]) -> str:

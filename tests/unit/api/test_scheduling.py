@@ -59,6 +59,15 @@ async def test_a_plan_shows_node_and_gpus_and_submits_nothing(
     assert (found["refused"], found["warning"], nodes.turns.runs) == (None, None, {})
 
 
+async def test_a_plan_tells_what_the_jobs_of_each_group_begin_with(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    found = await plan(api, task(python="3.12", setup=["a", "b"]))
+    image = "astral/uv:python3.12-bookworm"
+    (group,) = found["groups"]
+    assert group == {"group": "main", "image": image, "python": "3.12", "setup": 2}
+
+
 async def test_a_plan_says_what_would_be_refused(
     api: TestClient[Any, Any], nodes: Controller
 ) -> None:

@@ -293,9 +293,13 @@ async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     file.write_text("type: task\ncommands: [date]\nresources: {gpu: 1}\nfiles: [.]\n")
     result = await of(start, "plan", "-f", str(file))
     assert result.status == 0
-    _, row, grant = result.out.splitlines()
+    _, row, grant, begins = result.out.splitlines()
+    assert begins == b"main begins in image astral/uv:python3.13-bookworm"
     assert row.split() == [b"main/0", b"n1", b"n1-g0"]
     assert grant.endswith(b"/dev/shm; asked: nothing")
+    file.write_text("type: task\ncommands: [date]\npython: 3.12\nsetup: [date]\n")
+    begins = (await of(start, "plan", "-f", str(file))).out.splitlines()[-1]
+    assert begins.endswith(b"python3.12-bookworm, a venv with Python 3.12, setup of 1 command")
     file.write_text("type: task\ncommands: [date]\nresources: {gpu: 3}\n")
     result = await of(start, "plan", "-f", str(file))
     assert (result.status, result.out[:34]) == (1, b"it would be refused: resources: no")
