@@ -72,6 +72,8 @@ class Checks:
         self.runs: dict[str, RunState] = {}
         self.containers: dict[str, Container] = {}
         """By attempt id: everything that was ever started."""
+        self._started_on: dict[str, str] = {}
+        """The name of the node on which an attempt's last container began, by the attempt's id."""
         self.node_ids: dict[str, str] = {}
         """The controller's id of a node by its name."""
         self.names: dict[str, str] = {}
@@ -211,11 +213,10 @@ class Checks:
     # -- SimulatedNode's watcher --------------------------------------------------------------
 
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None:
-        earlier = self.containers.get(info.id)
-        again = info.id in self.lost or info.id in self.rewound
-        if earlier is not None and not (again and earlier.ended.is_set()):
+        if info.id in self.containers and not self._may_start_again(info.id):
             self.violated(f"attempt {info.id} got a second container, on {node.name}")
         self.containers[info.id] = made
+        self._started_on[info.id] = node.name
         if info.id in self.rewound:
             return
         for _, attempt in _attempts(self.runs.values()):
@@ -224,6 +225,13 @@ class Checks:
                 self.violated(f"the container of {attempt.id} started after the attempt was final")
         self._check_older_incarnations(info)
         self._check_alone(info)
+
+    def _may_start_again(self, attempt_id: str) -> bool:
+        """Its first container was lost, or a restored controller has not seen it yet."""
+        if self.containers[attempt_id].ended.is_set():
+            return attempt_id in self.lost or attempt_id in self.rewound
+        known_since = max(self._is_calm_since(self._started_on[attempt_id]), self.succeeded_at)
+        return attempt_id in self.rewound and known_since + RECONNECTED_WITHIN > self._now()
 
     def task_lost(self, task_id: str) -> None:
         self.lost.add(task_id)

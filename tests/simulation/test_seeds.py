@@ -23,7 +23,7 @@ FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 """Worlds in which a fault was found once, before jobs could ask for as much as they can now."""
 FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
 """Those since."""
-FOUND_WITH_SERVICES = (23, 38)
+FOUND_WITH_SERVICES = (23, 38, 1079, 1755)
 SERVICE_SEEDS = 12
 PATIENCE_SECONDS = 900.0
 
