@@ -26,7 +26,8 @@ def main() -> int:
     if not options.verbose:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
-        scale = Scale(wide=not options.narrow, services=options.services)
+        services, whole = options.services, not options.narrow
+        scale = Scale(wide=services or whole, services=services, desks=whole)
         tell = _tell if options.verbose else simulate
         return _report([tell(options.seed, scale)], 0.0, services=options.services)
     if options.coverage:
@@ -53,7 +54,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--narrow", action="store_true", help="with --seed: without what was added later"
     )
-    parser.add_argument("--services", action="store_true", help="worlds with services")
+    parser.add_argument(
+        "--services", action="store_true", help="worlds with services and dev environments"
+    )
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
     parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
     parser.add_argument(

@@ -32,10 +32,11 @@ from controller.lifecycle.statuses import (
     RunStatus,
 )
 from controller.store.base import Changes
-from runner.schemas.frames import Decoder, Stream
+from runner.schemas.frames import Decoder, Frame, Stream
 from shim.schemas import TaskInfo
-from tests.simulation import gangs, orders, placing, replicas, standstill
+from tests.simulation import gangs, idle, orders, placing, replicas, standstill
 from tests.simulation.container import Container
+from tests.simulation.idle import Use
 from tests.simulation.kept import FreedPlaces
 from tests.simulation.node import SimulatedNode
 from tests.simulation.outputs import leaves_outputs, outputs_of
@@ -78,6 +79,8 @@ class Checks:
         """The controller's id of a node by its name."""
         self.names: dict[str, str] = {}
         """The name of a node by each id that the controller ever had for it."""
+        self.uses: dict[str, list[Use]] = {}
+        """What a dev environment was used for, by its attempt."""
         self.asked: dict[type[Report], set[str]] = {}
         """The ids of the runs and jobs that users asked such a thing for."""
         self.unreliable: set[str] = set()
@@ -175,6 +178,8 @@ class Checks:
         for (key, text), since in self._stuck_since.items():
             if since + standstill.PATIENCE_SECONDS < self._now():
                 self.violated(f"attempt {key} {text}")
+        for text in self._left_alone():
+            self.violated(text)
 
     def _stuck(self, state: RunState, attempt: Attempt) -> str | None:
         """None where something is, or was just now, in the way."""
@@ -297,6 +302,7 @@ class Checks:
             self.violated(f"run {run.name} changed from {before.run.status} to {run.status}")
         now = {attempt.id: attempt for _, attempt in _attempts([after])}
         self._check_stillness(before, after)
+        self._check_inactivity(before, after)
         for _, old in _attempts([before]):
             new = now.get(old.id)
             if new is None:
@@ -324,6 +330,36 @@ class Checks:
                 self.violated(f"{attempt.id} of suspended run {after.run.name} got a place")
             if old is None and before.run.status is RunStatus.TERMINATING is after.run.status:
                 self.violated(f"ending run {after.run.name} got attempt {attempt.id}")
+
+    def _check_inactivity(self, before: RunState, after: RunState) -> None:
+        """A dev environment is stopped for inactivity only when it was left alone."""
+        ended = {a.id for _, a in _attempts([before]) if a.reason is not None}
+        for _, attempt in _attempts([after]):
+            unused = attempt.reason is Reason.INACTIVITY_DURATION_EXCEEDED
+            if not unused or attempt.id in ended | self.rewound or self.clock_jumped:
+                continue
+            uses = self.uses.get(attempt.id, ())
+            since = (attempt.running_at or 0.0) - EPOCH
+            calm = self._could_be_seen_since(attempt)
+            wrong = idle.stopped_in_use(after.run, uses, self._now(), since, calm)
+            if wrong is not None:
+                self.violated(f"{attempt.id} was stopped for inactivity: {wrong}")
+
+    def _could_be_seen_since(self, attempt: Attempt) -> float:
+        name = self.names.get(attempt.node_id or "", "")
+        return max(self._is_calm_since(name), self.succeeded_at)
+
+    def _left_alone(self) -> Iterator[str]:
+        """Dev environments that should have been stopped for inactivity."""
+        for state in () if self.clock_jumped else self.runs.values():
+            resumed = (state.run.resumed_at or EPOCH) - EPOCH
+            for _, attempt in _attempts([state]) if idle.limit_of(state.run) else ():
+                running = (attempt.running_at or EPOCH) - EPOCH
+                since = max(self._could_be_seen_since(attempt), running, resumed)
+                uses = self.uses.get(attempt.id, ())
+                text = idle.left_alone_too_long(state.run, attempt, uses, self._now(), since)
+                if text is not None and attempt.id not in self.rewound:
+                    yield f"attempt {attempt.id} {text}"
 
     def _check_run(self, state: RunState) -> None:
         run = state.run
@@ -455,7 +491,7 @@ class Checks:
         payloads = []
         for path in sorted(folder.glob("*.seg")):
             for frame in Decoder().feed(path.read_bytes()):
-                if frame.stream not in (Stream.STDOUT, Stream.STDERR):
+                if frame.stream not in (Stream.STDOUT, Stream.STDERR) and not _is_warning(frame):
                     return None
                 payloads.append(frame.payload)
         return b"".join(payloads)
@@ -520,6 +556,11 @@ def _is_long(state: RunState, attempt: Attempt) -> bool:
     return any(
         job.id == attempt.job_id and len(job.attempts) >= KEPT_ATTEMPTS for job in state.jobs
     )
+
+
+def _is_warning(frame: Frame) -> bool:
+    """The system line before the end of a dev environment that is not used."""
+    return frame.stream is Stream.SYSTEM and frame.payload.startswith(b"not in use: ")
 
 
 def _is_final(attempt: Attempt) -> bool:

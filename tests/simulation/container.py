@@ -13,7 +13,14 @@ from typing import Any, cast
 
 from controller.clock import Clock
 from runner.client import PortStream, RunnerError, RunnerUnavailable
-from runner.schemas import ExitReason, ExitRecord, RunnerHealth, StatusEvent, SubmitRequest
+from runner.schemas import (
+    ExitReason,
+    ExitRecord,
+    JobMetrics,
+    RunnerHealth,
+    StatusEvent,
+    SubmitRequest,
+)
 from runner.schemas.frames import Frame, Stream, encode, notice_line, tail_from
 from tests.doubles.runner import RunnerRules
 from tests.simulation.script import (
@@ -59,6 +66,8 @@ class Container:
         self.stopped_by_engine = False
         self.stops: list[float] = []
         """When the job was asked to stop."""
+        self.connections = 0
+        """The sessions of users in it."""
         self._terminated = False
         self._kill_at = float("inf")
         self._start = start
@@ -147,6 +156,20 @@ class Container:
     async def suspend(self) -> None:
         """Simulated jobs have no limit of their own that could stand still."""
         self._answer()
+
+    async def metrics(self) -> JobMetrics:
+        """Only the sessions are counted."""
+        self._answer()
+        return JobMetrics(
+            at=self._clock.now(),
+            cpu_seconds=None,
+            memory=None,
+            memory_working_set=None,
+            memory_peak=None,
+            memory_limit=None,
+            oom_kills=0,
+            connections=self.connections,
+        )
 
     async def notice(self, id: str, text: str) -> None:
         self._answer()

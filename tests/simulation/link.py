@@ -268,7 +268,7 @@ class SimulatedRunner:
         return self._wire.stream(lambda: self._container().follow_logs(offset), RunnerUnavailable)
 
     async def metrics(self) -> JobMetrics:
-        raise NotImplementedError("simulated jobs use nothing")
+        return await self._ask(lambda container: container.metrics())
 
     async def connect_port(self, port: int) -> PortStream:
         return await self._ask(lambda container: container.connect_port(port))

@@ -164,11 +164,17 @@ class Visitors:
             if life.machinery is None or life.gone.is_set():
                 continue
             for route in list(life.machinery.routes.all()):
+                if self._is_dev_environment(route):
+                    continue
                 if route.sleeping and self._chance.random() < 0.3:
                     life.machinery.turns.post(reports.WakeRequested(run_id=route.run_id))
                 elif route.replicas and self._chance.random() < 0.5:
                     replica = self._chance.choice(route.replicas)
                     self._spawn(self._visit(life, route, replica))
+
+    def _is_dev_environment(self, route: Route) -> bool:
+        state = self._checks.runs.get(route.run_id)
+        return state is not None and state.run.policy.dev_environment is not None
 
     async def _visit(self, life: ControllerLife, route: Route, replica: ReplicaRoute) -> None:
         assert life.machinery is not None

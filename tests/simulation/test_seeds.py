@@ -42,7 +42,7 @@ def test_services_keep_their_promises_too() -> None:
     "options",
     [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW]
     + [(f"--seed={seed}",) for seed in FOUND]
-    + [(f"--seed={seed}", "--services") for seed in FOUND_WITH_SERVICES],
+    + [(f"--seed={seed}", "--services", "--narrow") for seed in FOUND_WITH_SERVICES],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)

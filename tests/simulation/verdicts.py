@@ -48,6 +48,7 @@ _BY_POLICY = frozenset(
         Reason.SIBLING_FAILED,
         Reason.MAX_DURATION_EXCEEDED,
         Reason.UNSCHEDULABLE,
+        Reason.INACTIVITY_DURATION_EXCEEDED,
     }
 )
 

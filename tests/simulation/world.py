@@ -33,6 +33,7 @@ from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.controller import ControllerLife, Gone, StoreWeather, WatchedStore
+from tests.simulation.desks import Guests, Resident
 from tests.simulation.faults import Faults
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
@@ -76,6 +77,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Mean pause between two faults in the calmest world."""
     services: bool = False
     """True: half of the users have services, and visitors send requests to them."""
+    desks: bool = True
+    """In worlds with services there are dev environments, too."""
     wide: bool = True
     """False: without what was added later, so that an older seed tells its old story."""
 
@@ -181,13 +184,14 @@ class World:
             )
             for number in range(chance.randint(1, self._scale.runs))
         ]
+        users += self._residents()
         work += [self.spawn(user.live(self._scale.faults_until)) for user in users]
         faults = self.spawn(
             Faults(self, self.chance("faults")).go_on(
                 chance.choice((8.0, chance.uniform(10.0, self._scale.calmest)))
             )
         )
-        visitors = self.spawn(self._visitors().come()) if self._scale.services else None
+        guests = self._guests()
         await asyncio.sleep(self._scale.faults_until)
         faults.cancel()
         for error in await asyncio.gather(faults, return_exceptions=True):
@@ -197,17 +201,30 @@ class World:
         await asyncio.gather(*work)
         for user in users:
             await user.close()
-        if visitors is not None:
-            visitors.cancel()
+        for guest in guests:
+            guest.cancel()
         await self.settle()
 
     def _kind_of_user(self, number: int) -> type[User]:
         return Owner if self._scale.services and number % 2 == 0 else User
 
-    def _visitors(self) -> Visitors:
-        return Visitors(
-            lambda: self.rivals.newest, self.checks, self.chance("visitors"), self.spawn
-        )
+    def _residents(self) -> list[User]:
+        if not (self._scale.services and self._scale.desks):
+            return []
+        names = [f"desk-{number}" for number in range(self.chance("desks").choice((0, 1, 2, 3)))]
+        return [
+            Resident(self, name, self.chance(name), self.chance(f"{name}/more")) for name in names
+        ]
+
+    def _guests(self) -> list[asyncio.Task[Any]]:
+        """Those who use services and dev environments."""
+        if not self._scale.services:
+            return []
+        guests = [(kind, self.chance(kind.__name__.lower())) for kind in (Visitors, Guests)]
+        return [
+            self.spawn(kind(lambda: self.rivals.newest, self.checks, chance, self.spawn).come())
+            for kind, chance in guests
+        ]
 
     async def join(self, node: SimulatedNode) -> None:
         chance = self.chance(f"register {node.name}")
