@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle import reports
 from controller.lifecycle.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
+from controller.lifecycle.inactivity import limit_of
 from controller.lifecycle.model import (
     Amount,
     JobSpec,
@@ -36,7 +37,7 @@ from tests.simulation.script import Start, image_of, random_script
 from tests.simulation.virtual import seeded_chance
 from tests.simulation.workload import GIB, USERS
 
-_DURATIONS = (60.0, 200.0, 400.0, None)
+_DURATIONS = (60.0, 120.0, 120.0, 240.0, None)
 _RETRIES = (
     RetryPolicy(),
     RetryPolicy(on_events=frozenset({RetryEvent.INTERRUPTION, RetryEvent.ERROR})),
@@ -74,7 +75,8 @@ def random_desk(name: str, chance: Random, now: float, new_id: Callable[[], str]
 
 
 class Resident(User):
-    """A dev environment and what its owner does about it; it is stopped at the end."""
+    """A dev environment and what its owner does about it. At the end it is stopped, or left alone
+    until it is stopped for that."""
 
     def _new_run(self, parents: Sequence[str]) -> RunState:
         chance = self._chance
@@ -83,6 +85,8 @@ class Resident(User):
         )
 
     def _end(self, state: RunState) -> Report | None:
+        if limit_of(state.run) is not None and self._chance.random() < 0.7:
+            return None
         return reports.StopRequested(run_id=state.run.id, abort=False, by=state.run.user)
 
 
@@ -107,7 +111,7 @@ class Guests:
         while True:
             await asyncio.sleep(_LOOK_SECONDS * chance.uniform(0.5, 1.5))
             for run_id, container in list(self._open()):
-                if chance.random() < 0.85:
+                if chance.random() < 0.9:
                     continue
                 seconds = chance.choice(_STAYS) * chance.random()
                 if chance.random() < 0.5:

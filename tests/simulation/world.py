@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -211,7 +211,7 @@ class World:
     def _residents(self) -> list[User]:
         if not (self._scale.services and self._scale.desks):
             return []
-        names = [f"desk-{number}" for number in range(self.chance("desks").choice((0, 1, 2, 3)))]
+        names = [f"desk-{number}" for number in range(self.chance("desks").choice((0, 2, 3, 4)))]
         return [
             Resident(self, name, self.chance(name), self.chance(f"{name}/more")) for name in names
         ]
@@ -388,7 +388,19 @@ class World:
                 found.append(f"task {task.info.id} ({task.info.status}) is left on {node.name}")
             for held in node.ledger.held:
                 found.append(f"allocation {held.id} of {held.task_ids} is left on {node.name}")
-        return found
+        return [*found, *self._claimed_by_ended()]
+
+    def _claimed_by_ended(self) -> Iterator[str]:
+        """Names and routes that runs keep although they are over."""
+        machinery = self.rivals.newest.machinery
+        for state in () if machinery is None else self.database.runs.values():
+            run = state.run
+            if run.status not in FINAL_RUN_STATUSES:
+                continue
+            if machinery.turns.live_run_named(run.name) == run.id:
+                yield f"the name {run.name} is still claimed by {run.id}, which is over"
+            if machinery.routes.get(run.id) is not None:
+                yield f"{run.name} is over and still has its route"
 
     async def _clear_away(self) -> None:
         for controller in self.rivals.lives:
