@@ -69,4 +69,4 @@ def left_alone_too_long(
     alone_since = max([since, *(use.ended for use in uses)])
     if now <= alone_since + limit + LATE_SECONDS:
         return None
-    return f"was left alone for {now - alone_since:.0f} s and is not stopped after {limit:g} s"
+    return f"is left alone since {alone_since:.0f} s and is not stopped after {limit:g} s"
