@@ -16,6 +16,7 @@ import msgspec
 
 from controller.lifecycle.compaction import KEPT_ATTEMPTS
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.inactivity import limit_of
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, Resources, RunState
 from controller.lifecycle.reasons import Reason
@@ -353,7 +354,7 @@ class Checks:
         """Dev environments that should have been stopped for inactivity."""
         for state in () if self.clock_jumped else self.runs.values():
             resumed = (state.run.resumed_at or EPOCH) - EPOCH
-            for _, attempt in _attempts([state]) if idle.limit_of(state.run) else ():
+            for _, attempt in _attempts([state]) if limit_of(state.run) else ():
                 running = (attempt.running_at or EPOCH) - EPOCH
                 since = max(self._could_be_seen_since(attempt), running, resumed)
                 uses = self.uses.get(attempt.id, ())

@@ -393,8 +393,9 @@ class World:
     def _claimed_by_ended(self) -> Iterator[str]:
         """Names and routes that runs keep although they are over."""
         machinery = self.rivals.newest.machinery
-        for state in () if machinery is None else self.database.runs.values():
-            run = state.run
+        if machinery is None:
+            return
+        for run in (state.run for state in self.database.runs.values()):
             if run.status not in FINAL_RUN_STATUSES:
                 continue
             if machinery.turns.live_run_named(run.name) == run.id:
