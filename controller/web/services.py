@@ -44,9 +44,10 @@ def group_row(group: ServiceGroupView) -> GroupRow:
         if group.latency_p50 is not None and group.latency_p95 is not None
         else ""
     )
+    each = f", {group.nodes} nodes each" if group.nodes > 1 else ""
     return GroupRow(
         name=group.name,
-        wanted=f"{group.wanted} of {group.least}..{group.most}",
+        wanted=f"{group.wanted} of {group.least}..{group.most}{each}",
         why=group.why,
         load=f"{rps}, {group.in_flight} in flight{errors}",
         latency=latency,
@@ -55,7 +56,11 @@ def group_row(group: ServiceGroupView) -> GroupRow:
 
 def service_row(service: ServiceView) -> ServiceRow:
     every = Counter(one.deployment for one in service.replicas)
-    ready = Counter(one.deployment for one in service.replicas if one.not_ready is None)
+    ready = Counter(
+        one.deployment
+        for one in service.replicas
+        if one.not_ready is None and one.registered_at is not None
+    )
     return ServiceRow(
         id=service.id,
         name=service.name,

@@ -50,7 +50,7 @@ def show(service: str, /, *, json: Json = False) -> int:
                 str(one.deployment),
                 one.status,
                 ", ".join(one.nodes) or "-",
-                one.not_ready or f"since {one.registered_at}",
+                one.not_ready or (f"since {one.registered_at}" if one.registered_at else "it ends"),
             )
             for one in found.replicas
         ],

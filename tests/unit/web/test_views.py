@@ -111,6 +111,7 @@ def test_a_group_of_a_service_shows_its_load() -> None:
         next_why="",
         next_at=None,
     )
+    assert group_row(msgspec.structs.replace(group, nodes=2)).wanted.endswith("2 nodes each")
     row = group_row(group)
     assert (row.wanted, row.load) == ("2 of 1..4", "3 requests/s, 2 in flight, 1 errors")
     assert row.latency == "p50 10 ms, p95 200 ms"
