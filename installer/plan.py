@@ -151,7 +151,7 @@ def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
         Folder("/run/fairlead"),
         Folder("/run/fairlead-exposed"),
         Folder(HOME, is_kept=False),
-        Command("sshd", "reloaded", frozenset(), _reload_sshd_unit),
+        Command("sshd", "reloaded", frozenset(), reload_sshd_unit),
         Command("systemd", "reloaded", frozenset(), _reload_systemd),
     ]
     if options.docker is not Docker.NONE:
@@ -277,10 +277,10 @@ def reload_sshd(system: System) -> None:
     except InstallError:
         at(system, _SNIPPET).unlink(missing_ok=True)
         raise
-    _reload_sshd_unit(system)
+    reload_sshd_unit(system)
 
 
-def _reload_sshd_unit(system: System) -> None:
+def reload_sshd_unit(system: System) -> None:
     for unit in ("ssh.service", "sshd.service"):
         if system.run("systemctl", "cat", unit).status == 0:
             must(system, "systemctl", "try-reload-or-restart", unit)

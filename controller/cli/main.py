@@ -117,6 +117,9 @@ def _gateway_app() -> App:
     gateway.command(f"{gateways}:list_", name="list", help="List gateways.")
     gateway.command(f"{gateways}:show", name="show", help="Show a gateway.")
     gateway.command(f"{_COMMANDS}.gateway_agent:run", name="run", help="Run a gateway's agent.")
+    gateway.command(
+        f"{_COMMANDS}.gateway_setup:setup", name="setup", help="Make this machine a gateway."
+    )
     gateway.command(f"{gateways}:remove", name="remove", help="Remove a gateway without services.")
     return gateway
 

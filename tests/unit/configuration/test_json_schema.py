@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def blocks() -> list[str]:
     pages = "".join(page.read_text() for page in PAGES)
     texts = re.findall(r"```yaml\n(.*?)```", pages, re.DOTALL)
-    return [text for text in texts if re.search(r"^type: (?!fleet)", text, re.MULTILINE)]
+    return [text for text in texts if re.search(r"^type: (?!fleet|gateway)", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("block", [*blocks(), WIDE])
