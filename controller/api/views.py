@@ -49,6 +49,7 @@ from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.services.replicas import SLEEPS, sleeps
 from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
     AttemptStatus,
@@ -270,10 +271,18 @@ def _sleep(run: Run) -> str | None:
     return SLEEPS if lives and sleeps(run) else None
 
 
+def _is_on_a_node(job: Job) -> bool:
+    """Return whether the job is on a node, or was when it ended: one that was scaled down has left
+    its node."""
+    if not job.attempts or job.attempts[-1].node_id is None:
+        return False
+    return not (job.scaled_down and job.attempts[-1].status in FINAL_ATTEMPT_STATUSES)
+
+
 def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
     run = state.run
     current = [job.attempts[-1] for job in state.jobs if job.attempts]
-    placed = [attempt for attempt in current if attempt.node_id is not None]
+    placed = [job.attempts[-1] for job in state.jobs if _is_on_a_node(job)]
     pending = (_pending_reason(run, job) for job in state.jobs)
     exit_codes = (attempt.exit_code for attempt in current if attempt.exit_code is not None)
     return derived(

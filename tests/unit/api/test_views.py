@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from controller.api.views import iso, run_summary, run_view
 from controller.lifecycle.model import (
@@ -290,6 +291,18 @@ def test_the_summary_names_nodes_and_exit_code() -> None:
     summary = run_summary(FULL, {"n1": "n-one"})
     assert (summary.nodes, summary.exit_code) == (("n-one",), 7)
     assert (summary.jobs, summary.jobs_running) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "nodes"), [(AttemptStatus.TERMINATING, ("n-one",)), (AttemptStatus.TERMINATED, ())]
+)
+def test_the_summary_names_the_node_of_a_job_that_is_scaled_down_until_it_is_gone(
+    status: AttemptStatus, nodes: tuple[str, ...]
+) -> None:
+    attempt = msgspec.structs.replace(FULL.jobs[0].attempts[-1], status=status)
+    job = msgspec.structs.replace(FULL.jobs[0], attempts=(attempt,), scaled_down=True)
+    state = msgspec.structs.replace(FULL, jobs=(job,))
+    assert run_summary(state, {"n1": "n-one"}).nodes == nodes
 
 
 def test_a_suspended_run_has_no_next_trigger() -> None:

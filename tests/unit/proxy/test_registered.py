@@ -11,9 +11,10 @@ from controller.lifecycle.services.policy import (
     ReplicaGroup,
     ServicePolicy,
 )
-from controller.proxy.registered import CountedTraffic, service_of
-from controller.traffic.routes import ReplicaRoute, Route
+from controller.proxy.registered import CountedTraffic, RegisteredServices, service_of
+from controller.traffic.routes import ReplicaRoute, Route, RouteTable
 from controller.traffic.statistics import Traffic
+from tests.unit.pipelines.parts import NotedTurns
 
 POLICY = ServicePolicy(
     port=8000,
@@ -41,6 +42,43 @@ ROUTE = Route(
     sleeping=False,
     ending=False,
 )
+
+
+class PlantedRoutes(RouteTable):
+    """The routes of these services alone."""
+
+    def __init__(self, *routes: Route) -> None:
+        super().__init__()
+        self.planted = {route.name: route for route in routes}
+
+    def named(self, name: str) -> Route | None:
+        return self.planted.get(name)
+
+
+def test_a_service_is_made_once_for_each_route() -> None:
+    routes = PlantedRoutes(ROUTE)
+    services = RegisteredServices(routes, NotedTurns())
+    first = services.find("api")
+    assert first is not None
+    assert services.find("api") is first
+    routes.planted["api"] = msgspec.structs.replace(ROUTE, replicas=())
+    changed = services.find("api")
+    assert changed is not None
+    assert changed.replicas == ()
+
+
+def test_nothing_is_kept_of_a_service_that_has_ended() -> None:
+    other = msgspec.structs.replace(ROUTE, run_id="r2", name="web")
+    routes = PlantedRoutes(ROUTE, other)
+    services = RegisteredServices(routes, NotedTurns())
+    first = services.find("api")
+    del routes.planted["api"]
+    assert services.find("api") is None
+    services.find("web")
+    routes.planted["api"] = ROUTE
+    again = services.find("api")
+    assert again == first
+    assert again is not first, "it was made anew"
 
 
 def test_a_route_becomes_a_service_with_its_replicas_and_limits() -> None:
