@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from urllib.parse import quote, unquote
 
 from aiohttp import web
@@ -37,6 +38,7 @@ from controller.web import (
 from controller.web.assets import Assets
 from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.sessions import COOKIE, PATH, SESSION_SECONDS, Sessions
+from controller.web.shared import Fragment, SharedFragments
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Dashboard:
         self._assets = Assets() if assets is None else assets
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock)
+        self._shared = SharedFragments(service.runs.changes(None), now)
         self._tries = RateLimit(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
@@ -130,7 +133,8 @@ class Dashboard:
             if not answer.prepared:
                 answer.headers.update(HEADERS)
                 answer.headers.setdefault("Cache-Control", "no-store")
-                if isinstance(answer, web.Response) and answer.body:
+                is_plain = "Content-Encoding" not in answer.headers
+                if is_plain and isinstance(answer, web.Response) and answer.body:
                     answer.enable_compression()
             return answer
 
@@ -140,6 +144,8 @@ class Dashboard:
         async def endpoint(request: web.Request) -> web.StreamResponse:
             is_part = request.headers.get("HX-Request") == "true" or request.method != "GET"
             visit = self._visit(request, is_part=is_part)
+            if page.shared and is_part and (part := await self._shared_part(visit, page)):
+                return part
             with self._while_it_holds(visit.token, request):
                 answer = await page.handler(visit)
             if isinstance(answer, web.StreamResponse):
@@ -149,6 +155,28 @@ class Dashboard:
             return self._rendered(visit, answer, is_part=is_part)
 
         return endpoint
+
+    async def _shared_part(self, visit: Visit, page: PageRoute) -> web.Response | None:
+        """Answer with a fragment that other pages of the user may ask for at the same time; None:
+        the target is none. A whole page has a token of its own and is never shared."""
+        target = visit.request.headers.get("HX-Target", "")
+
+        async def make() -> Fragment | None:
+            answer = await page.handler(visit)
+            assert isinstance(answer, Page)
+            context = self._context(visit, answer)
+            text = self._renderer.fragment(answer.template, target, context)
+            return None if text is None else Fragment.of(text)
+
+        key = (visit.user.name, visit.user.role, visit.request.path_qs, target)
+        found = await self._shared.get(key, make)
+        if found is None:
+            return None
+        if "gzip" not in visit.request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=found.content, content_type="text/html", charset="utf-8")
+        headers = {"Content-Encoding": "gzip"}
+        body = found.compressed
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
     def _while_it_holds(
         self, token: StoredToken, request: web.Request
@@ -180,9 +208,9 @@ class Dashboard:
         self._sessions.require_page(request)
         return token
 
-    def _rendered(self, visit: Visit, page: Page, *, is_part: bool) -> web.Response:
+    def _context(self, visit: Visit, page: Page) -> dict[str, Any]:
         sections = [one for one in SECTIONS if visit.is_admin or not one.admins]
-        context = {
+        return {
             "title": page.title,
             "section": page.section,
             "sections": sections,
@@ -193,6 +221,9 @@ class Dashboard:
             "theme": _theme(visit.request),
             **page.context,
         }
+
+    def _rendered(self, visit: Visit, page: Page, *, is_part: bool) -> web.Response:
+        context = self._context(visit, page)
         text = None
         if is_part:
             target = visit.request.headers.get("HX-Target", "")

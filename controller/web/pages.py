@@ -75,11 +75,13 @@ Handler = Callable[[Visit], Awaitable[Page | Done | web.StreamResponse]]
 
 
 class PageRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """A page or an action; `path` is below `/dashboard`."""
+    """A page or an action; `path` is below `/dashboard`. `shared`: its fragments depend on the
+    user, the address, and runs and nodes alone."""
 
     path: str
     handler: Handler
     method: str = "GET"
+    shared: bool = False
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

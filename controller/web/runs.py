@@ -183,4 +183,4 @@ def has_ended(run: Run) -> bool:
     return run.status in FINAL_RUN_STATUSES
 
 
-PAGES: tuple[PageRoute, ...] = (PageRoute(path="/runs", handler=list_runs),)
+PAGES: tuple[PageRoute, ...] = (PageRoute(path="/runs", handler=list_runs, shared=True),)

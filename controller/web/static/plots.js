@@ -27,6 +27,7 @@ class Plots {
 
   async refresh() {
     const seconds = this.part("span").value;
+    this.end = Date.now() / 1000;
     try {
       const path = `runs/${this.root.dataset.run}/metrics/history`;
       const { jobs } = await ask(path, { seconds, points: 240 });
@@ -54,6 +55,12 @@ class Plots {
     this.tell(jobs);
   }
 
+  // From the beginning of the chosen time, or of what was measured in it, until now.
+  span(first) {
+    const begin = this.end - this.part("span").value;
+    return [Math.max(begin, Math.min(first ?? begin, this.end - 60)), this.end];
+  }
+
   make(kinds, jobs) {
     this.made.forEach((plot) => plot.destroy());
     this.part("plots").replaceChildren();
@@ -73,7 +80,7 @@ class Plots {
         spanGaps: true,
         value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(2)),
       }));
-      const options = { width: box.clientWidth || 400, height: 180, axes: [axis, axis], scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 0.01)] } }, series: [{}, ...series], legend: { show: jobs.length <= 8 } };
+      const options = { width: box.clientWidth || 400, height: 180, axes: [axis, axis], scales: { x: { range: (plot) => this.span(plot.data[0][0]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 0.01)] } }, series: [{}, ...series], legend: { show: jobs.length <= 8 } };
       return new uPlot(options, [[], ...jobs.map(() => [])], box);
     });
   }
