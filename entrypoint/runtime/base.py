@@ -125,7 +125,8 @@ def install_wheels(base: Base, lock: Path) -> None:
 
 
 def _install_tools(base: Base, work: Path) -> None:
-    """Add uv, which makes a job's venv: its static build runs in any image."""
+    """Add uv, which makes a job's venv, as a static program that runs in any image; and pip, which
+    the venv gets."""
     options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
     wheels_for = (
         f"--python-version={base.python}",
@@ -136,6 +137,8 @@ def _install_tools(base: Base, work: Path) -> None:
     base.tools.mkdir()
     shutil.copyfile(work / "bin" / "uv", base.tools / "uv")
     (base.tools / "uv").chmod(0o755)
+    for part in (work / "pip", *work.glob("pip-*.dist-info")):
+        shutil.copytree(part, base.tools / "pip" / part.name)
 
 
 def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:

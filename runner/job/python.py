@@ -21,8 +21,9 @@ from runner.processes.identity import Identity
 
 FOLDER_NAME = "python"
 VENV_NAME = "venv"
-_PIP = '#!/bin/sh\nexec "${0%/*}/uv" pip "$@"\n'
-"""uv's own pip takes the place of pip, which would have to be downloaded."""
+_PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
+_PIP_OF_UV = '#!/bin/sh\nexec "${0%/*}/uv" pip "$@"\n'
+"""For a node without the containers' runtime, which has pip beside uv."""
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 
@@ -39,11 +40,19 @@ async def make_venv(
         raise CannotStart(_why(version, offered, made.said, root))
     try:
         (venv / "bin" / "uv").symlink_to(uv)
-        (venv / "bin" / "pip").write_text(_PIP)
-        (venv / "bin" / "pip").chmod(0o755)
+        _add_pip(venv, uv.with_name("pip"))
     except OSError as error:
         raise CannotStart(f"python {version}: its venv cannot be made: {error}") from error
     return str(venv)
+
+
+def _add_pip(venv: Path, pip: Path) -> None:
+    """Let the venv find the runtime's pip, if there is one. `pip install -U pip` replaces it."""
+    if pip.is_dir():
+        for folder in venv.glob("lib/python3*/site-packages"):
+            (folder / "fairlead-pip.pth").write_text(f"{pip}\n")
+    (venv / "bin" / "pip").write_text(_PIP if pip.is_dir() else _PIP_OF_UV)
+    (venv / "bin" / "pip").chmod(0o755)
 
 
 def _command(uv: Path, version: str, venv: Path) -> Sequence[str]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.store.process_lab import ProcessLab
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.images import busybox_root
 from tests.support.lab import RunLab
 from tests.support.python_mirror import HERE, mirror_of_this_python
+from tests.support.testbed import ControllerFactory, ShimFactory
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def test_an_image_without_python_gets_the_nodes_read_only(lab: RunLab, glibc_ima
     listing = mirror_of_this_python(lab.folder / "pythons")
     commands = [
         "python -c 'import sys; print(\"in\", sys.version_info[:2], sys.base_prefix)'",
-        "command -v pip; command -v uv",
+        "command -v pip; command -v uv; pip --version",
         "echo 2>/dev/null >/opt/fairlead/pythons/mine || echo read-only",
         "echo $CARRIED; id -u",
     ]
@@ -41,9 +43,10 @@ def test_an_image_without_python_gets_the_nodes_read_only(lab: RunLab, glibc_ima
     wanted = {"python": HERE, "setup": ["export CARRIED=over"], "working_dir": "/tmp"}
     result = lab.apply("venv", commands=commands, **fields, **wanted).succeeded()
     major, minor = HERE.split(".")
-    first, pip, uv, *rest = result.output.splitlines()
+    first, pip, uv, about, *rest = result.output.splitlines()
     assert first.startswith(f"in ({major}, {minor}) /opt/fairlead/pythons/cpython-{HERE}.0-")
     assert (pip, uv) == tuple(f"/opt/fairlead/task/python/venv/bin/{one}" for one in ("pip", "uv"))
+    assert about.startswith("pip ")
     assert rest == ["read-only", "over", "1000"]
 
     listing.unlink()
@@ -61,3 +64,14 @@ def test_an_image_that_is_not_built_on_glibc_is_refused_with_a_sentence(lab: Run
 def test_a_setup_that_fails_is_told_where_the_run_is_told(lab: RunLab) -> None:
     result = lab.apply("unset", setup=["exit 7"], commands=["echo ran"])
     assert "setup failed: exited with code 7" in result.output + result.errors
+
+
+def test_without_containers_the_venv_is_of_this_machines_python(
+    shim_process: ShimFactory, controller_process: ControllerFactory, tmp_path: Path
+) -> None:
+    shim, controller = shim_process("process"), controller_process()
+    lab = ProcessLab(controller, tmp_path)
+    lab.cli("node", "add", "here", "--local", shim.socket).succeeded()
+    commands = ["python -c 'import sys; print(sys.version_info[:2], sys.prefix)'", "pip list -q"]
+    result = lab.apply("venv", commands=commands, python=HERE).succeeded()
+    assert f"{shim.data}/tasks/" in result.output

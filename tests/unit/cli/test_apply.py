@@ -204,7 +204,8 @@ async def test_env_comes_from_the_option_and_from_here(
     result = await (await start(*arguments, TAKEN="from here")).ended()
     assert result.status == 0
     state = await controller.service.runs.get("hello")
-    assert state.jobs[0].spec.env == {"GIVEN": "a=b", "TAKEN": "from here"}
+    given = {"GIVEN": "a=b", "TAKEN": "from here"}
+    assert state.jobs[0].spec.env == {"UV_SYSTEM_PYTHON": "1", **given}
 
 
 async def test_a_variable_that_is_not_set_is_named(start: Fairlead, task: str) -> None:
