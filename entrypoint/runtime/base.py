@@ -138,7 +138,8 @@ def _install_tools(base: Base, work: Path) -> None:
     shutil.copyfile(work / "bin" / "uv", base.tools / "uv")
     (base.tools / "uv").chmod(0o755)
     for part in (work / "pip", *work.glob("pip-*.dist-info")):
-        shutil.copytree(part, base.tools / "pip" / part.name)
+        notes = shutil.ignore_patterns(*_INSTALLER_NOTES, "__pycache__")
+        shutil.copytree(part, base.tools / "pip" / part.name, ignore=notes)
 
 
 def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:
