@@ -4,11 +4,12 @@
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
 
-const WINDOW = 32 * 1024;
+const WINDOW = 16 * 1024;
 const MOST_CHUNKS = 6;
-const MOST_ROWS = 2500;
+const MOST_ROWS = 1200;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MOST_MATCHES = 5000;
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };
 
 export class LogView {
@@ -141,26 +142,18 @@ export class LogView {
     try {
       const found = await this.window(place);
       if (generation !== this.generation) return;
-      const style = await this.styleBefore(found);
+      const above = found.start && found.rows.length ? await this.window({ before: found.start }) : null;
       if (generation !== this.generation) return;
       this.chunks = [];
       this.view.replaceChildren();
-      this.addBelow(found, style);
+      this.addBelow(found, styleAfter(above?.rows ?? []));
       look();
+      if (above && this.view.scrollTop < NEAR) this.addAbove(above);
       this.say(found.log_end ? "" : "The job has printed nothing yet.");
       await this.fill();
     } catch (error) {
       this.say(error.message);
     }
-  }
-
-  // The style in which the window above ends; colours that began further up are not known.
-  async styleBefore(found) {
-    const style = new Ansi();
-    if (!found.start || !found.rows.length) return style;
-    const above = await this.window({ before: found.start });
-    for (const row of above.rows) style.pieces(row.text);
-    return style;
   }
 
   async showEnd(options) {
@@ -218,6 +211,7 @@ export class LogView {
       ansi: style.copy(),
       line: found.first_line,
       rows: 0,
+      texts: [],
     };
     for (const row of found.rows) this.addRow(chunk, row);
     return chunk;
@@ -231,8 +225,8 @@ export class LogView {
       if (chunk.first.equals(style)) return;
       chunk.first = style.copy();
       chunk.ansi = style.copy();
-      for (const node of chunk.node.children) {
-        const pieces = chunk.ansi.pieces(node.source);
+      for (const [at, node] of [...chunk.node.children].entries()) {
+        const pieces = chunk.ansi.pieces(chunk.texts[at]);
         const parts = pieces.flatMap((piece) => this.marked(piece));
         node.querySelector(".log-text").replaceChildren(...parts);
       }
@@ -249,7 +243,7 @@ export class LogView {
     const time = document.createElement("span");
     time.className = "log-time";
     time.title = row.at;
-    time.dataset.shown = new Date(row.at).toLocaleTimeString();
+    time.dataset.shown = clock.format(new Date(row.at));
     const text = document.createElement("span");
     text.className = "log-text";
     node.append(number, time);
@@ -259,7 +253,7 @@ export class LogView {
       word.textContent = WORDS[row.stream];
       node.append(word, " ");
     }
-    node.source = row.text;
+    chunk.texts.push(row.text);
     for (const piece of chunk.ansi.pieces(row.text)) {
       for (const part of this.marked(piece)) text.append(part);
     }
@@ -491,6 +485,13 @@ export class LogView {
     span.append(piece.text.slice(from));
     return [span];
   }
+}
+
+// The style in which these rows end; colours that began above them are not known.
+function styleAfter(rows) {
+  const style = new Ansi();
+  for (const row of rows) style.pieces(row.text);
+  return style;
 }
 
 for (const root of document.querySelectorAll("[data-log]")) new LogView(root);
