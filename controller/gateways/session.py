@@ -20,7 +20,7 @@ from controller.clock import Chance
 from controller.gateways.link import GatewayConnection, GatewayLink
 from controller.links.base import LinkError
 from controller.pipelines.service_replicas import NotRegistered
-from controller.store.base import Gateway
+from controller.store.base import Gateway, StoreError
 from gateway.schemas import (
     PROTOCOL,
     Answer,
@@ -236,7 +236,10 @@ class GatewaySession:
                 f"its agent serves the gateway {hello.serves} of another controller; remove the "
                 "agent's folder there, and start it again, if that one is gone"
             )
-        await self._owner.key_seen(self.gateway.name, hello.key)
+        try:
+            await self._owner.key_seen(self.gateway.name, hello.key)
+        except StoreError as error:
+            raise LinkError(f"its key cannot be stored: {error}") from error
         self._connection, self.version = connection, hello.version
         self.is_up, self.message = True, None
         self._backoff.reset()

@@ -57,6 +57,8 @@ class FakeGateway:
         self.key = KEY
         self.controller = ""
         self.snapshots: list[Snapshot] = []
+        self.confirmed: tuple[str, ...] = ()
+        """The replicas to which it sends requests."""
         self.claims: list[str] = []
         self.taken: set[str] = set()
         self.answers: list[Answer] = []
@@ -80,8 +82,14 @@ class FakeGateway:
 
     def apply(self) -> None:
         """Confirm the newest snapshot."""
+        self.confirmed = self.serves
         self.say(Applied(version=self.snapshots[-1].version))
         self.tell_in_flight()
+
+    def apply_newest(self) -> None:
+        """Confirm the newest snapshot, if there is any."""
+        if self.snapshots:
+            self.apply()
 
     def hang_up(self) -> None:
         self._says.put_nowait(None)

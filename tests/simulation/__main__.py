@@ -27,7 +27,7 @@ def main() -> int:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
         services, whole = options.services, not options.narrow
-        scale = Scale(wide=services or whole, services=services, desks=whole)
+        scale = Scale(wide=services or whole, services=services, desks=whole, gateways=whole)
         tell = _tell if options.verbose else simulate
         return _report([tell(options.seed, scale)], 0.0, services=options.services)
     if options.coverage:

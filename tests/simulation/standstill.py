@@ -48,6 +48,7 @@ def too_far_away(state: RunState, now: float) -> Iterator[str]:
         "scheduling_timeout": policy.scheduling_timeout or 0.0,
         "waiting_instance": policy.limits.waiting_instance,
         "waiting_container": policy.limits.waiting_container,
+        "gateway": policy.limits.gateway,
         "waiting_runner": policy.limits.waiting_runner,
         "interruption": policy.stop_duration + TOLD_WITHIN_SECONDS,
         "unhealthy_after": (service.unhealthy_after or 0.0) if service is not None else 0.0,

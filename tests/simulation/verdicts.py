@@ -138,7 +138,7 @@ def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circ
         return start in _START_OF[reason]
     if reason is Reason.DONE_BY_RUNNER:
         return record is not None and record.exit_code == 0
-    if reason is Reason.PROBES_FAILED:
+    if reason in (Reason.PROBES_FAILED, Reason.GATEWAY_ERROR):
         return job.spec.serves is not None
     if reason is Reason.OUT_OF_MEMORY:
         return ending is Ending.OUT_OF_MEMORY

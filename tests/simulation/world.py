@@ -29,12 +29,14 @@ from controller.pipelines.run_pipeline import NameTaken
 from controller.store.base import Gateway, LeaseLost, StoreUnavailable
 from shim.node.ledger import Capacity
 from shim.schemas import GpuInfo
-from tests.doubles.gateway import FakeGateway
+from tests.doubles.gateway import FakeGateway, a_gateway
 from tests.doubles.memory_store import MemoryDatabase
+from tests.simulation import gateway
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.controller import ControllerLife, Gone, StoreWeather, WatchedStore
 from tests.simulation.desks import Guests, Resident
 from tests.simulation.faults import Faults
+from tests.simulation.gateway import OwnerAtGateway
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
 from tests.simulation.people import Admin, Ask, User
@@ -79,6 +81,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """True: half of the users have services, and visitors send requests to them."""
     desks: bool = True
     """In worlds with services there are dev environments, too."""
+    gateways: bool = True
+    """In worlds with services half of these have a gateway."""
     wide: bool = True
     """False: without what was added later, so that an older seed tells its old story."""
 
@@ -172,6 +176,8 @@ class World:
     async def story(self) -> None:
         chance = self.chance("story")
         self.make_nodes(chance)
+        if self._scale.services and self._scale.gateways:
+            self.database.gateways[gateway.NAME] = a_gateway(gateway.NAME)
         await self.rivals.start()
         await self.admin.register_fleets()
         work = [self.spawn(self.join(node)) for node in self.nodes.values()]
@@ -206,7 +212,9 @@ class World:
         await self.settle()
 
     def _kind_of_user(self, number: int) -> type[User]:
-        return Owner if self._scale.services and number % 2 == 0 else User
+        if not self._scale.services or number % 2:
+            return User
+        return OwnerAtGateway if self._scale.gateways and number % 4 == 0 else Owner
 
     def _residents(self) -> list[User]:
         if not (self._scale.services and self._scale.desks):
@@ -221,10 +229,15 @@ class World:
         if not self._scale.services:
             return []
         guests = [(kind, self.chance(kind.__name__.lower())) for kind in (Visitors, Guests)]
-        return [
+        tasks = [
             self.spawn(kind(lambda: self.rivals.newest, self.checks, chance, self.spawn).come())
             for kind, chance in guests
         ]
+        if self._scale.gateways:
+            agent = self.gateways.setdefault(gateway.NAME, FakeGateway())
+            life = gateway.GatewayLife(agent, self.checks, self.chance("gateway"), self.spawn)
+            tasks.append(self.spawn(life.go_on()))
+        return tasks
 
     async def join(self, node: SimulatedNode) -> None:
         chance = self.chance(f"register {node.name}")
@@ -334,8 +347,8 @@ class World:
         )
         return controller
 
-    def _gateway_link(self, gateway: Gateway) -> GatewayLink:
-        return self.gateways.setdefault(gateway.name, FakeGateway())
+    def _gateway_link(self, wanted: Gateway) -> GatewayLink:
+        return self.gateways.setdefault(wanted.name, FakeGateway())
 
     def _link(self, node: Node) -> NodeLink:
         return SimulatedLink(self.nodes[node.name])
