@@ -71,5 +71,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     host_network: bool = False
     """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
     address."""
+    gateway: bool = False
+    """A gateway must reach the job's port on its node."""
     unset: tuple[Amount, ...] = ()
     """The amounts that the user left out."""

@@ -85,6 +85,14 @@ class LacksHostNetwork(_Lack, frozen=True, kw_only=True, tag="host_network"):
         )
 
 
+class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
+    def words(self) -> tuple[str, str]:
+        return (
+            "to be reached by its gateway",
+            "a shim that exposes nothing to gateways (`fairlead node upgrade` sets that up)",
+        )
+
+
 class HasOtherJobs(_Lack, frozen=True, kw_only=True, tag="other_jobs"):
     def words(self) -> tuple[str, str]:
         return "the whole node", "other jobs on it"
@@ -99,7 +107,15 @@ class StartsTooMany(_Lack, frozen=True, kw_only=True, tag="starts"):
         return "a free start slot", f"{self.starting} starting already"
 
 
-Lack = LacksCpu | LacksBytes | LacksGpus | LacksHostNetwork | HasOtherJobs | StartsTooMany
+Lack = (
+    LacksCpu
+    | LacksBytes
+    | LacksGpus
+    | LacksHostNetwork
+    | LacksGateways
+    | HasOtherJobs
+    | StartsTooMany
+)
 
 
 # -- why a node takes no work -------------------------------------------------------------------

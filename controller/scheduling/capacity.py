@@ -52,12 +52,17 @@ class Needs:
         self._known: dict[tuple[Resources, Scope], Need] = {}
 
     def of(
-        self, spec: JobSpec, besides: tuple[Constraint, ...] = (), *, host_network: bool = False
+        self,
+        spec: JobSpec,
+        besides: tuple[Constraint, ...] = (),
+        *,
+        host_network: bool = False,
+        gateway: bool = False,
     ) -> Need:
         """Return the need of a job; `besides` are constraints that its user has not written."""
         resources = spec.resources
-        if host_network:
-            resources = replace(resources, host_network=True)
+        if host_network or gateway:
+            resources = replace(resources, host_network=host_network, gateway=gateway)
         key = (resources, (spec.fleets, spec.constraints + besides))
         found = self._known.get(key)
         if found is None:
@@ -82,7 +87,7 @@ class Shapes:
         every = tuple(map(_kind, capacity.gpus))
         whole = (
             *(capacity.cpu, capacity.memory, capacity.disk, capacity.blocks),
-            capacity.host_network,
+            *(capacity.host_network, capacity.gateways),
             every,
         )
         return (

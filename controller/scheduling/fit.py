@@ -31,6 +31,7 @@ from controller.lifecycle.pending_reasons import (
     Lack,
     LacksBytes,
     LacksCpu,
+    LacksGateways,
     LacksGpus,
     LacksHostNetwork,
     Measure,
@@ -138,6 +139,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NO_HOST_NETWORK = Shortfall(lack=LacksHostNetwork())
+_NO_GATEWAYS = Shortfall(lack=LacksGateways())
 _OTHER_JOBS = Shortfall(lack=HasOtherJobs())
 
 
@@ -225,6 +227,8 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     ]
     if need.host_network and not total.host_network:
         found.append(_NO_HOST_NETWORK)
+    if need.gateway and not total.gateways:
+        found.append(_NO_GATEWAYS)
     if need.whole_node and not free.empty:
         found.append(_OTHER_JOBS)
     if is_busy(free):

@@ -127,7 +127,12 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:
     """Return the job with its latest attempt."""
     elsewhere = tuple(_rather_elsewhere(job))
-    need = needs.of(job.spec, elsewhere, host_network=_is_reached_by_peers(state, job))
+    need = needs.of(
+        job.spec,
+        elsewhere,
+        host_network=_is_reached_by_peers(state, job),
+        gateway=_is_reached_by_gateway(state, job),
+    )
     return Member(job, job.attempts[-1], need)
 
 
@@ -137,6 +142,11 @@ def _is_reached_by_peers(state: RunState, job: Job) -> bool:
     together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
     together = together or is_member(state.run, job)
     return together and len(state.jobs) > 1 and job.spec.resources.whole_node
+
+
+def _is_reached_by_gateway(state: RunState, job: Job) -> bool:
+    service = state.run.service
+    return service is not None and service.gateway is not None and job.spec.serves is not None
 
 
 def _rather_elsewhere(job: Job) -> Iterator[Constraint]:

@@ -19,6 +19,7 @@ from controller.lifecycle.pending_reasons import (
     HasOtherJobs,
     LacksBytes,
     LacksCpu,
+    LacksGateways,
     LacksGpus,
     LacksHostNetwork,
     Measure,
@@ -82,6 +83,10 @@ SENTENCES: dict[PendingReason, str] = {
     DoesNotFit(node="n1", lacks=(LacksHostNetwork(),)): (
         "needs the node's network, in which its peers reach it (not needed with `share_nodes: "
         "true`); best node n1 has a shim that gives its network to no job (--host-network never)"
+    ),
+    DoesNotFit(node="n1", lacks=(LacksGateways(),)): (
+        "needs to be reached by its gateway; best node n1 has a shim that exposes nothing to "
+        "gateways (`fairlead node upgrade` sets that up)"
     ),
     ConstraintUnmet(constraint=ZONE_A, node="n1", has="b"): (
         "needs zone = a; node n1 has b, and none is better"
