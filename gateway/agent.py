@@ -269,24 +269,27 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         stack.push_async_callback(agent.close)
         keeping = asyncio.create_task(agent.keep_caddy(), name="caddy")
         stack.callback(keeping.cancel)
-        await _listen(stack, _traffic_app(agent), options.traffic, options.caddy_group)
+        await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
         if known is not None:
             refused = await agent.take(known)
             if refused is not None:
                 log.warning("%s", refused)
-        await _listen(stack, _control_app(agent), options.socket, options.group)
+        await _listen(stack, control_app(agent), options.socket, options.group)
         ready()
         await stop.wait()
 
 
-def _traffic_app(agent: Agent) -> web.AppRunner:
+def traffic_app(agent: Agent) -> web.AppRunner:
+    """Return what Caddy passes requests to."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", agent.answer)
     app.on_response_prepare.append(tidy)
     return _runner(app)
 
 
-def _control_app(agent: Agent) -> web.AppRunner:
+def control_app(agent: Agent) -> web.AppRunner:
+    """Return what the controller reaches."""
+
     async def link(request: web.Request) -> web.StreamResponse:
         return await agent.link.serve(request, agent)
 

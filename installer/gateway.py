@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from installer.options import KEY_OPTIONS
+from installer.plan import GATEWAY_UNIT as _AGENT
 from installer.plan import OPTIONS as OF_A_NODE
 from installer.plan import reload_sshd_unit
 from installer.steps import Command, File, Folder, Group, Step, Unit, User, at
 from installer.system import InstallError, System, must
 
 _UNITS = "/etc/systemd/system"
-_AGENT, _FIREWALL = "fairlead-gateway.service", "fairlead-firewall.service"
+_FIREWALL = "fairlead-firewall.service"
 _RULES = "/etc/fairlead/firewall.nft"
 _SNIPPET = "/etc/ssh/sshd_config.d/fairlead.conf"
 _KEYS = "/etc/ssh/fairlead_authorized_keys"

@@ -35,6 +35,7 @@ _UNITS = "/etc/systemd/system"
 _SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
 _SHIM, _FIREWALL = "fairlead-shim.service", "fairlead-firewall.service"
 _JOIN = "fairlead-join.service"
+GATEWAY_UNIT = "fairlead-gateway.service"
 _OF_USER_DATA = (
     *(f"{_UNITS}/{_JOIN}", "/etc/fairlead/join.json", "/etc/fairlead/join.py"),
     "/etc/fairlead/node.yaml",
@@ -72,6 +73,8 @@ def manifest(bundle: Path) -> Manifest:
 def problems(system: System, options: Options) -> list[str]:
     """Why this machine cannot become a node, with what to do about each."""
     found = []
+    if at(system, f"{_UNITS}/{GATEWAY_UNIT}").exists():
+        found.append("this machine is a gateway; a node needs a machine of its own")
     missing = [package for name, package in _PROGRAMS.items() if not system.has_program(name)]
     if missing:
         found.append(f"programs are missing; install the packages: {' '.join(missing)}")

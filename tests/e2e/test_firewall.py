@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.daemons import Daemon, run
 from tests.support.machines import Host, hosts
-from tests.support.ssh_daemon import CHECKOUT, JUMP_USER, TUNNEL_USER, free_port
+from tests.support.ssh_daemon import CHECKOUT, GATEWAY_USER, JUMP_USER, TUNNEL_USER, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -154,6 +154,23 @@ async def test_the_tunnel_user_opens_no_tcp_connection(
             await greeting(tunnel, target, port)
     await asyncio.to_thread(firewall.do, "ExecStop")
     assert await greeting(tunnel, target, port) == b"hello"
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_a_gateways_key_opens_no_tcp_connection(
+    host: Host, port: int, tmp_path: Path, address: str
+) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    public = key.export_public_key().decode()
+    host.sshd.gateway_keys.write_text(f"restrict,port-forwarding {public}")
+    firewall = Firewall(host, tmp_path)
+    target = host.address if address == "of the host" else address
+    async with logged_in(host, GATEWAY_USER, key) as connection:
+        assert await greeting(connection, target, port) == b"hello"
+        await asyncio.to_thread(firewall.do, "ExecStart")
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await greeting(connection, target, port)
+        await asyncio.to_thread(firewall.do, "ExecStop")
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -290,11 +290,17 @@ def _sshd(facts: Facts) -> HostFinding:
             f"AllowUsers ({facts.allow_users}) excludes the controller",
             "add fairlead, fairlead-jump and fairlead-gateway to AllowUsers",
         )
+    if facts.allow_users and "fairlead-gateway" not in facts.allow_users.split():
+        return _warning(
+            "sshd",
+            f"AllowUsers ({facts.allow_users}) excludes gateways",
+            "add fairlead-gateway to AllowUsers, if services have a gateway",
+        )
     if facts.allow_groups and "fairlead" not in facts.allow_groups.split():
         return _error(
             "sshd",
             f"AllowGroups ({facts.allow_groups}) excludes the controller",
-            "add fairlead to AllowGroups",
+            "add fairlead, and fairlead-gateway for gateways, to AllowGroups",
         )
     if facts.tunnel_group and facts.tunnel_group != "fairlead":
         return _error(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from installer import gateway
+from installer.options import Docker, Options
+from installer.plan import problems
 from installer.steps import File
 from tests.unit.installer.test_steps import FolderSystem
 
@@ -33,6 +35,16 @@ def test_the_agent_runs_as_its_own_user_beside_caddy() -> None:
     assert gateway.CADDY_ADMIN in unit
     assert gateway.CADDY_ADMIN in written["/etc/fairlead/caddy.json"]
     assert "--resume" in written["/etc/systemd/system/caddy.service.d/fairlead.conf"]
+
+
+def test_a_gateway_is_no_node(tmp_path: Path) -> None:
+    machine = FolderSystem(tmp_path)
+    unit = tmp_path / "etc/systemd/system/fairlead-gateway.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("")
+    assert problems(machine, Options(docker=Docker.NONE)) == [
+        "this machine is a gateway; a node needs a machine of its own"
+    ]
 
 
 def test_a_node_is_no_gateway_and_missing_programs_are_named(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_each_error_of_a_host_has_a_fix(facts: dict[str, object], subject: str, 
         ({"clock": 1010.0}, "clock", "10 s off"),
         ({"disk_data": 5 * GIB}, "disk", "5.0 GiB free"),
         ({"docker": "20.10.24"}, "docker", "20.10.24"),
+        ({"allow_users": "root fairlead"}, "sshd", "excludes gateways"),
     ],
 )
 def test_a_finding_that_keeps_no_host_from_being_a_node_is_a_warning(

@@ -1,0 +1,161 @@
+"""Certificates of a gateway from an ACME authority: a second Caddy, in a network of their own.
+
+The gateway's Caddy gets exactly the configuration that the agent sets, and asks the test whether a
+host name is known, as it would ask the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from gateway import caddy
+from gateway.schemas import Certificate
+from tests.support.daemons import Daemon, run
+
+pytestmark = pytest.mark.e2e
+DOMAIN = "apps.test"
+_ASK = """
+import http.client, socket, ssl, sys
+host, root = sys.argv[1:]
+context = ssl.create_default_context(cafile=root)
+plain = socket.create_connection(("127.0.0.1", 443), 60)
+connection = http.client.HTTPSConnection("127.0.0.1")
+connection.sock = context.wrap_socket(plain, server_hostname=host)
+connection.request("GET", "/", headers={"Host": host})
+print(connection.getresponse().read().decode())
+"""
+
+
+class Town:
+    """A network namespace with both Caddys; there these names lead to its loopback."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self._folder = folder
+        run(["ip", "netns", "add", name])
+        run(["ip", "-n", name, "link", "set", "lo", "up"])
+        self._names = Path("/etc/netns") / name
+        self._names.mkdir(parents=True)
+        hosts = f"localhost acme.test known.{DOMAIN} other.{DOMAIN}"
+        (self._names / "hosts").write_text(f"127.0.0.1 {hosts}\n")
+        self.root = folder / "ca/caddy/pki/authorities/local/root.crt"
+        self.admin = folder / "gateway/admin.sock"
+        self.traffic = folder / "traffic.sock"
+        self._daemons = [
+            self._caddy("ca", _authority(folder / "ca/admin.sock")),
+            self._caddy(
+                "gateway",
+                {"admin": {"listen": f"unix/{self.admin}", "origins": ["localhost"]}},
+            ),
+        ]
+
+    def _caddy(self, name: str, configuration: object) -> Daemon:
+        home = self._folder / name
+        home.mkdir(parents=True)
+        (home / "caddy.json").write_text(json.dumps(configuration))
+        places = {"HOME": home, "XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home}
+        program = shutil.which("caddy") or "/usr/bin/caddy"
+        daemon = Daemon(
+            [*self.here(), program, "run", "--config", home / "caddy.json"],
+            home / "caddy.log",
+            env={key: str(value) for key, value in places.items()},
+        )
+        daemon.spawn()
+        daemon.wait_ready((home / "admin.sock").exists)
+        return daemon
+
+    def here(self) -> list[str | Path]:
+        return ["ip", "netns", "exec", self.name]
+
+    def ask(self, host: str) -> subprocess.CompletedProcess[str]:
+        """Ask the gateway's Caddy by HTTPS, with the authority's root alone trusted."""
+        command = [*self.here(), sys.executable, "-c", _ASK, host, self.root]
+        return subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for daemon in self._daemons:
+            daemon.kill9()
+        run(["ip", "netns", "delete", self.name])
+        shutil.rmtree(self._names)
+
+
+def _authority(admin: Path) -> dict[str, object]:
+    handle = {"handler": "acme_server", "host": "acme.test", "ca": "local"}
+    server = {
+        "listen": ["127.0.0.1:9443"],
+        "routes": [{"match": [{"host": ["acme.test"]}], "handle": [handle]}],
+        "automatic_https": {"disable_redirects": True},
+    }
+    own = {"subjects": ["acme.test"], "issuers": [{"module": "internal"}]}
+    return {
+        "admin": {"listen": f"unix/{admin}", "origins": ["localhost"]},
+        "apps": {
+            "http": {"http_port": 18080, "https_port": 9443, "servers": {"acme": server}},
+            "tls": {"automation": {"policies": [own]}},
+            "pki": {"certificate_authorities": {"local": {"install_trust": False}}},
+        },
+    }
+
+
+@pytest.fixture
+def town(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Town]:
+    number = next(numbers)
+    made = Town(f"flacme{number}", testbed_folder / f"town{number}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def agent(town: Town) -> AsyncIterator[list[str]]:
+    """Knows the host `known` alone; notes the hosts that Caddy asked for."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.host == caddy.ASK_HOST:
+            asked.append(request.query["domain"])
+            is_known = asked[-1] == f"known.{DOMAIN}"
+            return web.Response(status=200 if is_known else 404)
+        return web.Response(text=f"{request.headers['X-Forwarded-Proto']} at {request.host}")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(town.traffic)).start()
+    yield asked
+    await runner.cleanup()
+
+
+async def test_a_known_host_gets_a_certificate_at_its_first_request_and_another_none(
+    town: Town, agent: list[str]
+) -> None:
+    certificate = Certificate(
+        email="ops@apps.test",
+        directory="https://acme.test:9443/acme/local/directory",
+        directory_ca=str(town.root),
+    )
+    config = caddy.configuration(
+        certificate, DOMAIN, ports=caddy.Ports(), admin=str(town.admin), traffic=str(town.traffic)
+    )
+    await caddy.apply(config, str(town.admin))
+    answered = await asyncio.to_thread(town.ask, f"known.{DOMAIN}")
+    assert answered.stdout == f"https at known.{DOMAIN}\n", answered.stderr
+    refused = await asyncio.to_thread(town.ask, f"other.{DOMAIN}")
+    assert refused.returncode != 0
+    assert "SSL" in refused.stderr
+    assert set(agent) == {f"known.{DOMAIN}", f"other.{DOMAIN}"}
