@@ -174,16 +174,19 @@ async def _ask_on_and_on(port: int, head: bytes, until: float, took: list[float]
     writer.close()
 
 
-def _head(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\n\r\n".encode()
+def _head(path: str, host: str = "bench") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode()
 
 
-async def _load(port: int, path: str, connections: int, seconds: float) -> Load:
+async def ask_load(
+    port: int, path: str, connections: int, seconds: float, host: str = "bench"
+) -> Load:
+    """Ask on and on for `seconds`, with so many connections."""
     took: list[float] = []
     until = time.perf_counter() + seconds
     async with asyncio.TaskGroup() as group:
         for _ in range(connections):
-            group.create_task(_ask_on_and_on(port, _head(path), until, took))
+            group.create_task(_ask_on_and_on(port, _head(path, host), until, took))
     cuts = quantiles(took, n=100)
     return Load(len(took) / seconds, cuts[49], cuts[98])
 
@@ -228,7 +231,7 @@ async def _stalled_streams(port: int, path: str, many: int) -> list[asyncio.Stre
 
 
 @contextlib.contextmanager
-def _program(*arguments: str) -> Iterator[psutil.Process]:
+def program(*arguments: str) -> Iterator[psutil.Process]:
     process = subprocess.Popen([sys.executable, "-m", *arguments])
     try:
         yield psutil.Process(process.pid)
@@ -261,17 +264,17 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         described = folder / "place.json"
         described.write_bytes(msgspec.json.encode(place))
         task = ("--task", str(folder / "task"), "--socket", place.socket, "--peers", "any")
-        stack.enter_context(_program("entrypoint.main", *task))
+        stack.enter_context(program("entrypoint.main", *task))
         wait_until(Path(place.socket).exists, 20)
         Path(place.socket).chmod(0o666)
-        stack.enter_context(_program("bench.services", "--app", str(place.app)))
-        proxy = stack.enter_context(_program("bench.services", "--proxy", str(described)))
+        stack.enter_context(program("bench.services", "--app", str(place.app)))
+        proxy = stack.enter_context(program("bench.services", "--proxy", str(described)))
         for port in (place.app, place.listen):
-            wait_until(partial(_answers, port), 20)
+            wait_until(partial(answers, port), 20)
         yield place, proxy
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True
     return False
@@ -279,10 +282,10 @@ def _answers(port: int) -> bool:
 
 async def _rows(place: Place, proxy: psutil.Process, seconds: float) -> AsyncIterator[Row]:
     for connections in (1, 32):
-        await _load(place.listen, PATH + "/", connections, 0.5)
-        app = await _load(place.app, "/", connections, seconds)
+        await ask_load(place.listen, PATH + "/", connections, 0.5)
+        app = await ask_load(place.app, "/", connections, seconds)
         before = sum(proxy.cpu_times()[:2])
-        through = await _load(place.listen, PATH + "/", connections, seconds)
+        through = await ask_load(place.listen, PATH + "/", connections, seconds)
         cpu = sum(proxy.cpu_times()[:2]) - before
         yield Row(
             connections=connections,

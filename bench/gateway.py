@@ -1,0 +1,213 @@
+"""What a gateway costs a service, beside plain Caddy: `./dev bench gateway`.
+
+The same app behind Caddy alone, and behind Caddy, the agent, a real sshd, an exposed socket and the
+relay of a runner, each in its own process on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import grp
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import psutil
+import uvloop
+
+from bench import report
+from bench.services import ANSWER, Load, answers, ask_load, program
+from gateway import agent
+from gateway.caddy import Ports
+from gateway.schemas import (
+    Certificate,
+    GatewayNode,
+    GatewayReplica,
+    GatewayService,
+    Snapshot,
+)
+from gateway.state import AgentState
+from shim.access.exposed_ports import ExposedPorts, ExposureRecord
+from shim.daemon import disk_threads
+from shim.schemas import TaskInfo, TaskStatus, TaskTimes
+from shim.settings import GatewayAccess
+from shim.state.events import EventLog
+from shim.state.records import DiskRecords
+from tests.support.daemons import Daemon
+from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon, free_port
+from tests.support.waiting import wait_until
+
+HOST = "api.bench.test"
+
+
+class Place(msgspec.Struct, frozen=True):
+    folder: str
+    app: int
+    http: int
+    plain: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+
+async def _expose(place: Place) -> None:
+    info = TaskInfo(
+        id="t",
+        run_id="r",
+        run_name="r",
+        allocation_id="a",
+        status=TaskStatus.RUNNING,
+        image="i",
+        incarnation=0,
+        runner_socket=str(place.path / "runner.sock"),
+        times=TaskTimes(submitted_at=0.0),
+    )
+    threads = disk_threads()
+    access = GatewayAccess(folder=place.path / "exposed", gid=grp.getgrnam(GATEWAY_USER).gr_gid)
+    records = DiskRecords(place.path / "records", ExposureRecord, threads)
+    ports = ExposedPorts(access, records, lambda task_id: info, threads)
+    await ports.open(EventLog(epoch="e"))
+    await ports.expose(info, place.app)
+    await asyncio.Event().wait()
+
+
+def _options(place: Place) -> agent.Options:
+    return agent.Options(
+        data=place.path / "state",
+        socket=place.path / "agent.sock",
+        traffic=place.path / "traffic.sock",
+        caddy_admin=place.path / "admin.sock",
+        ports=Ports(http=place.http),
+    )
+
+
+def _snapshot(place: Place, sshd: SshDaemon) -> Snapshot:
+    exposed = str(place.path / "exposed" / f"t-{place.app}.sock")
+    replica = GatewayReplica(id="r1", group="main", node_id="n", socket=exposed)
+    service = GatewayService(
+        run_id="r", name="api", owner="o", host=HOST, auth=False, replicas=(replica,)
+    )
+    node = GatewayNode(id="n", host="127.0.0.1", port=sshd.port, host_key=sshd.host_key)
+    return Snapshot(
+        version=1,
+        gateway="main",
+        domain="bench.test",
+        certificate=Certificate(kind="none"),
+        nodes=(node,),
+        services=(service,),
+    )
+
+
+def _caddy(folder: Path, config: object, name: str) -> Daemon:
+    home = folder / name
+    home.mkdir()
+    (home / "caddy.json").write_text(json.dumps(config))
+    places = {"HOME": str(home), "XDG_DATA_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
+    found = shutil.which("caddy") or "/usr/bin/caddy"
+    command: list[str | Path] = [found, "run", "--config", home / "caddy.json"]
+    daemon = Daemon(command, home / "caddy.log", env=places)
+    daemon.spawn()
+    return daemon
+
+
+def _plain(place: Place) -> dict[str, object]:
+    proxy = {"handler": "reverse_proxy", "upstreams": [{"dial": f"127.0.0.1:{place.app}"}]}
+    server = {
+        "listen": [f":{place.plain}"],
+        "routes": [{"handle": [proxy]}],
+        "automatic_https": {"disable": True},
+    }
+    return {"admin": {"disabled": True}, "apps": {"http": {"servers": {"plain": server}}}}
+
+
+@contextlib.contextmanager
+def _bed() -> Iterator[tuple[Place, psutil.Process]]:
+    folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
+    folder.chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        place = Place(str(folder), app=free_port(), http=free_port(), plain=free_port())
+        (folder / "ssh").mkdir()
+        sshd = SshDaemon(folder / "ssh")
+        state = AgentState(folder / "state")
+        public = state.identity().export_public_key().decode()
+        sshd.gateway_keys.write_text(f"restrict,port-forwarding {public}")
+        state.keep(_snapshot(place, sshd))
+        sshd.start()
+        stack.callback(sshd.stop)
+        described = folder / "place.json"
+        described.write_bytes(msgspec.json.encode(place))
+        socket = folder / "runner.sock"
+        task = ("--task", str(folder / "task"), "--socket", str(socket), "--peers", "any")
+        stack.enter_context(program("entrypoint.main", *task))
+        wait_until(socket.exists, 20)
+        stack.enter_context(program("bench.services", "--app", str(place.app)))
+        stack.enter_context(program("bench.gateway", "--expose", str(described)))
+        admin = {"listen": f"unix/{folder / 'admin.sock'}", "origins": ["localhost"]}
+        for config, name in (({"admin": admin}, "gateway"), (_plain(place), "plain")):
+            stack.callback(_caddy(folder, config, name).kill9)
+        wait_until((folder / "admin.sock").exists, 20)
+        serving = stack.enter_context(program("bench.gateway", "--agent", str(described)))
+        for port in (place.app, place.plain, place.http):
+            wait_until(partial(answers, port), 20)
+        yield place, serving
+
+
+async def _measure(place: Place, serving: psutil.Process, seconds: float) -> None:
+    print("| | app alone | plain Caddy | gateway | |\n|---|---:|---:|---:|---|")
+    for connections in (1, 32):
+        for port in (place.http, place.plain):
+            await ask_load(port, "/", connections, 0.5, HOST)
+        app = await ask_load(place.app, "/", connections, seconds, HOST)
+        plain = await ask_load(place.plain, "/", connections, seconds, HOST)
+        before = sum(serving.cpu_times()[:2])
+        gateway = await ask_load(place.http, "/", connections, seconds, HOST)
+        cpu = sum(serving.cpu_times()[:2]) - before
+        print(
+            f"| {len(ANSWER)} bytes, {connections} connections: requests/s "
+            f"| {app.per_second:.0f} | {plain.per_second:.0f} | {gateway.per_second:.0f} "
+            f"| {gateway.per_second / plain.per_second:.2f} of plain Caddy, "
+            f"{gateway.per_second * seconds / cpu:.0f} for each second of the agent's CPU |"
+        )
+        print(
+            f"| … p50 (p99) | {_times(app)} | {_times(plain)} | {_times(gateway)} "
+            f"| + {(gateway.p50 - plain.p50) * 1e3:.2f} ms |"
+        )
+
+
+def _times(load: Load) -> str:
+    return f"{load.p50 * 1e3:.2f} ({load.p99 * 1e3:.2f}) ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev bench gateway", description=__doc__)
+    add = parser.add_argument
+    add("--seconds", type=float, default=5.0, metavar="N", help="of load (default: %(default)s)")
+    add("--expose", type=Path, help=argparse.SUPPRESS)
+    add("--agent", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    described = given.expose or given.agent
+    if described is not None:
+        place = msgspec.json.decode(described.read_bytes(), type=Place)
+        if given.expose:
+            uvloop.run(_expose(place))
+        else:
+            uvloop.run(agent.serve(_options(place), lambda: None))
+        return
+    if os.geteuid() != 0:
+        raise SystemExit("bench: it starts its own sshd: run it as root")
+    print(f"`./dev bench gateway` ({report.machine_without_docker()}):\n")
+    with _bed() as (place, serving):
+        uvloop.run(_measure(place, serving, given.seconds))
+
+
+if __name__ == "__main__":
+    main()
