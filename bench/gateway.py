@@ -151,6 +151,7 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         wait_until(socket.exists, 20)
         stack.enter_context(program("bench.services", "--app", str(place.app)))
         stack.enter_context(program("bench.gateway", "--expose", str(described)))
+        wait_until((folder / "exposed" / f"t-{place.app}.sock").exists, 20)
         admin = {"listen": f"unix/{folder / 'admin.sock'}", "origins": ["localhost"]}
         for config, name in (({"admin": admin}, "gateway"), (_plain(place), "plain")):
             stack.callback(_caddy(folder, config, name).kill9)

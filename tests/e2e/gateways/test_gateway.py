@@ -136,6 +136,21 @@ def test_restarts_and_a_rollout_lose_no_request_at_the_gateway(
     assert len(load.seen) == 2
 
 
+def test_a_replica_that_is_killed_under_load_loses_no_request_at_the_gateway(
+    lab: RunLab, gateway: GatewayMachine
+) -> None:
+    lab.submit("pair", **fields_of(replicas=2))
+    context = trusted(gateway, lab, "pair")
+    load = Load(gateway, lab, "pair", context)
+    with load.running():
+        wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "two replicas")
+        first = lab.attempts("pair")[-1]["id"]
+        container = lab.dockerd.docker("ps", "-q", "--filter", f"name={first}")
+        lab.dockerd.docker("kill", "-s", "KILL", container)
+        load.wait_for(200)
+    assert load.failed == []
+
+
 def test_a_sleeping_service_is_woken_by_a_request_at_its_gateway(
     lab: RunLab, gateway: GatewayMachine
 ) -> None:
