@@ -152,6 +152,7 @@ def started(engine: Engine, folder: Path) -> Iterator[tuple[Path, dict[str, str]
     )
     shim_command = [
         str(BIN / "fairlead-shim"), "--data", str(folder / "node"), "--socket", str(socket),
+        "--gateway-folder", str(folder / "run/exposed"),
         "--engine", engine.name,
     ]  # fmt: skip
     if engine.name == "docker":

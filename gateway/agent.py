@@ -277,6 +277,7 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         await _listen(stack, control_app(agent), options.socket, options.group)
         ready()
         await stop.wait()
+        await agent.link.close()  # else its handler would use up the time for requests
 
 
 def traffic_app(agent: Agent) -> web.AppRunner:

@@ -36,6 +36,8 @@ def show(service: str, /, *, json: Json = False) -> int:
     access = "a token or a key of the service" if found.auth else "anybody"
     output.emit(f"{found.name} ({found.id}): {found.status}, deployment {found.deployment}")
     output.emit(f"path {found.path}, open to {access}")
+    if found.url is not None:
+        output.emit(f"url {found.url} at the gateway {found.gateway}")
     if found.model is not None:
         output.emit(f"model {found.model} under /models/v1")
     output.emit_table(
