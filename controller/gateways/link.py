@@ -11,6 +11,7 @@ import aiohttp
 import asyncssh
 import msgspec
 
+from common.http import why_lost
 from controller.links.base import LinkError
 from controller.links.clients import LocalLink
 from controller.links.ssh import SshLink
@@ -73,7 +74,7 @@ class SocketGatewayLink:
             socket = self._gateway.address.shim_socket
             raise LinkError(
                 f"the agent of the gateway {self._gateway.name} does not answer at {socket}: "
-                f"{error}; is fairlead-gateway.service running there?"
+                f"{why_lost(error)}; is fairlead-gateway.service running there?"
             ) from error
 
 
