@@ -112,6 +112,8 @@ class Agent:
         self.nodes.update(snapshot.nodes)
         self.services.update(snapshot)
         if self._proxy is None or before is None or before.limits != snapshot.limits:
+            if self._proxy is not None:
+                self._proxy.close()
             self._proxy = self._make_proxy(snapshot)
         for service in snapshot.services:
             self._claims.pop(service.host, None)

@@ -15,6 +15,8 @@ from controller.proxy.view import Replica
 from gateway.schemas import GatewayNode
 from runner.client import PortStream, RunnerError, StreamReader, StreamWriter
 
+LINGER_SECONDS = 300.0
+"""A connection to a node without replicas is kept for this time, which is longer than a drain."""
 OK = b"ok\n"
 """What an exposed socket says first when its port answers (`shim.schemas.EXPOSED_OK`)."""
 _LONGEST_LINE = 1000
@@ -27,13 +29,20 @@ class NodeLinks:
         self._identity = identity
         self._nodes: dict[str, GatewayNode] = {}
         self._connections: dict[str, asyncio.Task[SshConnection]] = {}
+        self._lingering: set[asyncio.Task[SshConnection]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def update(self, nodes: Iterable[GatewayNode]) -> None:
-        """Keep exactly these nodes. Connections to others stay while requests use them."""
+        """Keep exactly these nodes. Connections to others linger, for requests that still use
+        them."""
         known, self._nodes = self._nodes, {node.id: node for node in nodes}
         for node_id, node in known.items():
-            if self._nodes.get(node_id) != node:
-                self._connections.pop(node_id, None)
+            connection = self._connections.get(node_id)
+            if self._nodes.get(node_id) != node and connection is not None:
+                del self._connections[node_id]
+                self._lingering.add(connection)
+                loop = asyncio.get_running_loop()
+                loop.call_later(LINGER_SECONDS, self._end, connection)
 
     async def connect(self, replica: Replica) -> PortStream:
         """Open a byte stream to the replica. Raises LinkError, RunnerError."""
@@ -52,12 +61,18 @@ class NodeLinks:
         return PortStream(reader, writer, first)
 
     async def close(self) -> None:
-        connections, self._connections = list(self._connections.values()), {}
-        for connecting in connections:
-            connecting.cancel()
-        for made in await asyncio.gather(*connections, return_exceptions=True):
-            if isinstance(made, SshConnection):
-                await made.close()
+        connections = [*self._connections.values(), *self._lingering]
+        self._connections.clear()
+        self._lingering.clear()
+        await asyncio.gather(*map(_close, connections), *self._closing, return_exceptions=True)
+
+    def _end(self, connection: asyncio.Task[SshConnection]) -> None:
+        """Close a connection that has lingered long enough."""
+        if connection in self._lingering:
+            self._lingering.discard(connection)
+            closing = asyncio.create_task(_close(connection), name="close a node's connection")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _stream(self, node: GatewayNode, socket: str) -> tuple[StreamReader, StreamWriter]:
         if node.local:
@@ -78,6 +93,14 @@ class NodeLinks:
             shim_socket="", host=node.host, port=node.port, user=node.user, host_key=node.host_key
         )
         return await SshLink(address, self._identity).connect()
+
+
+async def _close(connecting: asyncio.Task[SshConnection]) -> None:
+    """Close a connection that is there or being made."""
+    connecting.cancel()
+    (made,) = await asyncio.gather(connecting, return_exceptions=True)
+    if isinstance(made, SshConnection):
+        await made.close()
 
 
 def _is_over(connecting: asyncio.Task[SshConnection]) -> bool:

@@ -54,6 +54,7 @@ def run(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)  # else a line for each request
     options = agent.Options(
         data=data,
         socket=socket,
