@@ -13,10 +13,16 @@ function topics() {
   return [...new Set([...document.querySelectorAll("[data-live]")].map((one) => one.dataset.live))];
 }
 
-const waiting = new Set(); // ids of elements that changed again while they were being fetched
+const waiting = new Set(); // ids of elements that changed again while they could not be replaced
+const question = document.getElementById("confirm");
+
+// A button that asks, or whose request is under way, must stay on the page: its answer is lost with it.
+function isActing() {
+  return question.open || document.querySelector("[hx-post].htmx-request") !== null;
+}
 
 function refresh(one) {
-  if (one.classList.contains("htmx-request")) waiting.add(one.id);
+  if (isActing() || one.classList.contains("htmx-request")) waiting.add(one.id);
   else one.dispatchEvent(new CustomEvent("changed", { bubbles: false }));
 }
 
@@ -26,8 +32,15 @@ function tell(topic) {
   }
 }
 
+function keepWhileActing(event) {
+  if (!event.detail.elt.matches("[data-live]") || !isActing()) return;
+  event.detail.shouldSwap = false;
+  waiting.add(event.detail.elt.id);
+}
+
 // The answer replaced the element, and what htmx had queued for it with it.
 function tellAgain() {
+  if (isActing()) return;
   for (const id of [...waiting]) {
     const one = document.getElementById(id);
     if (one && one.classList.contains("htmx-request")) continue;
@@ -87,7 +100,12 @@ function open() {
 
 export function follow() {
   open();
+  document.body.addEventListener("htmx:beforeSwap", keepWhileActing);
   document.body.addEventListener("htmx:afterSettle", tellAgain);
+  document.body.addEventListener("htmx:afterRequest", (event) => {
+    if (event.detail.requestConfig.verb === "post") tellAgain();
+  });
+  question.addEventListener("close", tellAgain);
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("online", open);
   addEventListener("pagehide", close);

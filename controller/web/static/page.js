@@ -19,16 +19,24 @@ function reason(request) {
   }
 }
 
+const dialog = document.getElementById("confirm");
+let asked = null; // the request whose question is open
+
 function ask(event) {
   if (!event.detail.question) return;
   event.preventDefault();
-  const dialog = document.getElementById("confirm");
+  asked = event.detail;
   document.getElementById("confirm-text").textContent = event.detail.question;
   dialog.returnValue = "";
-  dialog.addEventListener("close", () => {
-    if (dialog.returnValue === "yes") event.detail.issueRequest(true);
-  }, { once: true });
   dialog.showModal();
+}
+
+// A browser tells of a closed dialog later; the next question may be open by then.
+function answered() {
+  if (dialog.open || !asked) return;
+  const { issueRequest } = asked;
+  asked = null;
+  if (dialog.returnValue === "yes") issueRequest(true);
 }
 
 function switchTheme() {
@@ -41,6 +49,7 @@ function switchTheme() {
 }
 
 document.body.addEventListener("htmx:confirm", ask);
+dialog.addEventListener("close", answered);
 document.body.addEventListener("fairlead:done", (event) => say(event.detail.message));
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.xhr.status === 401) location.reload();

@@ -210,6 +210,7 @@ async def test_a_run_is_found_opened_and_stopped_by_keys_alone(
     await expect(page.locator("#confirm")).to_be_hidden()
     await expect(page.locator("#act-stop")).to_be_focused()
     await press("Enter")
+    await expect(page.get_by_role("button", name="Cancel")).to_be_focused()
     await press("Tab")
     await press("Enter")
     await expect(page.locator(".status-line")).to_contain_text("terminated")
@@ -217,6 +218,25 @@ async def test_a_run_is_found_opened_and_stopped_by_keys_alone(
         await press("g")
         await press(key)
         await expect(page.locator("h1")).to_contain_text(heading)
+
+
+async def test_a_question_outlives_a_change_of_what_it_asks_about(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    await page.locator('#connection[data-state="live"]').wait_for()
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator("#confirm")).to_be_visible()
+    changed = "document.getElementById('overview').dispatchEvent(new CustomEvent('changed'))"
+    async with page.expect_event(
+        "requestfinished", lambda request: request.url.endswith(run_id) and request.method == "GET"
+    ):
+        await page.evaluate(changed)
+    await page.get_by_role("button", name="Yes").click()
+    await expect(page.locator(".status-line")).to_contain_text("terminated")
+    await expect(page.locator("#toasts")).not_to_be_empty()
 
 
 async def test_keys_search_and_back_work_without_a_mouse(
