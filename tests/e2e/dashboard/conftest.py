@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from controller.service.login_links import LoginLinks
 from tests.unit.api.conftest import Controller
@@ -15,6 +15,10 @@ from tests.unit.web.conftest import controller, site
 __all__ = ["controller", "site"]
 
 CHROMIUM = "/usr/bin/chromium"
+PATIENCE = 60_000
+"""Milliseconds that a page may take: it says when a page is stuck, not whether it is fast."""
+
+expect.set_options(timeout=PATIENCE)
 AXE = Path(__file__).parents[3] / ".build/npm/node_modules/axe-core/axe.min.js"
 SERIOUS = """async () => {
     const found = await axe.run();
@@ -42,7 +46,7 @@ async def visit(chromium: Browser, controller: Controller, address: str, user: s
     links: LoginLinks = controller.service.login_links
     context = await chromium.new_context()
     page = await context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE)
     await page.goto(f"{address}/dashboard/enter/{links.make(token).code}")
     await page.locator('#connection[data-state="live"]').wait_for()
     return page

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from controller.logs.segments import SegmentWriter
 from runner.schemas.frames import Frame, Stream
-from tests.e2e.dashboard.conftest import AXE, SERIOUS
+from tests.e2e.dashboard.conftest import AXE, PATIENCE, SERIOUS
 from tests.e2e.runs.visitor import make_key
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.waiting import wait_until
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 CHROMIUM = "/usr/bin/chromium"
 BIG = 100 << 20
 LINES = 10_000
-SEARCHING = 60_000
+expect.set_options(timeout=PATIENCE)
 PIXELS_OF = """(canvas, [red, green, blue]) => {
     const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     let found = 0;
@@ -145,7 +145,7 @@ def test_a_big_log_is_scrolled_and_searched_by_windows(
     expect(view.locator(".log-row").last.locator(".ansi-fg-5")).to_be_visible()
     page.fill("[data-log-part=search]", "NEEDLE")
     page.press("[data-log-part=search]", "Enter")
-    expect(page.locator("[data-log-part=count]")).to_have_text("1 of 1", timeout=SEARCHING)
+    expect(page.locator("[data-log-part=count]")).to_have_text("1 of 1")
     expect(page.locator(".log-here mark")).to_have_text("needle")
     page.click("[data-log-part=start]")
     expect(view.locator(".log-row").first).to_contain_text("line 0 ")
