@@ -362,7 +362,7 @@ class NodeSession:
         return any(
             attempt.node_id == self._node_id and attempt.status not in FINAL_ATTEMPT_STATUSES
             for state in self._turns.runs_on(self._node_id)
-            for attempt in (view.attempt for view in to_node.live_attempts(state))
+            for attempt in (context.attempt for context in to_node.live_attempts(state))
         )
 
     def _report_disconnected(self, disconnected: bool) -> None:

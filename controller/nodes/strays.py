@@ -84,40 +84,40 @@ class StrayTasks:
             return False
         if info.id in self._collecting:
             return True
-        view = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
-        if view is None:
+        context = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
+        if context is None:
             return not await self._end(connection, state, info, why)
-        self._collect_beside(view, connection, info, why)
+        self._collect_beside(context, connection, info, why)
         return True
 
     async def _unread(self, info: TaskInfo) -> AttemptContext | None:
         """Return its attempt if the node may have more of its log or outputs than is stored."""
         state = self._turns.known.get(info.run_id)
-        view = None if state is None else to_node.find(state, info.id)
-        if view is None:
+        context = None if state is None else to_node.find(state, info.id)
+        if context is None:
             state = await self._store.find_run(info.run_id)
-            view = None if state is None else to_node.find(state, info.id)
-        if view is None or (view.attempt.logs_complete and not _has_unread(view, info)):
+            context = None if state is None else to_node.find(state, info.id)
+        if context is None or (context.attempt.logs_complete and not _has_unread(context, info)):
             return None
-        return view
+        return context
 
     def _collect_beside(
-        self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
+        self, context: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
     ) -> None:
         """Collect log and outputs in a task of its own, so that other events of the node go on."""
-        task = asyncio.create_task(self._collect_and_end(view, connection, info, why))
+        task = asyncio.create_task(self._collect_and_end(context, connection, info, why))
         self._collecting[info.id] = task
         task.add_done_callback(lambda _: self._collecting.pop(info.id, None))
 
     async def _collect_and_end(
-        self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
+        self, context: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
     ) -> None:
-        attempt = msgspec.structs.replace(view.attempt, container_gone=True)
+        attempt = msgspec.structs.replace(context.attempt, container_gone=True)
         try:
-            await self._collect(AttemptContext(view.state, view.job, attempt), connection)
-            if _has_unread(view, info):
-                await self._collect_outputs(view, connection)
-            state = self._turns.known.get(info.run_id, view.state)
+            await self._collect(AttemptContext(context.state, context.job, attempt), connection)
+            if _has_unread(context, info):
+                await self._collect_outputs(context, connection)
+            state = self._turns.known.get(info.run_id, context.state)
             await self._end(connection, state, info, why)
         except (ShimError, ShimUnavailable, RetryLater, OSError) as error:
             log.warning("log or outputs of stray task %s could not be stored: %s", info.id, error)
@@ -218,8 +218,8 @@ async def _allocation_of(connection: NodeConnection, info: TaskInfo) -> Allocati
     )
 
 
-def _has_unread(view: AttemptContext, info: TaskInfo) -> bool:
-    return info.has_outputs and view.attempt.outputs is None
+def _has_unread(context: AttemptContext, info: TaskInfo) -> bool:
+    return info.has_outputs and context.attempt.outputs is None
 
 
 def _as_heard(info: TaskInfo, allocation: AllocationInfo | None) -> TaskInfo:

@@ -192,30 +192,30 @@ class NodeSync:
     async def _claim(self, info: TaskInfo) -> None:
         """Claim the task: a former controller that was paused or cut off may still try to command
         it."""
-        view = self._live(info)
-        if self._fence is None or view is None or view.attempt.node_id != self._node_id:
+        context = self._live(info)
+        if self._fence is None or context is None or context.attempt.node_id != self._node_id:
             return
         try:
             await self._connection.shim.claim(
                 info.id,
                 run_id=info.run_id,
                 fence=self._fence,
-                incarnation=view.run_incarnation,
+                incarnation=context.run_incarnation,
             )
         except ShimError as error:
             if error.code != RefusalCode.NOT_FOUND:
                 raise
 
     async def _found(self, info: TaskInfo) -> None:
-        view = self._live(info)
+        context = self._live(info)
         self._unsettled.discard(info.id)
-        if view is None:
+        if context is None:
             if await self._listener.stray_task(self._node_id, self._connection, info):
                 self._look_again_at(info)
-        elif view.attempt.node_id != self._node_id:
-            self._found_astray(view, info)
+        elif context.attempt.node_id != self._node_id:
+            self._found_astray(context, info)
         else:
-            if view.attempt.reason is None:
+            if context.attempt.reason is None:
                 self._count_start(info)
             for report in from_node.task_reports(info):
                 self._turns.post(report)
@@ -230,13 +230,13 @@ class NodeSync:
             log.warning("node %s takes no work: %s", node.name, changed.cordon_reason)
         self._turns.set_node(changed, node.id)
 
-    def _found_astray(self, view: to_node.AttemptContext, info: TaskInfo) -> None:
+    def _found_astray(self, context: to_node.AttemptContext, info: TaskInfo) -> None:
         """Handle a task whose attempt lives on another node.
 
         That can happen after a restore: an attempt that waited may have been sent here since the
         backup. The attempt ends before it runs twice, and the task here becomes a stray.
         """
-        attempt = view.attempt
+        attempt = context.attempt
         log.warning("task %s lives on another node: left alone here", info.id)
         self._look_again_at(info)
         if attempt.reason is None and attempt.status in _NOT_ACKNOWLEDGED:
@@ -254,8 +254,8 @@ class NodeSync:
     def _live(self, info: TaskInfo) -> to_node.AttemptContext | None:
         """Return the task's attempt if it is not final."""
         state = self._turns.runs.get(info.run_id)
-        views = () if state is None else to_node.live_attempts(state)
-        return next((view for view in views if view.attempt.id == info.id), None)
+        contexts = () if state is None else to_node.live_attempts(state)
+        return next((context for context in contexts if context.attempt.id == info.id), None)
 
     def _quarantined(self) -> set[str]:
         node = self._turns.nodes.get(self._node_id)

@@ -89,49 +89,49 @@ class Clusters:
         self._secret = secret
         self._networks = networks
 
-    def info(self, view: AttemptContext) -> ClusterInfo | None:
+    def info(self, context: AttemptContext) -> ClusterInfo | None:
         """Return what the job learns of its peers; None for a job without peers. Raises RetryLater
         while a peer has no allocation yet."""
-        if not is_clustered(view):
+        if not is_clustered(context):
             return None
-        peers = list(_peers(view))
+        peers = list(_peers(context))
         ips = tuple(self._address(attempt) for attempt in peers)
-        gpus = tuple(_gpus(view.state, attempt) for attempt in peers)
-        rank = next((n for n, one in enumerate(peers) if one.id == view.attempt.id), None)
+        gpus = tuple(_gpus(context.state, attempt) for attempt in peers)
+        rank = next((n for n, one in enumerate(peers) if one.id == context.attempt.id), None)
         return ClusterInfo(
             ips=ips,
             master_ip=ips[0] if ips else _LOOPBACK,
             rank=rank,
-            gpus_per_node=_gpus(view.state, view.attempt),
+            gpus_per_node=_gpus(context.state, context.attempt),
             gpus=gpus,
             ssh_port=CLUSTER_SSH_PORT,
         )
 
-    def key(self, view: AttemptContext) -> ClusterKey | None:
+    def key(self, context: AttemptContext) -> ClusterKey | None:
         """Return the run's key; None for a job that other nodes cannot reach, or that wants no
         SSH."""
-        allocation = view.allocation
+        allocation = context.allocation
         shares = allocation is None or not allocation.resources.whole_node
-        if shares or view.job.spec.ssh == "off" or not is_clustered(view):
+        if shares or context.job.spec.ssh == "off" or not is_clustered(context):
             return None
-        return cluster_key(self._secret, view.state.run.id)
+        return cluster_key(self._secret, context.state.run.id)
 
-    def terminal_key(self, view: AttemptContext) -> str:
+    def terminal_key(self, context: AttemptContext) -> str:
         """Return the public key with which the controller opens terminals in the job."""
-        return terminal_key(self._secret, view.state.run.id).public
+        return terminal_key(self._secret, context.state.run.id).public
 
     def _address(self, attempt: Attempt) -> str:
         node = self._nodes.get(attempt.node_id or "")
         return _LOOPBACK if node is None else address(node, self._networks)
 
 
-def is_clustered(view: AttemptContext) -> bool:
+def is_clustered(context: AttemptContext) -> bool:
     """Return whether the job and jobs on other nodes learn of each other."""
-    run = view.state.run
-    if members.is_member(run, view.job):
+    run = context.state.run
+    if members.is_member(run, context.job):
         return True
-    together = view.attempt.incarnation is not None or run.policy.same_placement
-    return together and len(view.state.jobs) > 1
+    together = context.attempt.incarnation is not None or run.policy.same_placement
+    return together and len(context.state.jobs) > 1
 
 
 def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
@@ -150,32 +150,32 @@ def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
     return own[0] if own else host or _LOOPBACK
 
 
-def _peers(view: AttemptContext) -> Iterator[Attempt]:
+def _peers(context: AttemptContext) -> Iterator[Attempt]:
     """Yield the latest attempts in the order of their ranks over all groups, which is the order of
     the groups. The peers in a service are the jobs of the same replica."""
-    if members.is_member(view.state.run, view.job):
-        yield from _members(view)
+    if members.is_member(context.state.run, context.job):
+        yield from _members(context)
         return
-    for job in _in_order(view.state):
-        attempt = _latest_with(job, view.attempt)
+    for job in _in_order(context.state):
+        attempt = _latest_with(job, context.attempt)
         if attempt is None:
             continue
-        if view.attempt.incarnation is None:
+        if context.attempt.incarnation is None:
             if attempt.node_id is not None:
                 yield attempt
         elif attempt.rank is not None:
             if attempt.node_id is None and attempt.reason is not None:
                 continue  # abandoned before it was placed: no job waits for it
             if attempt.node_id is None:
-                raise RetryLater(f"the gang of attempt {view.attempt.id} is not placed yet")
+                raise RetryLater(f"the gang of attempt {context.attempt.id} is not placed yet")
             yield attempt
 
 
-def _members(view: AttemptContext) -> Iterator[Attempt]:
-    for job in members.members_of(view.state.jobs, view.job):
+def _members(context: AttemptContext) -> Iterator[Attempt]:
+    for job in members.members_of(context.state.jobs, context.job):
         attempt = job.attempts[-1] if job.attempts else None
         if attempt is None or attempt.node_id is None:
-            raise RetryLater(f"the replica of attempt {view.attempt.id} is not placed yet")
+            raise RetryLater(f"the replica of attempt {context.attempt.id} is not placed yet")
         yield attempt
 
 

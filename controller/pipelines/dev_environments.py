@@ -48,36 +48,36 @@ class UseWatcher:
         self._clock = clock
         self._seen: dict[str, Watched] = {}
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        limit = inactivity.limit_of(view.state.run)
-        runner = connection.runner(to_node.runner_socket(view))
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        limit = inactivity.limit_of(context.state.run)
+        runner = connection.runner(to_node.runner_socket(context))
         try:
-            while limit is not None and (attempt := self._present(view)) is not None:
-                watched = await self._watched(view, runner, limit)
+            while limit is not None and (attempt := self._present(context)) is not None:
+                watched = await self._watched(context, runner, limit)
                 self._seen[attempt.id] = watched
                 if inactivity.is_news(attempt.inactive_since, limit, watched):
-                    self._report(view, watched)
+                    self._report(context, watched)
                 await asyncio.sleep(inactivity.pause(limit))
         except asyncio.CancelledError:
-            self._seen.pop(view.attempt.id, None)
+            self._seen.pop(context.attempt.id, None)
             raise
 
-    def _report(self, view: AttemptContext, watched: Watched) -> None:
+    def _report(self, context: AttemptContext, watched: Watched) -> None:
         self._turns.post(
             reports.InactivitySeen(
-                run_id=view.state.run.id,
-                attempt_id=view.attempt.id,
+                run_id=context.state.run.id,
+                attempt_id=context.attempt.id,
                 at=watched.looked_at,
                 idle_since=watched.idle_since,
             )
         )
 
-    async def _watched(self, view: AttemptContext, runner: RunnerApi, limit: float) -> Watched:
+    async def _watched(self, context: AttemptContext, runner: RunnerApi, limit: float) -> Watched:
         """Look once, and warn in the log when the end is near. Raises RetryLater,
         RunnerUnavailable."""
         try:
-            look = await self._look(view, runner)
-            watched = inactivity.after(self._seen.get(view.attempt.id), look)
+            look = await self._look(context, runner)
+            watched = inactivity.after(self._seen.get(context.attempt.id), look)
             text = inactivity.warning(limit, watched)
             if text is not None:
                 await runner.notice(f"inactive-{watched.idle_since}", text)
@@ -85,16 +85,16 @@ class UseWatcher:
             raise RetryLater(str(error)) from error
         return watched
 
-    async def _look(self, view: AttemptContext, runner: RunnerApi) -> Look:
+    async def _look(self, context: AttemptContext, runner: RunnerApi) -> Look:
         """Raises RunnerUnavailable, RunnerError."""
-        metrics, run = await runner.metrics(), view.state.run
+        metrics, run = await runner.metrics(), context.state.run
         assert run.policy.dev_environment is not None
         requests = self._traffic.group(run.id, GROUP)
         return look_at(run.policy.dev_environment, metrics, requests, self._clock.now())
 
-    def _present(self, view: AttemptContext) -> Attempt | None:
-        state = self._turns.known.get(view.state.run.id)
-        found = None if state is None else to_node.find(state, view.attempt.id)
+    def _present(self, context: AttemptContext) -> Attempt | None:
+        state = self._turns.known.get(context.state.run.id)
+        found = None if state is None else to_node.find(state, context.attempt.id)
         return None if found is None else found.attempt
 
 

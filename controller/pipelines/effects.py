@@ -67,7 +67,7 @@ class Performer(Protocol):
     what it saw.
     """
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None: ...
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None: ...
 
 
 class EffectRunner:
@@ -127,14 +127,14 @@ class EffectRunner:
 
     # -- matching ---------------------------------------------------------------------------
 
-    def _match(self, view: AttemptContext, to_release: Effect | None) -> None:
-        attempt = view.attempt
+    def _match(self, context: AttemptContext, to_release: Effect | None) -> None:
+        attempt = context.attempt
         known = self._keys_of.get(attempt.id)
         if attempt.status in FINAL_ATTEMPT_STATUSES:
             self._logs.finish(attempt.id)
             effects: tuple[Effect, ...] = () if to_release is None else (to_release,)
         else:
-            effects = wanted(view.state, attempt, self._clock.now())
+            effects = wanted(context.state, attempt, self._clock.now())
         keys = {(attempt.id, effect.kind) for effect in effects}
         for key in sorted((known or set()) - keys):
             self._stop(key)
@@ -183,9 +183,9 @@ class EffectRunner:
             try:
                 async with self._slot(effect.kind):
                     state = self._turns.known.get(effect.run_id)
-                    view = None if state is None else to_node.find(state, effect.attempt_id)
-                    if view is not None:
-                        await perform(view, connection)
+                    context = None if state is None else to_node.find(state, effect.attempt_id)
+                    if context is not None:
+                        await perform(context, connection)
                 return
             except (ShimUnavailable, RunnerUnavailable, LinkError) as error:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)

@@ -52,13 +52,13 @@ class TaskSubmitter:
         self._clusters = clusters
         self._secrets = secrets
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt = view.attempt
-        key = self._clusters.key(view)
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt = context.attempt
+        key = self._clusters.key(context)
         try:
-            sent = view.with_secrets(self._secrets)
+            sent = context.with_secrets(self._secrets)
         except SecretMissing as error:
-            self._refused(view, Reason.SECRET_MISSING, str(error))
+            self._refused(context, Reason.SECRET_MISSING, str(error))
             return
         try:
             info = await connection.shim.put_task(
@@ -66,10 +66,10 @@ class TaskSubmitter:
                 to_node.task_request(
                     sent,
                     None if key is None else key.public,
-                    self._clusters.terminal_key(view),
+                    self._clusters.terminal_key(context),
                 ),
                 fence=self._fence,
-                incarnation=view.incarnation_number,
+                incarnation=context.incarnation_number,
             )
         except ShimError as error:
             lost = await self._lost_allocation(error, attempt, connection)
@@ -77,17 +77,17 @@ class TaskSubmitter:
             if passing or error.status >= 500:
                 raise RetryLater(str(error)) from error
             reason = lost or Reason.CREATING_CONTAINER_ERROR
-            self._refused(view, reason, from_node.readable(error.message))
+            self._refused(context, reason, from_node.readable(error.message))
             return
         supplied = msgspec.structs.replace(info, needs_credentials=False)
         for report in from_node.task_reports(supplied):
             self._turns.post(report)
 
-    def _refused(self, view: AttemptContext, reason: Reason, message: str) -> None:
+    def _refused(self, context: AttemptContext, reason: Reason, message: str) -> None:
         self._turns.post(
             reports.TaskRefused(
-                run_id=view.state.run.id,
-                attempt_id=view.attempt.id,
+                run_id=context.state.run.id,
+                attempt_id=context.attempt.id,
                 reason=reason,
                 message=message,
             )
@@ -135,56 +135,58 @@ class JobStarter:
         self._clusters = clusters
         self._secrets = secrets
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt = view.attempt
-        runner = connection.runner(to_node.runner_socket(view))
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt = context.attempt
+        runner = connection.runner(to_node.runner_socket(context))
         try:
-            event = await self._start_when_it_listens(runner, view)
+            event = await self._start_when_it_listens(runner, context)
             if event.state is RunnerState.WAITING_FOR_CODE:
-                await self._send_code(runner, view)
+                await self._send_code(runner, context)
                 await runner.run()
         except RunnerError as error:
             if error.status >= 500:
                 raise RetryLater(str(error)) from error
-            self._give_up(view, f"the runner refused the job: {error.message}")
+            self._give_up(context, f"the runner refused the job: {error.message}")
             return
         except CodeGone as error:
-            self._give_up(view, str(error))
+            self._give_up(context, str(error))
             return
         except SecretMissing as error:
-            self._give_up(view, str(error), Reason.SECRET_MISSING)
+            self._give_up(context, str(error), Reason.SECRET_MISSING)
             return
         self._turns.post(
             reports.RunnerStarted(
-                run_id=view.state.run.id, attempt_id=attempt.id, at=self._clock.now()
+                run_id=context.state.run.id, attempt_id=attempt.id, at=self._clock.now()
             )
         )
 
-    async def _send_code(self, runner: RunnerApi, view: AttemptContext) -> None:
+    async def _send_code(self, runner: RunnerApi, context: AttemptContext) -> None:
         """Upload the code. Raises CodeGone, RunnerUnavailable, RunnerError."""
-        for digest in view.job.spec.blobs:
+        for digest in context.job.spec.blobs:
             if await self._blobs.size(digest) is None:
                 raise CodeGone("the code that was uploaded for this run is gone; apply it again")
             async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
                 await runner.put_code(digest, pieces)
 
     def _give_up(
-        self, view: AttemptContext, message: str, reason: Reason = Reason.EXECUTOR_ERROR
+        self, context: AttemptContext, message: str, reason: Reason = Reason.EXECUTOR_ERROR
     ) -> None:
         self._turns.post(
             reports.RunnerExited(
-                run_id=view.state.run.id,
-                attempt_id=view.attempt.id,
+                run_id=context.state.run.id,
+                attempt_id=context.attempt.id,
                 reason=reason,
                 message=from_node.readable(message),
             )
         )
 
-    async def _start_when_it_listens(self, runner: RunnerApi, view: AttemptContext) -> StatusEvent:
+    async def _start_when_it_listens(
+        self, runner: RunnerApi, context: AttemptContext
+    ) -> StatusEvent:
         """Start the job. Raises RunnerUnavailable when the runner does not listen soon, RetryLater
         while the gang is not placed, SecretMissing."""
-        cluster, key = self._clusters.info(view), self._clusters.key(view)
-        request = to_node.submit_request(view.with_secrets(self._secrets), cluster, key)
+        cluster, key = self._clusters.info(context), self._clusters.key(context)
+        request = to_node.submit_request(context.with_secrets(self._secrets), cluster, key)
         for _ in range(START_TRIES):
             try:
                 return await runner.start(request)
@@ -201,9 +203,9 @@ class RunnerFollower:
         self._clock = clock
         self._silent_since: dict[str, tuple[NodeConnection, float]] = {}
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt, run_id = view.attempt, view.state.run.id
-        runner = connection.runner(to_node.runner_socket(view))
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt, run_id = context.attempt, context.state.run.id
+        runner = connection.runner(to_node.runner_socket(context))
         heard_at = self._clock.now()
         try:
             async with contextlib.aclosing(runner.status_events()) as events:
@@ -218,29 +220,31 @@ class RunnerFollower:
                         self._turns.post(from_node.runner_exited(run_id, attempt.id, event.exit))
                         return
         except RunnerUnavailable:
-            self._note_silence(view, connection, heard_at)
+            self._note_silence(context, connection, heard_at)
             raise
         except RunnerError as error:
             raise RetryLater(str(error)) from error
         raise RetryLater("the runner's status stream ended before the job did")
 
     def _note_silence(
-        self, view: AttemptContext, connection: NodeConnection, heard_at: float
+        self, context: AttemptContext, connection: NodeConnection, heard_at: float
     ) -> None:
         """Post RunnerSilent when the runner is silent for too long although the shim answers.
 
         The count begins again with each connection. It counts at most the time for which a stream
         may be silent, so that a pause of the controller itself does not count as the runner's.
         """
-        attempt_id, now = view.attempt.id, self._clock.now()
+        attempt_id, now = context.attempt.id, self._clock.now()
         began = max(heard_at, now - SILENCE)
         beside, since = self._silent_since.get(attempt_id, (connection, began))
         if beside is not connection:
             since = began
         self._silent_since[attempt_id] = (connection, since)
-        if now - since >= view.state.run.policy.limits.waiting_runner:
+        if now - since >= context.state.run.policy.limits.waiting_runner:
             del self._silent_since[attempt_id]
-            self._turns.post(reports.RunnerSilent(run_id=view.state.run.id, attempt_id=attempt_id))
+            self._turns.post(
+                reports.RunnerSilent(run_id=context.state.run.id, attempt_id=attempt_id)
+            )
 
 
 class JobInterrupter:
@@ -249,15 +253,15 @@ class JobInterrupter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         now = self._clock.now()
-        ends_at = limits.interruption_ends_at(view.state.run, view.attempt, now)
+        ends_at = limits.interruption_ends_at(context.state.run, context.attempt, now)
         if ends_at is None:
             return
-        runner = connection.runner(to_node.runner_socket(view))
+        runner = connection.runner(to_node.runner_socket(context))
         grace = max(0.0, ends_at - now)
         try:
-            await runner.stop(signal=view.job.spec.stop_signal, grace=grace, interrupt=True)
+            await runner.stop(signal=context.job.spec.stop_signal, grace=grace, interrupt=True)
         except RunnerError as error:
             raise RetryLater(str(error)) from error
 
@@ -268,8 +272,8 @@ class SuspensionNotifier:
     def __init__(self, *, suspended: bool) -> None:
         self._suspended = suspended
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        runner = connection.runner(to_node.runner_socket(view))
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        runner = connection.runner(to_node.runner_socket(context))
         try:
             await runner.suspend(self._suspended)
         except RunnerError as error:

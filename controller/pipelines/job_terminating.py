@@ -35,14 +35,14 @@ class JobStopper:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt = view.attempt
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt = context.attempt
         if attempt.remove_at is None:
             return
         grace = max(0.0, attempt.remove_at - self._clock.now())
-        runner = connection.runner(to_node.runner_socket(view))
+        runner = connection.runner(to_node.runner_socket(context))
         try:
-            await runner.stop(signal=view.job.spec.stop_signal, grace=grace)
+            await runner.stop(signal=context.job.spec.stop_signal, grace=grace)
         except RunnerError as error:
             raise RetryLater(str(error)) from error
 
@@ -55,8 +55,8 @@ class TaskTerminator:
         self._turns = turns
         self._fence = fence
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt, run_id = view.attempt, view.state.run.id
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt, run_id = context.attempt, context.state.run.id
         reason = attempt.reason
         request = TerminateRequest(
             grace=_moment_left(attempt),
@@ -69,7 +69,7 @@ class TaskTerminator:
                 request,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=view.run_incarnation,
+                incarnation=context.run_incarnation,
             )
         except ShimError as error:
             if error.status != 404:
@@ -95,16 +95,16 @@ class TaskRemover:
         self._turns = turns
         self._fence = fence
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt, run_id = view.attempt, view.state.run.id
-        kept = allocations.is_kept(view.state.run, attempt)
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt, run_id = context.attempt, context.state.run.id
+        kept = allocations.is_kept(context.state.run, attempt)
         await remove_from_node(
             connection,
             task_id=attempt.id,
             allocation_id=None if kept else attempt.allocation_id,
             run_id=run_id,
             fence=self._fence,
-            incarnation=view.run_incarnation,
+            incarnation=context.run_incarnation,
         )
         if attempt.runner_socket is not None:
             await connection.forget_runner(attempt.runner_socket)
@@ -121,8 +121,8 @@ class AllocationReleaser:
         self._turns = turns
         self._fence = fence
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        allocation_id, run_id = view.attempt.allocation_id, view.state.run.id
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        allocation_id, run_id = context.attempt.allocation_id, context.state.run.id
         if allocation_id is None:
             return
         await _gone(
@@ -130,7 +130,7 @@ class AllocationReleaser:
                 allocation_id,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=view.run_incarnation,
+                incarnation=context.run_incarnation,
             )
         )
         self._turns.post(reports.AllocationReleased(run_id=run_id, allocation_id=allocation_id))

@@ -111,16 +111,16 @@ class LogCollector:
         self._turns = turns
         self._logs = logs
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        attempt = view.attempt
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        attempt = context.attempt
         if not await self._logs.is_complete(attempt.id):
             writer = await self._logs.writer(attempt.id)
             try:
                 if attempt.container_gone:
-                    if not await self._read_from_shim(view, connection, writer):
+                    if not await self._read_from_shim(context, connection, writer):
                         return
                 else:
-                    runner = connection.runner(to_node.runner_socket(view))
+                    runner = connection.runner(to_node.runner_socket(context))
                     await self._follow_runner(runner, writer)
                 if attempt.gpus:
                     notices = await self._notices(attempt.id, connection)
@@ -129,7 +129,7 @@ class LogCollector:
             finally:
                 await writer.close()
             await self._logs.complete(attempt.id)
-        self._turns.post(reports.LogsComplete(run_id=view.state.run.id, attempt_id=attempt.id))
+        self._turns.post(reports.LogsComplete(run_id=context.state.run.id, attempt_id=attempt.id))
 
     async def _notices(self, attempt_id: str, connection: NodeConnection) -> tuple[Notice, ...]:
         try:
@@ -140,19 +140,19 @@ class LogCollector:
             return ()
 
     async def _read_from_shim(
-        self, view: AttemptContext, connection: NodeConnection, writer: LogWriter
+        self, context: AttemptContext, connection: NodeConnection, writer: LogWriter
     ) -> bool:
         try:
-            async with connection.shim.logs(view.attempt.id, writer.end) as log_stream:
+            async with connection.shim.logs(context.attempt.id, writer.end) as log_stream:
                 async for piece in log_stream.pieces():
                     await writer.append(piece)
         except BadFrame as error:
-            log.warning("log of attempt %s is damaged on its node: %s", view.attempt.id, error)
+            log.warning("log of attempt %s is damaged on its node: %s", context.attempt.id, error)
         except ShimError as error:
             if error.status != 404:
                 raise RetryLater(str(error)) from error
             self._turns.post(
-                reports.TaskMissing(run_id=view.state.run.id, attempt_id=view.attempt.id)
+                reports.TaskMissing(run_id=context.state.run.id, attempt_id=context.attempt.id)
             )
             return False
         return True

@@ -25,8 +25,8 @@ class OutputCollector:
         self._turns = turns
         self._outputs = outputs
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        run_id, attempt_id = view.state.run.id, view.attempt.id
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        run_id, attempt_id = context.state.run.id, context.attempt.id
         stored = await self._outputs.find(attempt_id)
         if stored is None:
             try:

@@ -35,7 +35,7 @@ class TryProbe(Protocol):
     """Tries one probe once."""
 
     async def __call__(
-        self, view: AttemptContext, connection: NodeConnection, probe: Probe
+        self, context: AttemptContext, connection: NodeConnection, probe: Probe
     ) -> str | None:
         """Return why it failed, as a sentence; None: it passed. The caller keeps its timeout.
 
@@ -44,13 +44,13 @@ class TryProbe(Protocol):
 
 
 async def port_accepts(
-    view: AttemptContext, connection: NodeConnection, probe: Probe
+    context: AttemptContext, connection: NodeConnection, probe: Probe
 ) -> str | None:
     """Try whether the port of the replica accepts a connection."""
-    assert view.job.spec.serves is not None
-    port = view.job.spec.serves.port
+    assert context.job.spec.serves is not None
+    port = context.job.spec.serves.port
     try:
-        stream = await connection.runner(to_node.runner_socket(view)).connect_port(port)
+        stream = await connection.runner(to_node.runner_socket(context)).connect_port(port)
     except RunnerError as error:
         return f"port {port}: {error.message}"
     stream.writer.close()
@@ -64,29 +64,29 @@ class ReplicaProber:
         self._turns = turns
         self._try = try_probe
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        serves = view.job.spec.serves
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        serves = context.job.spec.serves
         if serves is None:
             return
         try:
             async with asyncio.TaskGroup() as group:
                 for number, probe in enumerate(serves.probes):
-                    group.create_task(self._keep_trying(view, connection, number, probe))
+                    group.create_task(self._keep_trying(context, connection, number, probe))
         except* Exception as errors:
             raise errors.exceptions[0] from None
 
     async def _keep_trying(
-        self, view: AttemptContext, connection: NodeConnection, number: int, probe: Probe
+        self, context: AttemptContext, connection: NodeConnection, number: int, probe: Probe
     ) -> None:
         while True:
-            why = await self._try_once(view, connection, probe)
-            attempt = self._present(view)
+            why = await self._try_once(context, connection, probe)
+            attempt = self._present(context)
             if attempt is None:
                 return
             if _is_news(attempt, number, probe, passed=why is None):
                 self._turns.post(
                     reports.ProbeSeen(
-                        run_id=view.state.run.id,
+                        run_id=context.state.run.id,
                         attempt_id=attempt.id,
                         probe=number,
                         passed=why is None,
@@ -101,17 +101,17 @@ class ReplicaProber:
             await asyncio.sleep(pause)
 
     async def _try_once(
-        self, view: AttemptContext, connection: NodeConnection, probe: Probe
+        self, context: AttemptContext, connection: NodeConnection, probe: Probe
     ) -> str | None:
         try:
             async with asyncio.timeout(probe.timeout):
-                return await self._try(view, connection, probe)
+                return await self._try(context, connection, probe)
         except TimeoutError:
             return f"no answer within {probe.timeout:g} s"
 
-    def _present(self, view: AttemptContext) -> Attempt | None:
-        state = self._turns.known.get(view.state.run.id)
-        found = None if state is None else to_node.find(state, view.attempt.id)
+    def _present(self, context: AttemptContext) -> Attempt | None:
+        state = self._turns.known.get(context.state.run.id)
+        found = None if state is None else to_node.find(state, context.attempt.id)
         return None if found is None else found.attempt
 
 
@@ -148,20 +148,20 @@ class ReplicaRegistrar:
         self._gateways = gateways
         self._fence = fence
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        run, attempt, service = view.state.run, view.attempt, view.state.run.service
-        if service is None or service.gateway is None or view.job.spec.serves is None:
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        run, attempt, service = context.state.run, context.attempt, context.state.run.service
+        if service is None or service.gateway is None or context.job.spec.serves is None:
             return
         try:
             await connection.shim.put_gateways(self._gateways.keys())
             exposed = await connection.shim.expose(
                 attempt.id,
-                view.job.spec.serves.port,
+                context.job.spec.serves.port,
                 run_id=run.id,
                 fence=self._fence,
-                incarnation=view.run_incarnation,
+                incarnation=context.run_incarnation,
             )
-            replica = replace(replica_route(view.job, attempt), exposed_socket=exposed.socket)
+            replica = replace(replica_route(context.job, attempt), exposed_socket=exposed.socket)
             await self._gateways.register(run.id, service.gateway, replica)
         except (NotRegistered, ShimError) as error:
             why = error.message if isinstance(error, ShimError) else str(error)
@@ -184,13 +184,13 @@ class ReplicaDrainer:
         self._traffic = traffic
         self._gateways = gateways
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        service = view.state.run.service
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        service = context.state.run.service
         if service is not None and service.gateway is not None:
-            await self._gateways.left(service.gateway, view.attempt.id)
-        await self._traffic.idle(view.attempt.id)
+            await self._gateways.left(service.gateway, context.attempt.id)
+        await self._traffic.idle(context.attempt.id)
         self._turns.post(
-            reports.ReplicaDrained(run_id=view.state.run.id, attempt_id=view.attempt.id)
+            reports.ReplicaDrained(run_id=context.state.run.id, attempt_id=context.attempt.id)
         )
 
 

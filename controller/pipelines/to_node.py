@@ -90,26 +90,26 @@ def find(state: RunState, attempt_id: str) -> AttemptContext | None:
     return None
 
 
-def runner_socket(view: AttemptContext) -> str:
+def runner_socket(context: AttemptContext) -> str:
     """Return where the runner listens. Raises RetryLater until the shim has reported it."""
-    if not view.attempt.runner_socket:
-        raise RetryLater(f"attempt {view.attempt.id} has no runner yet")
-    return view.attempt.runner_socket
+    if not context.attempt.runner_socket:
+        raise RetryLater(f"attempt {context.attempt.id} has no runner yet")
+    return context.attempt.runner_socket
 
 
 def task_request(
-    view: AttemptContext, cluster_key: str | None = None, terminal_key: str | None = None
+    context: AttemptContext, cluster_key: str | None = None, terminal_key: str | None = None
 ) -> TaskRequest:
     """Return the request for the attempt's task. `cluster_key`: the public key with which the run's
     jobs on other nodes log in."""
-    allocation = view.allocation
+    allocation = context.allocation
     if allocation is None:
-        raise ValueError(f"attempt {view.attempt.id} holds no allocation")
-    spec = view.job.spec
+        raise ValueError(f"attempt {context.attempt.id} holds no allocation")
+    spec = context.job.spec
     need = allocation.resources
     return TaskRequest(
-        run_id=view.state.run.id,
-        run_name=view.state.run.name,
+        run_id=context.state.run.id,
+        run_name=context.state.run.name,
         allocation_id=allocation.id,
         image=spec.image,
         resources=TaskResources(
@@ -123,9 +123,9 @@ def task_request(
         ),
         pull_policy=spec.pull_policy,
         registry_auth=spec.registry_auth,
-        hostname=view.state.run.name,
+        hostname=context.state.run.name,
         ssh=_ssh(spec, cluster_key, terminal_key),
-        image_digest=pinned_digest(view),
+        image_digest=pinned_digest(context),
         volumes=spec.volumes,
         container=_container(spec),
         stop_when_unheard_seconds=spec.stop_when_unheard,
@@ -134,16 +134,16 @@ def task_request(
     )
 
 
-def pinned_digest(view: AttemptContext) -> str | None:
+def pinned_digest(context: AttemptContext) -> str | None:
     """Return the image digest of an earlier attempt of the job; None: there is none, or the first
     attempt asks.
 
     A tag that moves must not change what is retried.
     """
-    for attempt in view.job.attempts:
-        if attempt.id == view.attempt.id:
+    for attempt in context.job.attempts:
+        if attempt.id == context.attempt.id:
             return None
-        if attempt.occurrence == view.attempt.occurrence and attempt.image_digest is not None:
+        if attempt.occurrence == context.attempt.occurrence and attempt.image_digest is not None:
             return attempt.image_digest
     return None
 
@@ -172,14 +172,14 @@ def _ssh(spec: JobSpec, cluster_key: str | None, terminal_key: str | None) -> Ss
 
 
 def submit_request(
-    view: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
+    context: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
 ) -> SubmitRequest:
     """Return the request that starts the job. `cluster` and `key` are for a multi-node job."""
-    spec = view.job.spec
+    spec = context.job.spec
     return SubmitRequest(
-        job=_job(view, spec),
+        job=_job(context, spec),
         secrets=spec.secrets,
-        masked=view.masked,
+        masked=context.masked,
         repo_credentials={
             repo.path: keys for repo in spec.repos if (keys := repo.credentials) is not None
         },
@@ -188,14 +188,14 @@ def submit_request(
     )
 
 
-def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
-    run, job, allocation = view.state.run, view.job, view.allocation
-    slots = [other for other in view.state.jobs if not other.scaled_down]
+def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
+    run, job, allocation = context.state.run, context.job, context.allocation
+    slots = [other for other in context.state.jobs if not other.scaled_down]
     return RunnerJob(
         run_id=run.id,
         run_name=run.name,
         job_id=job.id,
-        attempt_id=view.attempt.id,
+        attempt_id=context.attempt.id,
         group=job.group,
         cookie=job.cookie,
         index=job.index,
@@ -220,22 +220,22 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         env_style=spec.env_style,
         outputs=spec.outputs,
         outputs_limit=spec.outputs_limit,
-        gang=_gang(view),
+        gang=_gang(context),
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
     )
 
 
-def _gang(view: AttemptContext) -> GangInfo | None:
+def _gang(context: AttemptContext) -> GangInfo | None:
     """Return the gang's data; None for a job without incarnations. Ranks of a plain group next to a
     gang are counted in that group."""
-    incarnation = view.attempt.incarnation
+    incarnation = context.attempt.incarnation
     if incarnation is None:
         return None
-    sizes = {group.name: group.gang_size for group in view.state.run.groups}
+    sizes = {group.name: group.gang_size for group in context.state.run.groups}
     return GangInfo(
         incarnation=incarnation.id,
         incarnation_number=incarnation.number,
         size=sum(size or 0 for size in sizes.values()),
-        group_size=sizes.get(view.job.group),
-        rank=view.attempt.rank,
+        group_size=sizes.get(context.job.group),
+        rank=context.attempt.rank,
     )

@@ -17,14 +17,16 @@ MOST_BODY = 1 << 20
 """Of an answer; a probe reads it to its end, because an answer that breaks off is a failure."""
 
 
-async def try_probe(view: AttemptContext, connection: NodeConnection, probe: Probe) -> str | None:
+async def try_probe(
+    context: AttemptContext, connection: NodeConnection, probe: Probe
+) -> str | None:
     """Try a probe of a replica once (`TryProbe`)."""
-    serves = view.job.spec.serves
+    serves = context.job.spec.serves
     if probe.kind is ProbeKind.TCP or serves is None:
-        return await port_accepts(view, connection, probe)
+        return await port_accepts(context, connection, probe)
     return await ask(
         connection,
-        runner_socket(view),
+        runner_socket(context),
         serves.port,
         url=probe.url,
         method=probe.method,

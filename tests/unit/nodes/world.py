@@ -107,16 +107,18 @@ class World:
         self.linked_to.append(node)
         return self.link
 
-    async def _collect_outputs(self, view: AttemptContext, connection: NodeConnection) -> None:
-        assert view.attempt.id in self.shim.listing, "outputs are read before their task is removed"
-        self.collected_outputs.append(view.attempt.id)
+    async def _collect_outputs(self, context: AttemptContext, connection: NodeConnection) -> None:
+        assert context.attempt.id in self.shim.listing, (
+            "outputs are read before their task is removed"
+        )
+        self.collected_outputs.append(context.attempt.id)
 
-    async def _collect(self, view: AttemptContext, connection: NodeConnection) -> None:
-        assert view.attempt.container_gone
-        assert view.attempt.id in self.shim.listing, "a log is read before its task is removed"
+    async def _collect(self, context: AttemptContext, connection: NodeConnection) -> None:
+        assert context.attempt.container_gone
+        assert context.attempt.id in self.shim.listing, "a log is read before its task is removed"
         if self.full is not None:
             raise self.full
-        self.collected.append(view.attempt.id)
+        self.collected.append(context.attempt.id)
 
     @property
     def shim(self) -> FakeShim:

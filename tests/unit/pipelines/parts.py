@@ -110,7 +110,7 @@ def placed(
     )
 
 
-def view_of(state: RunState) -> AttemptContext:
+def context_of(state: RunState) -> AttemptContext:
     return AttemptContext(state, state.jobs[0], attempt_of(state))
 
 

@@ -100,13 +100,13 @@ def placed(state: RunState, *nodes: str) -> RunState:
     return state
 
 
-def view(state: RunState, index: int) -> AttemptContext:
+def context(state: RunState, index: int) -> AttemptContext:
     job = state.jobs[index]
     return AttemptContext(state, job, job.attempts[-1])
 
 
 def told(state: RunState, index: int) -> ClusterInfo:
-    info = CLUSTERS.info(view(state, index))
+    info = CLUSTERS.info(context(state, index))
     assert info is not None
     return info
 
@@ -157,7 +157,7 @@ def test_ranks_count_over_all_groups_in_the_order_of_the_configuration() -> None
 def test_a_job_waits_until_all_ranks_of_its_incarnation_hold_places() -> None:
     state = placed(a_gang(), "n1", "n2")
     with pytest.raises(RetryLater, match="not placed yet"):
-        CLUSTERS.info(view(state, 0))
+        CLUSTERS.info(context(state, 0))
 
 
 def test_a_job_does_not_wait_for_a_rank_that_was_abandoned_before_it_had_a_place() -> None:
@@ -183,8 +183,8 @@ def test_attempts_of_an_older_incarnation_are_nobodys_peers() -> None:
 
 def test_independent_jobs_are_told_nothing_of_each_other() -> None:
     state = placed(submitted(Group(name="main", nodes=2)), "n1", "n2")
-    assert CLUSTERS.info(view(state, 0)) is None
-    assert CLUSTERS.key(view(state, 0)) is None
+    assert CLUSTERS.info(context(state, 0)) is None
+    assert CLUSTERS.key(context(state, 0)) is None
 
 
 def test_independent_jobs_in_one_placement_know_who_holds_a_place_and_wait_for_nobody() -> None:
@@ -227,7 +227,7 @@ def test_a_node_outside_of_the_preferred_networks_is_still_reached() -> None:
 
 
 def gang_of(state: RunState, index: int) -> dict[str, Any]:
-    gang = to_node.submit_request(view(state, index)).job.gang
+    gang = to_node.submit_request(context(state, index)).job.gang
     assert gang is not None
     return {name: getattr(gang, name) for name in ("size", "group_size", "rank")}
 
@@ -251,14 +251,14 @@ def test_a_job_of_a_plain_group_beside_a_gang_is_told_the_rank_that_is_shown() -
 def test_a_job_is_told_the_monitoring_descriptor_of_its_place() -> None:
     play = Play().to_provisioning()
     descriptor = play.allocation().monitoring_descriptor
-    job = to_node.submit_request(view(play.state, 0)).job
+    job = to_node.submit_request(context(play.state, 0)).job
     assert descriptor is not None
     assert job.monitoring_descriptor == descriptor
 
 
 def test_the_incarnation_is_the_attempts() -> None:
     state = a_gang()
-    gang = to_node.submit_request(view(state, 0)).job.gang
+    gang = to_node.submit_request(context(state, 0)).job.gang
     assert state.run.incarnation is not None
     assert gang is not None
     assert (gang.incarnation, gang.incarnation_number) == (state.run.incarnation.id, 1)
@@ -268,7 +268,7 @@ def test_jobs_that_were_scaled_down_are_not_counted() -> None:
     state = submitted(Group(name="main", nodes=3))
     gone = msgspec.structs.replace(state.jobs[2], scaled_down=True)
     state = msgspec.structs.replace(state, jobs=(*state.jobs[:2], gone))
-    job = to_node.submit_request(view(state, 0)).job
+    job = to_node.submit_request(context(state, 0)).job
     assert (job.job_count, job.group_job_count) == (2, 2)
 
 
@@ -277,8 +277,8 @@ def test_jobs_that_were_scaled_down_are_not_counted() -> None:
 
 def test_the_key_is_the_same_on_all_nodes_of_a_run_and_after_a_restart() -> None:
     state = placed(a_gang(), "n1", "n2", "n3")
-    keys = {CLUSTERS.key(view(state, n)) for n in range(3)}
-    keys.add(Clusters(NODES, SECRET).key(view(state, 0)))
+    keys = {CLUSTERS.key(context(state, n)) for n in range(3)}
+    keys.add(Clusters(NODES, SECRET).key(context(state, 0)))
     assert len(keys) == 1
 
 
@@ -308,7 +308,9 @@ def test_the_controllers_key_gives_a_steady_secret() -> None:
 
 
 def test_the_task_lets_the_runs_key_in_even_if_no_user_may_come() -> None:
-    request = to_node.task_request(view(placed(a_gang(), "n1", "n2", "n3"), 0), "ssh-ed25519 AAAA")
+    request = to_node.task_request(
+        context(placed(a_gang(), "n1", "n2", "n3"), 0), "ssh-ed25519 AAAA"
+    )
     assert request.ssh is not None
     assert (request.ssh.authorized_keys, request.ssh.cluster_key) == ((), "ssh-ed25519 AAAA")
 
@@ -318,18 +320,18 @@ def test_a_job_without_a_users_key_has_ssh_for_terminals_if_it_asked_for_it(
     ssh: str, starts: bool
 ) -> None:
     state = placed(submitted(Group(name="main", nodes=1), ssh=ssh), "n1")
-    request = to_node.task_request(view(state, 0), None, "ssh-ed25519 TTTT")
+    request = to_node.task_request(context(state, 0), None, "ssh-ed25519 TTTT")
     assert (request.ssh is not None) is starts
 
 
 def test_no_key_where_ssh_is_off() -> None:
     state = placed(submitted(Group(name="main", nodes=2, gang_size=2), ssh="off"), "n1", "n2")
-    assert CLUSTERS.key(view(state, 0)) is None
+    assert CLUSTERS.key(context(state, 0)) is None
 
 
 def test_no_key_where_nodes_are_shared_since_other_nodes_cannot_come_in() -> None:
     state = place(place(a_gang(2, 2), 0, "n1", whole=False), 1, "n2", whole=False)
-    assert CLUSTERS.key(view(state, 0)) is None
+    assert CLUSTERS.key(context(state, 0)) is None
     assert told(state, 0).ips == ("10.0.0.1", "10.0.0.2")
 
 
@@ -345,7 +347,7 @@ def test_the_jobs_of_a_replica_learn_of_the_nodes_of_their_replica_alone() -> No
         service=service,
     )
     with pytest.raises(RetryLater, match="is not placed yet"):
-        CLUSTERS.info(view(place(state, 2, "n3"), 2))
+        CLUSTERS.info(context(place(state, 2, "n3"), 2))
 
     state = placed(state, "n1", "n2", "n3", "n4")
     assert told(state, 1).ips == ("10.0.0.1", "10.0.0.2")

@@ -22,20 +22,20 @@ from runner.schemas import Files, RepoCredentials
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection
 from tests.doubles.secrets import NO_SECRETS
-from tests.unit.pipelines.parts import ALONE, NotedTurns, placed, view_of
+from tests.unit.pipelines.parts import ALONE, NotedTurns, context_of, placed
 
 BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
 DIFF, ARCHIVE = BLOBS
 REPO = JobRepo(path="/r", url="https://h/r", commit="c" * 40, diff=DIFF, token="canary")
 
 
-def a_view() -> AttemptContext:
+def a_context() -> AttemptContext:
     state = placed(AttemptStatus.PULLING)
     job = state.jobs[0]
     files = (Files(path="/f", archive=ARCHIVE),)
     spec = msgspec.structs.replace(job.spec, repos=(REPO,), files=files, secrets={"A": "b"})
     jobs = (msgspec.structs.replace(job, spec=spec),)
-    return view_of(msgspec.structs.replace(state, jobs=jobs))
+    return context_of(msgspec.structs.replace(state, jobs=jobs))
 
 
 async def _once(content: bytes) -> AsyncIterable[bytes]:
@@ -52,8 +52,8 @@ async def blobs(tmp_path: Path) -> BlobStore:
 
 async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
-    view = a_view()
-    await JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)(view, node)
+    context = a_context()
+    await JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)(context, node)
     assert node.the_runner.asked == ["start", "put_code", "put_code", "run"]
     assert node.the_runner.code == BLOBS
     assert isinstance(turns.posted[0], reports.RunnerStarted)
@@ -62,21 +62,21 @@ async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> N
 async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
     starter = JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)
-    view = a_view()
+    context = a_context()
     node.the_runner.failures = [None, None, RunnerUnavailable("cut")]
     with pytest.raises(RunnerUnavailable):
-        await starter(view, node)
+        await starter(context, node)
     node.the_runner.code.clear()
-    await starter(view, node)
+    await starter(context, node)
     assert node.the_runner.code == BLOBS
     assert node.the_runner.asked[-1] == "run"
 
 
 async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     node, turns = FakeConnection(), NotedTurns()
-    view = a_view()
+    context = a_context()
     await JobStarter(turns, ManualClock(), BlobStore(tmp_path / "empty"), ALONE, NO_SECRETS)(
-        view, node
+        context, node
     )
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
@@ -86,7 +86,7 @@ async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) ->
 
 
 def test_the_runner_is_told_all_about_the_code() -> None:
-    request = to_node.submit_request(a_view())
+    request = to_node.submit_request(a_context())
     (repo,) = request.job.repos
     assert (repo.path, repo.url, repo.commit, repo.diff) == ("/r", "https://h/r", "c" * 40, DIFF)
     assert request.repo_credentials == {"/r": RepoCredentials(token="canary")}

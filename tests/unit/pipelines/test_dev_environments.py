@@ -16,7 +16,7 @@ from controller.traffic.statistics import GroupStatistics, Traffic
 from runner.schemas import JobMetrics
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import USED, FakeConnection
-from tests.unit.pipelines.parts import NotedTurns, placed, view_of
+from tests.unit.pipelines.parts import NotedTurns, context_of, placed
 
 LIMIT = 0.04
 DESK = DevEnvironment(ide=Ide.VSCODE, folder="/", inactivity_duration=LIMIT)
@@ -71,7 +71,7 @@ async def test_one_that_is_not_in_use_is_reported_and_warned_before_its_end() ->
     turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
     node.the_runner.used = used(0)
     watcher = UseWatcher(turns, Traffic(clock.now), clock)
-    watching = asyncio.create_task(watcher(view_of(state), node))
+    watching = asyncio.create_task(watcher(context_of(state), node))
     async with asyncio.timeout(10):
         await turns.told.wait()
         clock.time += LIMIT * 0.75

@@ -51,10 +51,10 @@ class Scripted:
         self.go_on = asyncio.Event()
         self.finished = 0
 
-    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
-        self.begun.append(view.attempt.id)
-        self.live[view.attempt.id] += 1
-        assert self.live[view.attempt.id] == 1
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        self.begun.append(context.attempt.id)
+        self.live[context.attempt.id] += 1
+        assert self.live[context.attempt.id] == 1
         try:
             if self.failures:
                 raise self.failures.pop(0)
@@ -64,7 +64,7 @@ class Scripted:
             self.cancelled += 1
             raise
         finally:
-            self.live[view.attempt.id] -= 1
+            self.live[context.attempt.id] -= 1
 
 
 class World:

@@ -15,7 +15,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import from_node, to_node
 from shim.schemas import ContainerOptions, Ulimit, VolumeKind, VolumeMount
-from tests.unit.pipelines.parts import attempt_of, placed, task_of, view_of
+from tests.unit.pipelines.parts import attempt_of, context_of, placed, task_of
 
 DIGEST = f"sha256:{'a' * 64}"
 
@@ -46,17 +46,17 @@ def test_the_nodes_word_about_the_image_is_kept_with_the_attempt() -> None:
 
 def test_a_first_attempt_takes_what_the_tag_says() -> None:
     state = placed(AttemptStatus.PROVISIONING, image_digest=DIGEST)
-    assert to_node.task_request(view_of(state)).image_digest is None
+    assert to_node.task_request(context_of(state)).image_digest is None
 
 
 def test_a_later_attempt_is_pinned_to_the_first_ones_image() -> None:
     state = second_attempt(image_digest=DIGEST)
-    assert to_node.task_request(view_of(state)).image_digest == DIGEST
+    assert to_node.task_request(context_of(state)).image_digest == DIGEST
 
 
 def test_another_occurrence_looks_at_the_tag_again() -> None:
     state = second_attempt(occurrence=2, image_digest=DIGEST)
-    assert to_node.task_request(view_of(state)).image_digest is None
+    assert to_node.task_request(context_of(state)).image_digest is None
 
 
 def test_volumes_and_limits_travel_to_the_node() -> None:
@@ -70,7 +70,7 @@ def test_volumes_and_limits_travel_to_the_node() -> None:
             cap_drop=("ALL",), ulimits=(Ulimit(name="memlock", soft=-1, hard=-1),)
         ),
     )
-    request = to_node.task_request(view_of(state))
+    request = to_node.task_request(context_of(state))
     assert request.volumes == (
         VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data", optional=True),
     )

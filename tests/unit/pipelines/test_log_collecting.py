@@ -23,7 +23,7 @@ from shim.schemas import Fence
 from tests.doubles.clock import NOW
 from tests.doubles.node import FakeConnection
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, task_of, view_of
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed, task_of
 
 FENCE = Fence(1, 7)
 NO_BLOBS = BlobStore(Path("/nonexistent"))
@@ -47,7 +47,7 @@ async def test_a_log_is_stored_acknowledged_and_complete(
 ) -> None:
     state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
     node.the_runner.log = [frame(0) + frame(1)[:9], frame(1)[9:], frame(2)]
-    await LogCollector(turns, logs)(view_of(state), node)
+    await LogCollector(turns, logs)(context_of(state), node)
     assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
     assert node.the_runner.acked == [30]
     assert await logs.is_complete(attempt_of(state).id)
@@ -61,7 +61,7 @@ async def test_durable_bytes_are_acknowledged_while_the_job_still_runs(
     monkeypatch.setattr(log_collection, "LATE_SECONDS", 0.0)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
-    await LogCollector(NotedTurns(), logs)(view_of(state), node)
+    await LogCollector(NotedTurns(), logs)(context_of(state), node)
     assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (10, 20)
 
 
@@ -100,7 +100,7 @@ async def test_little_waits_for_its_acknowledgement_until_it_is_much(
     monkeypatch.setattr(log_collection, "MUCH_BYTES", 20)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), frame(1), node.the_runner.acknowledged, frame(2)]
-    await LogCollector(NotedTurns(), logs)(view_of(state), node)
+    await LogCollector(NotedTurns(), logs)(context_of(state), node)
     assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (20, 30)
 
 
@@ -109,9 +109,9 @@ async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: Lo
     collect = LogCollector(turns, logs)
     node.the_runner.log = [frame(0), frame(1) + frame(2)[:15], RunnerUnavailable("cut")]
     with pytest.raises(RunnerUnavailable):
-        await collect(view_of(state), node)
+        await collect(context_of(state), node)
     node.the_runner.log = [frame(2), frame(3)]
-    await collect(view_of(state), node)
+    await collect(context_of(state), node)
     assert node.the_runner.log_offsets == [0, 20]
     assert await stored(logs, state) == b"".join(b"line %04d\n" % n for n in range(4))
 
@@ -126,9 +126,9 @@ async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
     collect = LogCollector(turns, logs)
     node.the_runner.log = [frame(0), failure]
     with pytest.raises(RetryLater):
-        await collect(view_of(state), node)
+        await collect(context_of(state), node)
     node.the_runner.log = [frame(1)]
-    await collect(view_of(state), node)
+    await collect(context_of(state), node)
     assert await stored(logs, state) == b"line 0000\nline 0001\n"
 
 
@@ -139,7 +139,7 @@ async def test_a_log_that_cannot_be_acknowledged_is_not_called_complete(
     node.the_runner.log = [frame(0)]
     node.the_runner.ack_failure = RunnerUnavailable("cut")
     with pytest.raises(RunnerUnavailable):
-        await LogCollector(turns, logs)(view_of(state), node)
+        await LogCollector(turns, logs)(context_of(state), node)
     assert not await logs.is_complete(attempt_of(state).id)
     assert turns.posted == []
 
@@ -151,8 +151,8 @@ async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gon
     collect = LogCollector(turns, logs)
     node.the_runner.log = [frame(0), frame(1), RunnerUnavailable("gone")]
     with pytest.raises(RunnerUnavailable):
-        await collect(view_of(state), node)
-    gone = view_of(placed(AttemptStatus.TERMINATING))
+        await collect(context_of(state), node)
+    gone = context_of(placed(AttemptStatus.TERMINATING))
     gone = msgspec.structs.replace(
         gone, attempt=msgspec.structs.replace(attempt_of(state), container_gone=True)
     )
@@ -170,7 +170,7 @@ async def test_a_log_that_the_job_damaged_is_complete_up_to_there(
     state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
     node.shim.listing[attempt_of(state).id] = task_of(state)
     node.shim.log = [frame(0) + b"\0" * 64 + frame(1)]
-    await LogCollector(turns, logs)(view_of(state), node)
+    await LogCollector(turns, logs)(context_of(state), node)
     assert await stored(logs, state) == b"line 0000\n"
     assert [type(report) for report in turns.posted] == [reports.LogsComplete]
 
@@ -179,7 +179,7 @@ async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
     node: FakeConnection, logs: LogStore
 ) -> None:
     state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    await LogCollector(turns, logs)(view_of(state), node)
+    await LogCollector(turns, logs)(context_of(state), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
     assert not await logs.is_complete(attempt_of(state).id)
 
@@ -187,6 +187,6 @@ async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
 async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs: LogStore) -> None:
     state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
     await logs.complete(attempt_of(state).id)
-    await LogCollector(turns, logs)(view_of(state), node)
+    await LogCollector(turns, logs)(context_of(state), node)
     assert (node.shim.log_offsets, node.the_runner.log_offsets) == ([], [])
     assert [type(report) for report in turns.posted] == [reports.LogsComplete]

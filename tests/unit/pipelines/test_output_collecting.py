@@ -19,7 +19,7 @@ from controller.pipelines.to_node import RetryLater
 from shim.client import ShimUnavailable
 from shim.schemas import OutputsAbout, TaskStatus
 from tests.doubles.node import FakeConnection
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, task_of, view_of
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed, task_of
 
 STATE = placed(AttemptStatus.TERMINATING, container_gone=True, has_outputs=True)
 ATTEMPT = attempt_of(STATE).id
@@ -60,7 +60,7 @@ async def test_outputs_are_stored_whole_and_then_reported(
 ) -> None:
     turns, data = NotedTurns(), a_tar(a=b"12345", b__c=b"678")
     node.shim.outputs_about, node.shim.output_pieces = about(data, left_out=2), [data]
-    await OutputCollector(turns, outputs)(view_of(STATE), node)
+    await OutputCollector(turns, outputs)(context_of(STATE), node)
     (told,) = turns.posted
     assert isinstance(told, reports.OutputsCollected)
     assert told.outputs == CollectedOutputs(files=2, size=8, left_out=2)
@@ -76,11 +76,11 @@ async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
     node.shim.output_pieces = [data[:700], ShimUnavailable("cut")]
     collect = OutputCollector(turns, outputs)
     with pytest.raises(ShimUnavailable):
-        await collect(view_of(STATE), node)
+        await collect(context_of(STATE), node)
     assert turns.posted == []
     assert await outputs.find(ATTEMPT) is None
     node.shim.output_pieces = [data[700:]]
-    await collect(view_of(STATE), node)
+    await collect(context_of(STATE), node)
     assert [offset for offset, _ in node.shim.output_offsets] == [0, 700]
     assert await asyncio.to_thread(outputs.archive(ATTEMPT).read_bytes) == data
 
@@ -91,8 +91,8 @@ async def test_what_is_stored_is_reported_again_without_another_request(
     turns, data = NotedTurns(), a_tar(a=b"12345")
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
     collect = OutputCollector(turns, outputs)
-    await collect(view_of(STATE), node)
-    await collect(view_of(STATE), node)
+    await collect(context_of(STATE), node)
+    await collect(context_of(STATE), node)
     first, second = turns.posted
     assert first == second
     assert len(node.shim.output_offsets) == 1
@@ -105,7 +105,7 @@ async def test_a_tar_with_names_that_lead_out_is_not_kept(
     turns, data = NotedTurns(), a_tar(**{name: b"x"})
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
     with pytest.raises(RetryLater, match="damaged: a name in it leads out of it"):
-        await OutputCollector(turns, outputs)(view_of(STATE), node)
+        await OutputCollector(turns, outputs)(context_of(STATE), node)
     assert (turns.posted, await outputs.find(ATTEMPT)) == ([], None)
 
 
@@ -138,7 +138,7 @@ async def test_a_damaged_tar_is_asked_for_from_its_beginning(
     collect = OutputCollector(turns, outputs)
     for _ in range(2):
         with pytest.raises(RetryLater, match="damaged"):
-            await collect(view_of(STATE), node)
+            await collect(context_of(STATE), node)
     assert [offset for offset, _ in node.shim.output_offsets] == [0, 0]
 
 
@@ -149,12 +149,12 @@ async def test_a_node_that_sends_more_than_it_was_asked_for_fills_no_disk(
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data, b"more"]
     with pytest.raises(RetryLater, match="more outputs than it announced"):
-        await OutputCollector(turns, outputs)(view_of(STATE), node)
+        await OutputCollector(turns, outputs)(context_of(STATE), node)
     node.shim.outputs_about = OutputsAbout(
         files=1, size=1, left_out=0, left_out_size=0, length=1 << 40
     )
     with pytest.raises(RetryLater, match="more outputs than it was asked for"):
-        await OutputCollector(turns, outputs)(view_of(STATE), node)
+        await OutputCollector(turns, outputs)(context_of(STATE), node)
 
 
 async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
@@ -162,5 +162,5 @@ async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
 ) -> None:
     turns = NotedTurns()
     node.shim.listing.clear()
-    await OutputCollector(turns, outputs)(view_of(STATE), node)
+    await OutputCollector(turns, outputs)(context_of(STATE), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]

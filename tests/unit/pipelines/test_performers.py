@@ -37,9 +37,9 @@ from tests.unit.pipelines.parts import (
     NotedTurns,
     a_node,
     attempt_of,
+    context_of,
     placed,
     task_of,
-    view_of,
 )
 
 FENCE = Fence(1, 7)
@@ -55,7 +55,7 @@ EXIT = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end
 async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PROVISIONING)
     turns = NotedTurns()
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
     (request,) = node.shim.requests
     assert (request.run_id, request.allocation_id) == (state.run.id, state.allocations[0].id)
     assert (request.image, node.shim.fences) == ("busybox", [(FENCE, 0)])
@@ -78,7 +78,7 @@ async def test_a_refusal_that_can_pass_is_tried_again(
     node.shim.refusal = refusal
     with pytest.raises(RetryLater, match=refusal.message):
         await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
-            view_of(placed(AttemptStatus.PROVISIONING)), node
+            context_of(placed(AttemptStatus.PROVISIONING)), node
         )
     assert turns.posted == []
 
@@ -87,7 +87,7 @@ async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeCon
     turns = NotedTurns()
     node.shim.refusal = CONFLICT
     await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
-        view_of(placed(AttemptStatus.PROVISIONING)), node
+        context_of(placed(AttemptStatus.PROVISIONING)), node
     )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
@@ -101,7 +101,7 @@ async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
     turns.nodes["n1"] = a_node(draining=True)
     node.shim.refusal = ShimError("draining", "the node is draining", 409)
     await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
-        view_of(placed(AttemptStatus.PROVISIONING)), node
+        context_of(placed(AttemptStatus.PROVISIONING)), node
     )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
@@ -123,7 +123,7 @@ async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
     node.shim.refusal = NOT_OFFERED
     node.shim.info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=False),))
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not offered)")
@@ -135,7 +135,7 @@ async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_
     turns = NotedTurns()
     node.shim.refusal = ShimError("no_capacity", "gpu: G (not on this node)", 409)
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
@@ -148,7 +148,7 @@ async def test_a_job_whose_node_keeps_its_network_to_itself_loses_its_place(
     turns = NotedTurns()
     node.shim.refusal = ShimError("no_host_network", "(--host-network never)", 409)
     await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
-        view_of(placed(AttemptStatus.PROVISIONING)), node
+        context_of(placed(AttemptStatus.PROVISIONING)), node
     )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
@@ -165,7 +165,7 @@ def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bo
     resources = msgspec.structs.replace(place.resources, host_network=reached)
     place = msgspec.structs.replace(place, resources=resources)
     state = msgspec.structs.replace(state, allocations=(place,))
-    assert to_node.task_request(view_of(state)).needs_host_network is reached
+    assert to_node.task_request(context_of(state)).needs_host_network is reached
 
 
 @pytest.mark.parametrize("said", list(HostNetwork))
@@ -183,7 +183,7 @@ async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
     node.shim.info = info
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
     with pytest.raises(RetryLater, match="not offered"):
-        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
+        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
     assert turns.posted == []
 
 
@@ -193,7 +193,7 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
     auth = RegistryAuth(username="ann", password="hunter2")
     spec = msgspec.structs.replace(job.spec, registry_auth=auth)
     state = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
-    request = to_node.task_request(view_of(state))
+    request = to_node.task_request(context_of(state))
     assert request.registry_auth is not None
     assert request.registry_auth.password == "hunter2"
     assert "hunter2" not in repr(request) + repr(state)
@@ -216,13 +216,13 @@ async def test_stored_secrets_reach_the_pull_and_the_job_that_name_them(
 ) -> None:
     secrets, turns = GivenSecrets(STORED), NotedTurns()
     state = naming_secrets(AttemptStatus.PROVISIONING)
-    await TaskSubmitter(turns, FENCE, ALONE, secrets)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, secrets)(context_of(state), node)
     (sent,) = node.shim.requests
     assert sent.registry_auth is not None
     assert sent.registry_auth.password == "hunter2"
     assert b"canary" not in msgspec.json.encode(sent)
     state = naming_secrets(AttemptStatus.PULLING)
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(view_of(state), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
     (request,) = node.the_runner.submitted
     assert (request.job.env, request.secrets) == ({"PLAIN": "1"}, {"TOKEN": "canary"})
     assert "canary" in request.masked
@@ -233,9 +233,9 @@ async def test_stored_secrets_reach_the_pull_and_the_job_that_name_them(
 async def test_a_secret_that_was_deleted_ends_the_start_with_its_name(node: FakeConnection) -> None:
     secrets, turns = GivenSecrets({"PULL": "hunter2"}), NotedTurns()
     state = naming_secrets(AttemptStatus.PROVISIONING)
-    await TaskSubmitter(turns, FENCE, ALONE, secrets)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, secrets)(context_of(state), node)
     state = naming_secrets(AttemptStatus.PULLING)
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(view_of(state), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
     refused, exited = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert isinstance(exited, reports.RunnerExited)
@@ -250,7 +250,7 @@ async def test_a_secret_that_was_deleted_ends_the_start_with_its_name(node: Fake
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PULLING)
     turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(view_of(state), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context_of(state), node)
     assert node.the_runner.asked == ["start"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
@@ -267,7 +267,7 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
     turns = NotedTurns()
     await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
-        view_of(placed(AttemptStatus.PULLING)), node
+        context_of(placed(AttemptStatus.PULLING)), node
     )
     assert isinstance(turns.posted[0], reports.RunnerStarted)
 
@@ -280,7 +280,7 @@ async def test_a_runner_that_never_listens_is_unavailable(
     turns = NotedTurns()
     with pytest.raises(RunnerUnavailable, match="never"):
         await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
-            view_of(placed(AttemptStatus.PULLING)), node
+            context_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
 
@@ -289,7 +289,7 @@ async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> No
     node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
     turns = NotedTurns()
     await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
-        view_of(placed(AttemptStatus.PULLING)), node
+        context_of(placed(AttemptStatus.PULLING)), node
     )
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
@@ -302,15 +302,15 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
     turns = NotedTurns()
     with pytest.raises(RetryLater):
         await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
-            view_of(placed(AttemptStatus.PULLING)), node
+            context_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
 
 
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
-    view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
+    context = context_of(placed(AttemptStatus.PULLING, runner_socket=None))
     with pytest.raises(RetryLater, match="no runner yet"):
-        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(view, node)
+        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context, node)
     assert node.the_runner.asked == []
 
 
@@ -324,7 +324,7 @@ async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
         status(RunnerState.SERVING_LOGS, EXIT),
     ]
     turns = NotedTurns()
-    await RunnerFollower(turns, ManualClock())(view_of(placed(AttemptStatus.RUNNING)), node)
+    await RunnerFollower(turns, ManualClock())(context_of(placed(AttemptStatus.RUNNING)), node)
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
@@ -341,9 +341,11 @@ async def test_the_shim_judges_an_attempt_whose_container_is_being_stopped(
     turns = NotedTurns()
     follow = RunnerFollower(turns, ManualClock())
     with pytest.raises(RetryLater, match="the shim's events say why"):
-        await follow(view_of(placed(AttemptStatus.RUNNING)), node)
+        await follow(context_of(placed(AttemptStatus.RUNNING)), node)
     assert turns.posted == []
-    await follow(view_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node)
+    await follow(
+        context_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node
+    )
     assert [type(report) for report in turns.posted] == [reports.RunnerExited]
 
 
@@ -372,7 +374,7 @@ async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeC
     node.the_runner.statuses = [status(RunnerState.RUNNING)]
     with pytest.raises(RetryLater, match="before the job did"):
         await RunnerFollower(NotedTurns(), ManualClock())(
-            view_of(placed(AttemptStatus.RUNNING)), node
+            context_of(placed(AttemptStatus.RUNNING)), node
         )
 
 
@@ -386,11 +388,11 @@ async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
     for seconds in (0.0, state.run.policy.limits.waiting_runner - 1):
         clock.time = NOW + seconds
         with pytest.raises(RunnerUnavailable):
-            await follow(view_of(state), node)
+            await follow(context_of(state), node)
     assert turns.posted == []
     clock.time = NOW + state.run.policy.limits.waiting_runner
     with pytest.raises(RunnerUnavailable):
-        await follow(view_of(state), node)
+        await follow(context_of(state), node)
     assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
 
 
@@ -422,14 +424,14 @@ async def test_the_silence_of_a_runner_counts_from_its_last_word(
     spoke = LastWord(clock, passed)
     monkeypatch.setattr(node, "runner", lambda path: spoke)
     with pytest.raises(RunnerUnavailable):
-        await follow(view_of(state), node)
+        await follow(context_of(state), node)
     monkeypatch.undo()
     node.the_runner.statuses = [RunnerUnavailable("gone")]
     for seconds in (left - 1, 1):
         assert turns.posted == []
         clock.time += seconds
         with pytest.raises(RunnerUnavailable):
-            await follow(view_of(state), node)
+            await follow(context_of(state), node)
     assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
 
 
@@ -442,7 +444,7 @@ async def test_the_time_without_a_connection_is_no_silence_of_the_runner(
     for connection in (node, FakeConnection()):
         connection.the_runner.statuses = [RunnerUnavailable("cut")]
         with pytest.raises(RunnerUnavailable):
-            await follow(view_of(state), connection)
+            await follow(context_of(state), connection)
         clock.time += 10_000
     assert turns.posted == []
 
@@ -454,7 +456,7 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
     node.the_runner.statuses = [status(RunnerState.RUNNING), RunnerUnavailable("cut")]
     for _ in range(3):
         with pytest.raises(RunnerUnavailable):
-            await follow(view_of(state), node)
+            await follow(context_of(state), node)
         clock.time += 200
     assert turns.posted == []
 
@@ -465,10 +467,10 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
 async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
     clock = ManualClock(NOW + 4)
     stop = JobStopper(clock)
-    view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
+    context = context_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
     for moment in (NOW + 4, NOW + 299, NOW + 360):
         clock.time = moment
-        await stop(view, node)
+        await stop(context, node)
     assert node.the_runner.stops == [("SIGTERM", 300.0), ("SIGTERM", 5.0), ("SIGTERM", 0.0)]
 
 
@@ -476,7 +478,7 @@ async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection
     node.the_runner.failures = [RunnerError("busy", "not now", 409)]
     with pytest.raises(RetryLater, match="not now"):
         await JobStopper(ManualClock())(
-            view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
+            context_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
         )
     assert node.the_runner.stops == []
 
@@ -485,7 +487,7 @@ async def test_the_shim_ends_the_container_and_is_told_why(node: FakeConnection)
     state = placed(AttemptStatus.TERMINATING, reason=Reason.ABORTED_BY_USER, message="by ann")
     turns = NotedTurns()
     node.shim.listing[attempt_of(state).id] = task_of(state)
-    await TaskTerminator(turns, FENCE)(view_of(state), node)
+    await TaskTerminator(turns, FENCE)(context_of(state), node)
     (order,) = node.shim.orders
     assert (order.grace, order.reason, order.message) == (0.0, "aborted_by_user", "by ann")
     seen = turns.posted[-1]
@@ -513,13 +515,13 @@ async def test_a_job_that_used_its_grace_up_has_a_moment_in_which_its_end_is_not
         remove_at=NOW + grace,
     )
     node.shim.listing[attempt_of(state).id] = task_of(state)
-    await TaskTerminator(NotedTurns(), FENCE)(view_of(state), node)
+    await TaskTerminator(NotedTurns(), FENCE)(context_of(state), node)
     assert [order.grace for order in node.shim.orders] == [moment]
 
 
 async def test_ending_a_task_that_is_gone_reports_it_missing(node: FakeConnection) -> None:
     turns = NotedTurns()
-    await TaskTerminator(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+    await TaskTerminator(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
 
 
@@ -527,7 +529,7 @@ async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> N
     state = placed(AttemptStatus.TERMINATING, container_gone=True, reason=Reason.SIBLING_FAILED)
     node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
     turns = NotedTurns()
-    await TaskRemover(turns, FENCE)(view_of(state), node)
+    await TaskRemover(turns, FENCE)(context_of(state), node)
     assert node.shim.asked == [("remove", attempt_of(state).id)]
     (removed,) = turns.posted
     assert isinstance(removed, reports.TaskRemoved)
@@ -537,7 +539,7 @@ async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> N
 async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection) -> None:
     state = placed(AttemptStatus.FAILED)
     turns = NotedTurns()
-    await AllocationReleaser(turns, FENCE)(view_of(state), node)
+    await AllocationReleaser(turns, FENCE)(context_of(state), node)
     assert node.shim.asked == [("release", state.allocations[0].id)]
     assert turns.posted == [
         reports.AllocationReleased(run_id=state.run.id, allocation_id=state.allocations[0].id)
@@ -551,10 +553,10 @@ async def test_a_shim_that_refuses_the_end_is_asked_again(
     turns = NotedTurns()
     node.shim.refusal = CONFLICT
     with pytest.raises(RetryLater, match="another body"):
-        await performer(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+        await performer(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
     node.shim.refusal = ShimUnavailable("cut")
     with pytest.raises(ShimUnavailable):
-        await performer(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+        await performer(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
     assert turns.posted == []
 
 
@@ -566,7 +568,7 @@ async def test_task_and_place_are_given_back_also_when_the_task_is_gone_already(
     turns = NotedTurns()
     if still_there:
         node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
-    await TaskRemover(turns, FENCE)(view_of(state), node)
+    await TaskRemover(turns, FENCE)(context_of(state), node)
     assert node.shim.asked == [
         ("release", state.allocations[0].id),
         ("remove", attempt_of(state).id),

@@ -21,7 +21,7 @@ from shim.schemas import Fence
 from tests.doubles.clock import NOW
 from tests.doubles.node import FakeConnection
 from tests.doubles.shim import node_info
-from tests.unit.pipelines.parts import NotedTurns, placed, task_of, view_of
+from tests.unit.pipelines.parts import NotedTurns, context_of, placed, task_of
 
 FENCE = Fence(1, 7)
 
@@ -76,15 +76,15 @@ async def test_a_ready_replica_is_exposed_and_then_confirmed_by_its_gateway(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
     state, turns = a_replica(), NotedTurns()
-    view = view_of(state)
-    node.shim.listing[view.attempt.id] = task_of(state)
-    await ReplicaRegistrar(turns, gateways, FENCE)(view, node)
-    socket = f"/run/exposed/{view.attempt.id}-8000.sock"
+    context = context_of(state)
+    node.shim.listing[context.attempt.id] = task_of(state)
+    await ReplicaRegistrar(turns, gateways, FENCE)(context, node)
+    socket = f"/run/exposed/{context.attempt.id}-8000.sock"
     ((run_id, gateway, replica),) = gateways.registered
     assert (run_id, gateway, replica.exposed_socket) == (state.run.id, "main", socket)
     assert node.shim.gateway_keys == ("ssh-ed25519 AAAA",)
     assert turns.posted == [
-        reports.ReplicaRegistered(run_id=state.run.id, attempt_id=view.attempt.id, socket=socket)
+        reports.ReplicaRegistered(run_id=state.run.id, attempt_id=context.attempt.id, socket=socket)
     ]
 
 
@@ -92,11 +92,11 @@ async def test_a_gateway_that_is_away_is_reported_and_asked_again(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
     state, turns = a_replica(), NotedTurns()
-    view = view_of(state)
-    node.shim.listing[view.attempt.id] = task_of(state)
+    context = context_of(state)
+    node.shim.listing[context.attempt.id] = task_of(state)
     gateways.refusal = "nothing answers there"
     with pytest.raises(RetryLater, match="nothing answers there"):
-        await ReplicaRegistrar(turns, gateways, FENCE)(view, node)
+        await ReplicaRegistrar(turns, gateways, FENCE)(context, node)
     (report,) = turns.posted
     assert isinstance(report, reports.RegistrationFailed)
     assert report.why == "nothing answers there"
@@ -108,7 +108,7 @@ async def test_a_node_that_lends_gateways_nothing_is_reported(
     state, turns = a_replica(), NotedTurns()
     node.shim.info = node_info(gateways=False)
     with pytest.raises(RetryLater):
-        await ReplicaRegistrar(turns, gateways, FENCE)(view_of(state), node)
+        await ReplicaRegistrar(turns, gateways, FENCE)(context_of(state), node)
     (report,) = turns.posted
     assert isinstance(report, reports.RegistrationFailed)
     assert report.why == "this node lends no sockets to gateways"
@@ -118,7 +118,9 @@ async def test_a_replica_is_drained_once_its_gateway_has_left_it_too(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
     state, turns = a_replica(), NotedTurns()
-    view = view_of(state)
-    await ReplicaDrainer(turns, Traffic(lambda: NOW), gateways)(view, node)
-    assert gateways.left_by == [("main", view.attempt.id)]
-    assert turns.posted == [reports.ReplicaDrained(run_id=state.run.id, attempt_id=view.attempt.id)]
+    context = context_of(state)
+    await ReplicaDrainer(turns, Traffic(lambda: NOW), gateways)(context, node)
+    assert gateways.left_by == [("main", context.attempt.id)]
+    assert turns.posted == [
+        reports.ReplicaDrained(run_id=state.run.id, attempt_id=context.attempt.id)
+    ]

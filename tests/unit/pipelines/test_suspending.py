@@ -9,9 +9,9 @@ from controller.pipelines.job_running import SuspensionNotifier
 from controller.pipelines.to_node import RetryLater
 from runner.client import RunnerError
 from tests.doubles.node import FakeConnection
-from tests.unit.pipelines.parts import placed, view_of
+from tests.unit.pipelines.parts import context_of, placed
 
-RUNNING = view_of(placed(AttemptStatus.RUNNING))
+RUNNING = context_of(placed(AttemptStatus.RUNNING))
 
 
 @pytest.mark.parametrize(("suspended", "told"), [(True, "suspend"), (False, "go on")])
