@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from controller.rate_limit import RateLimit
+from controller.rate_limiter import RateLimiter
 from controller.service.errors import ServiceError, Unavailable
 from controller.service.registrations import RegistrationService
 from controller.store.base import StoreError
@@ -41,7 +41,7 @@ def make_join_runner(
 ) -> web.AppRunner:
     """Make the listener's runner. `now`: seconds that only grow."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    limit = RateLimit(now, every=_EVERY_SECONDS, burst=_BURST)
+    limit = RateLimiter(now, every=_EVERY_SECONDS, burst=_BURST)
 
     async def join(request: web.Request) -> web.Response:
         wait = limit.wait_of(request.remote or "")

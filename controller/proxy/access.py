@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from controller.proxy.errors import TooMany
-from controller.proxy.view import Access, Admission, Service
-from controller.proxy.view import RateLimit as Limit
-from controller.rate_limit import RateLimit
+from controller.proxy.view import Access, Admission, RateLimit, Service
+from controller.rate_limiter import RateLimiter
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Gate, sees_all
 from controller.store.base import KEY_PREFIX, TOKEN_PREFIX, ServiceKey, StoredToken
@@ -94,7 +93,7 @@ class RateLimits:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._limits: dict[str, dict[Limit, RateLimit]] = {}
+        self._limits: dict[str, dict[RateLimit, RateLimiter]] = {}
 
     def check(self, service: Service, path: str, address: str, headers: Mapping[str, str]) -> None:
         """Count a request for the longest prefix that its path has. Raises TooMany."""
@@ -107,7 +106,7 @@ class RateLimits:
         if limit not in known:
             for old in known.keys() - set(service.rate_limits):
                 del known[old]
-            known[limit] = RateLimit(self._now, every=1 / limit.rps, burst=max(limit.burst, 1))
+            known[limit] = RateLimiter(self._now, every=1 / limit.rps, burst=max(limit.burst, 1))
         wait = known[limit].wait_of(key)
         if wait:
             raise TooMany(

@@ -17,7 +17,7 @@ from aiohttp import web
 from controller.proxy.errors import TooMany
 from controller.proxy.headers import Client, Target
 from controller.proxy.view import Service
-from controller.rate_limit import RateLimit
+from controller.rate_limiter import RateLimiter
 from controller.store.base import digest
 
 COOKIE = "fairlead-service"
@@ -56,7 +56,7 @@ class BrowserSessions:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._sessions: dict[str, _Session] = {}
-        self._tries = RateLimit(now, every=_TRY_SECONDS, burst=_TRIES)
+        self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def count_try(self, address: str) -> None:
         """Count a use of the form. Raises TooMany."""

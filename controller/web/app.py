@@ -19,7 +19,7 @@ from controller.api.app import add_routes
 from controller.api.errors import as_response
 from controller.proxy.errors import TooMany
 from controller.proxy.headers import Client, client_of
-from controller.rate_limit import RateLimit
+from controller.rate_limiter import RateLimiter
 from controller.service import ControllerService
 from controller.service.errors import ServiceError, Unauthenticated
 from controller.store.base import StoredToken, StoreError
@@ -100,7 +100,7 @@ class Dashboard:
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock)
         self._shared = SharedFragments(service.runs.changes(None), now)
-        self._tries = RateLimit(now, every=_TRY_SECONDS, burst=_TRIES)
+        self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
         """Add the dashboard's routes to the API's application."""

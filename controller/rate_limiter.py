@@ -7,7 +7,7 @@ from collections.abc import Callable
 _MOST_PEERS = 10_000
 
 
-class RateLimit:
+class RateLimiter:
     """Allows each peer `burst` requests at once, then one every `every` seconds.
 
     `now`: seconds that only grow.
