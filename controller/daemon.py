@@ -41,7 +41,9 @@ from controller.nodes.drains import DrainDeadlines
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
-from controller.outputs import DEFAULT_LIMIT, OutputStore
+from controller.outputs.bucket import Bucket
+from controller.outputs.store import DEFAULT_LIMIT, OutputStore
+from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines import dev_environments, service_replicas
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.cluster import Clusters, secret_of
@@ -231,6 +233,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of all uploads of one user, in bytes; None: ten times that of one."""
     most_outputs: int = DEFAULT_LIMIT
     """The limit of the outputs that are kept of one attempt, in bytes."""
+    outputs_bucket: Bucket | None = None
+    outputs_bucket_above: int = DEFAULT_ABOVE
+    """Outputs of more bytes go to the bucket, if there is one."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: RetentionTimes = RetentionTimes()
@@ -296,7 +301,16 @@ async def _controller(
             lambda: tuple(machinery.turns.runs.values()),
         )
         work = asyncio.create_task(
-            _work(machinery, store, blobs, retention, sampler, certificate), name="controller"
+            _work(
+                machinery,
+                store,
+                blobs,
+                retention,
+                sampler,
+                certificate,
+                _uploads(options, outputs),
+            ),
+            name="controller",
         )
         proxy = Proxy(
             services=RegisteredServices(machinery.routes, machinery.turns),
@@ -482,6 +496,7 @@ async def _work(
     retention: Retention,
     sampler: MetricSampler,
     certificate: ServerCertificate | None,
+    uploads: OutputUploads | None,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -492,8 +507,17 @@ async def _work(
             group.create_task(sampler.run(), name="metrics")
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
+            if uploads is not None:
+                group.create_task(uploads.run(), name="outputs")
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+def _uploads(options: Options, outputs: OutputStore) -> OutputUploads | None:
+    if options.outputs_bucket is None:
+        return None
+    above = options.outputs_bucket_above
+    return OutputUploads(outputs, options.outputs_bucket, above, system_chance().jitter)
 
 
 async def _tidy_blobs(machinery: Assembly, blobs: BlobStore) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from controller.store.base import LeaseLost, Store, StoreError
 
 log = logging.getLogger(__name__)

@@ -449,7 +449,8 @@ class OutputFileView(msgspec.Struct, frozen=True, kw_only=True):
 class OutputsView(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs of one attempt. `count` and `size` (bytes) are of its files, `left_out` counts
     what is beyond the limit or no plain file. `removed`: they were stored and have expired. `files`
-    is null where several jobs are listed."""
+    is null where several jobs are listed. `place`: s3://BUCKET/KEY of the tar where the controller
+    has moved it to its bucket; it is downloaded from the controller all the same."""
 
     job_id: str
     group: str
@@ -464,6 +465,7 @@ class OutputsView(msgspec.Struct, frozen=True, kw_only=True):
     left_out_size: int
     archive_size: int | None
     files: tuple[OutputFileView, ...] | None
+    place: str | None = None
 
 
 class OutputsAnswer(msgspec.Struct, frozen=True, kw_only=True):

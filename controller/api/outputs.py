@@ -6,10 +6,16 @@ from aiohttp import web
 
 from controller.api.documents import OutputFileView, OutputsAnswer, OutputsView
 from controller.api.routes import Call, Query, Route
+from controller.service.errors import Unavailable
 from controller.service.job_access import find_job
-from controller.service.outputs import JobOutputs
+from controller.service.outputs import Archive, JobOutputs
 
 TAR = "application/x-tar"
+_HEADERS = {
+    "Content-Type": TAR,
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class OutputsQuery(Query, frozen=True):
@@ -40,13 +46,42 @@ async def read_outputs(call: Call) -> web.StreamResponse:
     state = await call.service.runs.get(call.path("run"))
     job = None if query.job is None else find_job(state, query.job).id
     attempt = await call.service.runs.attempt(state, job, query.attempt)
-    path = await call.service.outputs.archive(state, attempt)
-    headers = {
-        "Content-Type": TAR,
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return web.FileResponse(path, headers=headers)
+    archive = await call.service.outputs.archive(state, attempt)
+    if archive.path is not None:
+        return web.FileResponse(archive.path, headers=_HEADERS)
+    return await _relay(call.request, archive)
+
+
+async def _relay(request: web.Request, archive: Archive) -> web.StreamResponse:
+    """Answer from the bucket, as `FileResponse` answers from a file."""
+    length = archive.stored.length
+    response = web.StreamResponse(headers={**_HEADERS, "Accept-Ranges": "bytes"})
+    try:
+        start, end, _ = request.http_range.indices(length)
+    except ValueError:
+        start, end = length, length
+    if start >= end:
+        response.set_status(416)
+        response.headers["Content-Range"] = f"bytes */{length}"
+        await response.prepare(request)
+        return response
+    if "Range" in request.headers:
+        response.set_status(206)
+        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
+    response.content_length = end - start
+    pieces = archive.read(start, end)
+    first = await anext(pieces)  # before the headers: a refusal is still possible
+    await response.prepare(request)
+    await response.write(first)
+    try:
+        async for piece in pieces:
+            await response.write(piece)
+    except Unavailable:  # only a cut says so now; the client goes on where it stopped
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+    await response.write_eof()
+    return response
 
 
 def _view(found: JobOutputs, *, with_files: bool) -> OutputsView:
@@ -68,6 +103,7 @@ def _view(found: JobOutputs, *, with_files: bool) -> OutputsView:
         left_out_size=0 if kept is None else kept.left_out_size,
         archive_size=None if stored is None else stored.length,
         files=files,
+        place=None if stored is None or stored.place is None else str(stored.place),
     )
 
 

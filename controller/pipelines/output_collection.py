@@ -10,7 +10,7 @@ import logging
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
 from controller.links.base import NodeConnection
-from controller.outputs import OutputsDamaged, OutputStore, OutputsWriter, StoredOutputs
+from controller.outputs.store import OutputsDamaged, OutputStore, OutputsWriter, StoredOutputs
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from shim.client import ShimError

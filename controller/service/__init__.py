@@ -12,7 +12,7 @@ from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
 from controller.gateways.manager import GatewayManager
 from controller.metric_history import MetricHistory
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
@@ -88,7 +88,7 @@ class ControllerService:
         self.metrics = MetricsService(self.runs, connect)
         self.metric_history = metric_history
         self.clock = clock
-        self.numbers = ControllerNumbers(turns, clock)
+        self.numbers = ControllerNumbers(turns, clock, outputs)
         self.actions = ActionService(turns, self.runs)
         self.secrets = SecretService(store=store, vault=vault, clock=clock)
         self.gateways = GatewayService(

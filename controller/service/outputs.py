@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,10 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.outputs import OutputsState, state_of
-from controller.outputs import OutputStore, StoredOutputs
-from controller.service.errors import Conflict, Gone, NotFound
+from controller.outputs import bucket
+from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputStore, StoredOutputs
+from controller.service.errors import Conflict, Gone, NotFound, Unavailable
 from controller.service.job_access import find_job
 
 
@@ -22,6 +25,25 @@ class JobOutputs(msgspec.Struct, frozen=True, kw_only=True):
     state: OutputsState
     stored: StoredOutputs | None
     removed: bool = False
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """The tar of an attempt's outputs. `path` None: it is in a bucket."""
+
+    stored: StoredOutputs
+    path: Path | None
+
+    async def read(self, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yield bytes of a tar in a bucket, `end` is not among them. Raises Unavailable."""
+        assert self.stored.place is not None
+        try:
+            async for piece in bucket.read(self.stored.place, start, end):
+                yield piece
+        except BucketError as error:
+            raise Unavailable(
+                f"the outputs are in a bucket that does not give them now: {error}",
+                code="outputs_unreachable",
+            ) from error
 
 
 class OutputService:
@@ -41,12 +63,14 @@ class OutputService:
         removed = found is OutputsState.COLLECTED and stored is None
         return JobOutputs(job=job, attempt=attempt, state=found, stored=stored, removed=removed)
 
-    async def archive(self, state: RunState, attempt: Attempt | None) -> Path:
+    async def archive(self, state: RunState, attempt: Attempt | None) -> Archive:
         """Return the tar of an attempt's outputs. Raises NotFound, Conflict (not stored yet), Gone
         (lost or removed)."""
         found = None if attempt is None else await self.find(state, attempt)
         if found is not None and found.stored is not None:
-            return self._outputs.archive(found.attempt.id)
+            here = found.stored.place is None
+            path = self._outputs.archive(found.attempt.id) if here else None
+            return Archive(stored=found.stored, path=path)
         which = f"of run {state.run.name}" if found is None else _name(state, found)
         if found is not None and found.state is OutputsState.COLLECTING:
             raise Conflict(

@@ -19,6 +19,7 @@ from controller.lifecycle.inventory import NodeStatus
 from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.services.readiness import is_registered
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.outputs.store import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.nodes import NodeUse, node_uses
 
@@ -29,9 +30,10 @@ _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 class ControllerNumbers:
     """Listens to turns; `page` is what Prometheus reads."""
 
-    def __init__(self, turns: RunPipeline, clock: Clock) -> None:
+    def __init__(self, turns: RunPipeline, clock: Clock, outputs: OutputStore) -> None:
         self._turns = turns
         self._clock = clock
+        self._outputs = outputs
         self._since = clock.now()
         self._jobs: dict[str, tuple[Job, ...]] = {}
         registry = self._registry = CollectorRegistry()
@@ -106,6 +108,14 @@ class ControllerNumbers:
         yield from self._of_runs(self._clock.now())
         yield from self._of_services()
         yield from self._of_nodes()
+        yield from self._of_outputs()
+
+    def _of_outputs(self) -> Iterable[Metric]:
+        waiting = self._outputs.waiting
+        count = "Outputs that wait on the controller's disk for their bucket"
+        yield GaugeMetricFamily("fairlead_outputs_waiting", count, waiting.count)
+        size = "Bytes of outputs that wait on the controller's disk for their bucket"
+        yield GaugeMetricFamily("fairlead_outputs_waiting_bytes", size, waiting.size)
 
     def _of_services(self) -> Iterable[Metric]:
         replicas = GaugeMetricFamily(

@@ -15,7 +15,7 @@ from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from controller.store.base import Changes, Gateway, LeaseLost, StoreUnavailable
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS

@@ -13,7 +13,7 @@ import pytest
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from controller.retention import DAY, RUNS_AT_ONCE, Retention, RetentionTimes
 from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
 from controller.store.sql import SqlStore

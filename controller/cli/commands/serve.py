@@ -30,6 +30,7 @@ from controller.configuration.units import (
     parse_duration,
     parse_size,
 )
+from controller.outputs.bucket import Bucket, BucketUrlInvalid
 from controller.proxy.entry import Settings
 from controller.proxy.forwarding import ProxyLimits
 from controller.retention import RetentionTimes
@@ -85,6 +86,19 @@ SecretsKeyFile = Annotated[
 OutputsLimit = Annotated[
     str, Parameter(help="The largest size of the outputs that are kept of one attempt.")
 ]
+OutputsBucket = Annotated[
+    str | None,
+    Parameter(
+        help="s3://BUCKET/PREFIX that takes large outputs; its keys come from AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY, or from the machine's role."
+    ),
+]
+OutputsEndpoint = Annotated[
+    str | None, Parameter(help="https://HOST of an object storage that is not AWS.")
+]
+OutputsBucketAbove = Annotated[
+    str, Parameter(help="Outputs of more than this size go to the bucket.")
+]
 KeepOutputs = Annotated[str, Parameter(help="How long outputs are kept.")]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
 ServiceDomain = Annotated[
@@ -121,6 +135,9 @@ def controller(
     keep_logs: KeepLogs = "30d",
     outputs_limit: OutputsLimit = "1GiB",
     keep_outputs: KeepOutputs = "30d",
+    outputs_bucket: OutputsBucket = None,
+    outputs_endpoint: OutputsEndpoint = None,
+    outputs_bucket_above: OutputsBucketAbove = "64MiB",
     service_domain: ServiceDomain = None,
     service_timeout: ServiceTimeout = "5m",
     service_hold: ServiceHold = "5m",
@@ -169,6 +186,8 @@ def controller(
         database=find_database(data, database, database_file, os.environ),
         secrets_key=secrets_key_file,
         most_outputs=parse_limit(outputs_limit, "--outputs-limit"),
+        outputs_bucket=_bucket(outputs_bucket, outputs_endpoint),
+        outputs_bucket_above=parse_limit(outputs_bucket_above, "--outputs-bucket-above"),
         keep=RetentionTimes(
             runs=parse_keep(keep_runs, "--keep-runs"),
             logs=parse_keep(keep_logs, "--keep-logs"),
@@ -193,6 +212,17 @@ def _tls(certificate: Path | None, key: Path | None) -> CertificateFiles | None:
     if certificate is None or key is None:
         raise CliError("--tls-cert and --tls-key belong together: give both", EXIT_USAGE)
     return CertificateFiles(certificate=certificate, key=key)
+
+
+def _bucket(url: str | None, endpoint: str | None) -> Bucket | None:
+    if url is None:
+        if endpoint is not None:
+            raise CliError("--outputs-endpoint belongs to --outputs-bucket: give both", EXIT_USAGE)
+        return None
+    try:
+        return Bucket.parse(url, endpoint)
+    except BucketUrlInvalid as error:
+        raise CliError(f"--outputs-bucket, --outputs-endpoint: {error}", EXIT_USAGE) from None
 
 
 def _defaults(operating: Operating, image: str | None, project_keys: Path | None) -> Defaults:

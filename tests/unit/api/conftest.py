@@ -24,7 +24,7 @@ from controller.links.base import LinkError, NodeConnection
 from controller.links.ssh import public_line
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient
 
 from controller.lifecycle.model import CollectedOutputs
 from controller.lifecycle.reports import OutputsCollected
+from controller.outputs import bucket
+from controller.outputs.bucket import BucketError, BucketObject
 from shim.schemas import OutputsAbout
+from tests.support.object_storage import ObjectStorage, object_storage
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -96,3 +102,68 @@ async def test_outputs_of_a_job_that_is_not_there_are_refused_by_its_name(
     async with api.get("/v1/runs/hello/outputs", params=query) as answer:
         status, code, _ = await error_of(answer)
     assert (status, code) == (404, "not_found")
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    with object_storage(tmp_path_factory.mktemp("storage")) as started:
+        asyncio.run(bucket.check(started.bucket))  # obstore's own threads stay for the process
+        yield started
+
+
+async def test_outputs_in_a_bucket_are_listed_and_downloaded_as_others(
+    api: TestClient[Any, Any], controller: Controller, storage: ObjectStorage
+) -> None:
+    data = await stored(controller, await submit(api, name="hello"))
+    (attempt_id,) = await controller.outputs.larger_than(0)
+    place = storage.bucket.object(f"{attempt_id}/outputs.tar")
+    await controller.outputs.move(attempt_id, place)
+    controller.outputs.archive(attempt_id).unlink()
+    async with api.get("/v1/runs/hello/outputs") as answer:
+        (found,) = (await answer.json())["outputs"]
+    assert (found["state"], found["count"], found["place"]) == ("collected", 1, str(place))
+    path = "/v1/runs/hello/outputs/archive"
+    async with api.get(path) as answer:
+        assert (answer.status, answer.content_type) == (200, "application/x-tar")
+        assert (answer.content_length, await answer.read()) == (len(data), data)
+    async with api.get(path, headers={"Range": "bytes=700-"}) as answer:
+        assert (answer.status, await answer.read()) == (206, data[700:])
+        assert answer.headers["Content-Range"] == f"bytes 700-{len(data) - 1}/{len(data)}"
+    async with api.get(path, headers={"Range": "bytes=-100"}) as answer:
+        assert (answer.status, await answer.read()) == (206, data[-100:])
+    for beyond in (f"bytes={len(data)}-", "bytes=9-5", "lines=1-2"):
+        async with api.get(path, headers={"Range": beyond}) as answer:
+            assert answer.status == 416, beyond
+
+
+async def test_a_bucket_that_is_away_is_named_and_may_be_asked_again(
+    api: TestClient[Any, Any], controller: Controller, storage: ObjectStorage
+) -> None:
+    await stored(controller, await submit(api, name="hello"))
+    (attempt_id,) = await controller.outputs.larger_than(0)
+    await controller.outputs.move(attempt_id, storage.bucket.object("x"))
+    storage.away()
+    async with api.get("/v1/runs/hello/outputs/archive") as answer:
+        assert await error_of(answer) == (503, "outputs_unreachable", None)
+        assert "s3://outputs/kept/here/x" in await answer.text()
+    storage.back()
+
+
+async def test_a_bucket_that_stops_in_the_middle_cuts_the_download(
+    api: TestClient[Any, Any],
+    controller: Controller,
+    storage: ObjectStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stops(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
+        yield b"x" * 512
+        raise BucketError("it was reset")
+
+    await stored(controller, await submit(api, name="hello"))
+    (attempt_id,) = await controller.outputs.larger_than(0)
+    await controller.outputs.move(attempt_id, storage.bucket.object("x"))
+    monkeypatch.setattr(bucket, "read", stops)
+    async with api.get("/v1/runs/hello/outputs/archive") as answer:
+        assert answer.status == 200
+        with pytest.raises(ClientPayloadError):
+            await answer.read()

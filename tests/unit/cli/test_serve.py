@@ -110,6 +110,27 @@ def test_half_of_a_certificate_is_a_usage_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--outputs-endpoint", "https://storage.example.com"),
+            "--outputs-endpoint belongs to --outputs-bucket: give both",
+        ),
+        (
+            ("--outputs-bucket", "kept"),
+            "--outputs-bucket, --outputs-endpoint: 'kept' is no bucket; write s3://BUCKET or"
+            " s3://BUCKET/PREFIX",
+        ),
+    ],
+)
+def test_a_bucket_that_cannot_be_one_is_a_usage_error(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = run_cli("controller", "--data", tmp_path / "c", *options)
+    assert (done.status, done.errors) == (2, f"fairlead: {message}\n")
+
+
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     certificate, key = tmp_path / "x.pem", tmp_path / "x.key"
     options = ("--tls-cert", certificate, "--tls-key", key)

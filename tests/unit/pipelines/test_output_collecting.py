@@ -13,7 +13,7 @@ import pytest
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
 from controller.lifecycle.statuses import AttemptStatus
-from controller.outputs import OutputsDamaged, OutputStore
+from controller.outputs.store import OutputsDamaged, OutputStore
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from shim.client import ShimUnavailable

@@ -18,7 +18,7 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
-from controller.outputs import OutputStore
+from controller.outputs.store import OutputStore
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
 from tests.doubles.gateway import FakeGateway

@@ -1,14 +1,17 @@
 """The outputs of attempts: one tar each in the data folder, with a list of what it holds.
 
 A tar arrives beside its place and is checked before it is moved there, so what is listed is whole.
-Names in it lead nowhere: a node is trusted with its jobs, not with this machine.
+Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
+move on to a bucket; the list stays here and says where the tar is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import tarfile
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,9 +19,14 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from common.durable import sync_folder, write_durably
+from controller.outputs import bucket
+from controller.outputs.bucket import BucketError, BucketObject
 from shim.schemas import OutputsAbout
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +37,9 @@ _PRIVATE = 0o600
 _MOST_OVERHEAD = 1 << 29
 """Bytes of headers and padding in a tar of as many files as a node sends."""
 _THREADS = 2
+_STILL_READ_SECONDS = 60.0
+"""How long a tar stays here after it came to its bucket: a download that was told of it may be
+about to open it."""
 
 
 class OutputsDamaged(Exception):
@@ -41,16 +52,24 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored outputs of one attempt. `length`: bytes of the tar."""
+    """The stored outputs of one attempt. `length`: bytes of the tar. `place` None: it is here."""
 
     files: tuple[OutputFile, ...]
     left_out: int
     left_out_size: int
     length: int
+    place: BucketObject | None = None
 
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+
+class WaitingOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs that are to move to the bucket and are not there; `size` in bytes."""
+
+    count: int = 0
+    size: int = 0
 
 
 class OutputsWriter:
@@ -68,7 +87,9 @@ class OutputsWriter:
 
     async def complete(self, about: OutputsAbout) -> StoredOutputs:
         """Check what came, and keep it durably. Raises OutputsDamaged: then it begins anew."""
-        return await self._store.in_thread(_complete, self._folder, self._file, about)
+        stored = await self._store.in_thread(_complete, self._folder, self._file, about)
+        self._store.came.set()
+        return stored
 
     async def close(self) -> None:
         await self._store.in_thread(self._file.close)
@@ -79,7 +100,11 @@ class OutputStore:
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self.limit = limit
+        self.came = asyncio.Event()
+        """Set when outputs were stored."""
+        self.waiting = WaitingOutputs()
         self._folder = folder
+        self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
 
     def close(self) -> None:
@@ -101,10 +126,42 @@ class OutputStore:
     def fits(self, about: OutputsAbout) -> bool:
         return about.length <= self.limit + _MOST_OVERHEAD
 
+    async def larger_than(self, size: int) -> dict[str, int]:
+        """Return the attempts whose tar is here alone and larger than that, each with its bytes."""
+        return await self.in_thread(_larger_than, self._folder, size)
+
+    async def move(self, attempt_id: str, place: BucketObject) -> None:
+        """Copy an attempt's tar to the bucket, then say in the list that it is there.
+
+        The copy here is removed by a later `drop_moved`. Repeatable. Raises BucketError.
+        """
+        async with self._moving:
+            folder = self._folder_of(attempt_id)
+            stored = await self.in_thread(_read_about, folder)
+            if stored is not None and stored.place is None:
+                await bucket.upload(folder / _ARCHIVE, stored.length, place)
+                await self.in_thread(_write_about, folder, replace(stored, place=place))
+
+    async def drop_moved(self) -> int:
+        """Remove the tars that have been in a bucket for a minute. Return how many are still
+        here."""
+        return await self.in_thread(_drop_moved, self._folder, time.time() - _STILL_READ_SECONDS)
+
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the outputs of attempts that are not `needed` and were stored before then (Unix
-        time). Return how many."""
-        return await self.in_thread(_sweep, self._folder, needed, written_before)
+        time). Return how many. What a bucket does not remove is tried again at the next sweep."""
+        removed = 0
+        async with self._moving:
+            for folder in await self.in_thread(_expired, self._folder, needed, written_before):
+                try:
+                    stored = await self.in_thread(_read_about, folder)
+                    if stored is not None and stored.place is not None:
+                        await bucket.delete(stored.place)
+                except BucketError as error:
+                    log.warning("expired outputs could not be removed: %s", error)
+                    continue
+                removed += await self.in_thread(_remove, folder)
+        return removed
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
@@ -140,9 +197,13 @@ def _complete(folder: Path, file: BinaryIO, about: OutputsAbout) -> StoredOutput
     )
     os.replace(folder / _ARRIVING, folder / _ARCHIVE)
     sync_folder(folder)
-    write_durably(folder / _ABOUT, msgspec.json.encode(stored), _PRIVATE)
+    _write_about(folder, stored)
     sync_folder(folder.parent)
     return stored
+
+
+def _write_about(folder: Path, stored: StoredOutputs) -> None:
+    write_durably(folder / _ABOUT, msgspec.json.encode(stored), _PRIVATE)
 
 
 def _members(file: BinaryIO) -> Iterator[OutputFile]:
@@ -172,17 +233,48 @@ def _read_about(folder: Path) -> StoredOutputs | None:
         data = (folder / _ABOUT).read_bytes()
     except FileNotFoundError:
         return None
-    return msgspec.json.decode(data, type=StoredOutputs)
+    try:
+        return msgspec.json.decode(data, type=StoredOutputs)
+    except msgspec.MsgspecError as error:
+        log.error("%s is damaged (%s): its outputs count as removed", folder / _ABOUT, error)
+        return None
 
 
-def _sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
-    removed = 0
-    for found in list(folder.glob("*/*")):
-        if found.name in needed or found.stat().st_mtime >= written_before:
+def _larger_than(folder: Path, size: int) -> dict[str, int]:
+    found = {}
+    for archive in sorted(folder.glob(f"*/*/{_ARCHIVE}")):
+        length = archive.stat().st_size
+        stored = _read_about(archive.parent) if length > size else None
+        if stored is not None and stored.place is None:
+            found[archive.parent.name] = length
+    return found
+
+
+def _drop_moved(folder: Path, moved_before: float) -> int:
+    left = 0
+    for archive in folder.glob(f"*/*/{_ARCHIVE}"):
+        stored = _read_about(archive.parent)
+        if stored is None or stored.place is None:
             continue
-        for name in (_ABOUT, _ARCHIVE, _ARRIVING):  # the list first: what it names is there
-            (found / name).unlink(missing_ok=True)
-        with suppress(OSError):
-            found.rmdir()
-            removed += 1
-    return removed
+        if (archive.parent / _ABOUT).stat().st_mtime < moved_before:
+            archive.unlink()
+        else:
+            left += 1
+    return left
+
+
+def _expired(folder: Path, needed: Collection[str], written_before: float) -> list[Path]:
+    return [
+        found
+        for found in folder.glob("*/*")
+        if found.name not in needed and found.stat().st_mtime < written_before
+    ]
+
+
+def _remove(folder: Path) -> int:
+    for name in (_ABOUT, _ARCHIVE, _ARRIVING):  # the list first: what it names is there
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+        return 1
+    return 0

@@ -1,0 +1,68 @@
+"""An object storage that speaks S3, on this machine: the server of moto, as a process."""
+
+from __future__ import annotations
+
+import re
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from controller.outputs.bucket import Bucket
+from tests.support.daemons import Daemon
+from tests.support.ssh_daemon import free_port
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "fairlead-tests",
+    "AWS_SECRET_ACCESS_KEY": "canary-of-the-bucket",
+    "AWS_REGION": "us-east-1",
+}
+"""The environment of a program that may use it."""
+_NAME = "outputs"
+
+
+class ObjectStorage:
+    """It has one bucket. `away` ends it; `back` starts it again with its bucket empty."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        self._daemon = Daemon(argv, folder / "object-storage.log", outlasts_tests=True)
+        self.back()
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket.parse(f"s3://{_NAME}/kept/here", self.endpoint)
+
+    def objects(self) -> list[str]:
+        """Return the keys of all objects."""
+        with urllib.request.urlopen(f"{self.endpoint}/{_NAME}?list-type=2") as answer:
+            return re.findall(r"<Key>([^<]*)</Key>", answer.read().decode())
+
+    def away(self) -> None:
+        self._daemon.kill9()
+
+    def back(self) -> None:
+        self._daemon.spawn()
+        self._daemon.wait_ready(self._has_bucket)
+
+    def _has_bucket(self) -> bool:
+        make = urllib.request.Request(f"{self.endpoint}/{_NAME}", method="PUT")
+        with suppress(OSError), urllib.request.urlopen(make, timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+@contextmanager
+def object_storage(folder: Path) -> Iterator[ObjectStorage]:
+    """Start one; the environment of this process gets its keys."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        storage = ObjectStorage(folder)
+        yield storage
+        storage.away()

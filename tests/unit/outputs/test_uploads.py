@@ -1,0 +1,178 @@
+"""Large outputs move to a bucket; what cannot move waits here, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.outputs import bucket
+from controller.outputs.bucket import Bucket, BucketError, BucketUrlInvalid
+from controller.outputs.store import OutputStore, StoredOutputs, WaitingOutputs
+from controller.outputs.uploads import OutputUploads
+from tests.support.object_storage import KEYS, ObjectStorage, object_storage
+from tests.support.waiting import eventually
+from tests.unit.pipelines.test_output_collecting import a_tar, about
+
+LARGE, SMALL = a_tar(model=os.urandom(300_000)), a_tar(loss=b"0.25")
+ABOVE = 100_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    with object_storage(tmp_path_factory.mktemp("storage")) as storage:
+        asyncio.run(bucket.check(storage.bucket))  # obstore's own threads stay for the process
+        yield storage
+
+
+@pytest.fixture
+async def outputs(tmp_path: Path) -> AsyncIterator[OutputStore]:
+    store = OutputStore(tmp_path / "outputs")
+    yield store
+    await asyncio.to_thread(store.close)
+
+
+async def keep(outputs: OutputStore, attempt_id: str, data: bytes) -> StoredOutputs:
+    writer = await outputs.writer(attempt_id)
+    await writer.append(data)
+    stored = await writer.complete(about(data))
+    await writer.close()
+    return stored
+
+
+def uploads(outputs: OutputStore, storage: ObjectStorage) -> OutputUploads:
+    return OutputUploads(outputs, storage.bucket, ABOVE, lambda: 0.0)
+
+
+def make_older(archive: Path) -> None:
+    """Let the tar have been in its bucket for a long time."""
+    before = time.time() - 3600
+    os.utime(archive.parent / "about.json", (before, before))
+
+
+async def test_only_what_is_large_moves_and_reads_the_same(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    before = await keep(outputs, "large", LARGE)
+    await keep(outputs, "small", SMALL)
+    await uploads(outputs, server).move_all()
+    moved, small = await outputs.find("large"), await outputs.find("small")
+    assert moved is not None
+    assert moved.place is not None
+    assert moved.files == before.files
+    assert str(moved.place) == "s3://outputs/kept/here/large/outputs.tar"
+    assert server.objects() == ["kept/here/large/outputs.tar"]
+    assert small is not None
+    assert small.place is None
+    read = b"".join([piece async for piece in bucket.read(moved.place, 10, len(LARGE))])
+    assert read == LARGE[10:]
+    assert outputs.waiting == WaitingOutputs()
+
+
+async def test_the_copy_here_goes_once_nobody_can_be_about_to_open_it(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    await keep(outputs, "read", LARGE)
+    moving = uploads(outputs, server)
+    await moving.move_all()
+    archive = outputs.archive("read")
+    await moving.move_all()
+    assert archive.read_bytes() == LARGE
+    make_older(archive)
+    await moving.move_all()
+    assert not archive.exists()
+    stored = await outputs.find("read")
+    assert stored is not None
+    assert stored.place is not None
+
+
+async def test_a_bucket_that_is_away_keeps_outputs_here_until_it_is_back(
+    outputs: OutputStore, server: ObjectStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server.away()
+    moving = uploads(outputs, server)
+    await keep(outputs, "waits", LARGE)
+    running = asyncio.create_task(moving.run())
+    await eventually(lambda: "outputs wait on this disk" in caplog.text)
+    assert outputs.waiting == WaitingOutputs(count=1, size=len(LARGE))
+    assert outputs.archive("waits").read_bytes() == LARGE
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in caplog.text
+    server.back()
+    await keep(outputs, "comes", LARGE)
+    await eventually(lambda: outputs.waiting == WaitingOutputs())
+    running.cancel()
+    assert {"kept/here/waits/outputs.tar", "kept/here/comes/outputs.tar"} <= set(server.objects())
+
+
+async def test_a_controller_that_ends_before_it_noted_the_move_moves_again(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    stored = await keep(outputs, "twice", LARGE)
+    place = server.bucket.object("twice/outputs.tar")
+    await bucket.upload(outputs.archive("twice"), stored.length, place)
+    await uploads(outputs, server).move_all()
+    moved = await outputs.find("twice")
+    assert moved is not None
+    assert moved.place == place
+
+
+async def test_expired_outputs_leave_the_bucket_and_later_when_it_is_away(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    await keep(outputs, "expired", LARGE)
+    await uploads(outputs, server).move_all()
+    server.away()
+    assert await outputs.sweep((), float("inf")) == 0
+    stored = await outputs.find("expired")
+    assert stored is not None
+    assert stored.place is not None
+    server.back()
+    await bucket.upload(outputs.archive("expired"), stored.length, stored.place)
+    assert await outputs.sweep((), float("inf")) == 1
+    assert "kept/here/expired/outputs.tar" not in server.objects()
+    assert await outputs.find("expired") is None
+
+
+async def test_an_object_that_another_program_removed_is_said_to_be_missing(
+    server: ObjectStorage,
+) -> None:
+    place = server.bucket.object("never/outputs.tar")
+    with pytest.raises(BucketError, match=r"never/outputs\.tar"):
+        await anext(bucket.read(place, 0, 10))
+
+
+async def test_a_bucket_that_is_not_there_is_named(server: ObjectStorage) -> None:
+    with pytest.raises(BucketError, match="s3://nothing-here"):
+        await bucket.check(Bucket.parse("s3://nothing-here", server.endpoint))
+
+
+def test_a_url_of_a_bucket_has_a_name_and_maybe_a_prefix() -> None:
+    assert Bucket.parse("s3://kept") == Bucket(name="kept")
+    full = Bucket.parse("s3://kept/a/b/", "https://storage.example.com:9000/")
+    assert full == Bucket(name="kept", prefix="a/b", endpoint="https://storage.example.com:9000")
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("kept", None),
+        ("s3://", None),
+        ("s3://UPPER", None),
+        ("s3://a", None),
+        ("s3://kept/../x", None),
+        ("s3://kept//x", None),
+        ("s3://kept/x?y=z", None),
+        ("gs://kept", None),
+        ("s3://kept", "storage.example.com"),
+        ("s3://kept", "https://user:word@storage.example.com"),
+    ],
+)
+def test_what_is_no_bucket_or_endpoint_is_refused(url: str, endpoint: str | None) -> None:
+    with pytest.raises(BucketUrlInvalid, match=r"write |empty part"):
+        Bucket.parse(url, endpoint)
