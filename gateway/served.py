@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from controller.proxy.view import RateLimit, Replica, Service
+from controller.proxy.view import Replica, RequestLimit, Service
 from controller.traffic.statistics import latency_part
 from gateway.schemas import GatewayService, GroupCounts, Snapshot
 
@@ -66,7 +66,7 @@ def service_of(told: GatewayService) -> Service:
         headers=told.headers,
         groups=told.groups,
         rate_limits=tuple(
-            RateLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)
+            RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)
             for one in told.rate_limits
         ),
         replicas=tuple(

@@ -61,8 +61,8 @@ _LIFE_BITS = 24
 class Identity:
     """The identity of this data folder, and the number of its present life."""
 
-    def __init__(self, book: DiskRecords[NodeRecord], record: NodeRecord) -> None:
-        self._book = book
+    def __init__(self, records: DiskRecords[NodeRecord], record: NodeRecord) -> None:
+        self._records = records
         self.record = record
 
     @classmethod
@@ -77,20 +77,20 @@ class Identity:
         If the record is lost, `find_install` (blocking) finds the install of the data folder: under
         a new name its containers would belong to no shim.
         """
-        book = DiskRecords(settings.data / "records" / "node", NodeRecord, executor)
-        known = (await book.load()).records.get(_NODE_KEY)
+        records = DiskRecords(settings.data / "records" / "node", NodeRecord, executor)
+        known = (await records.load()).records.get(_NODE_KEY)
         if known is None:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(executor, find_install, settings.data)
             known = NodeRecord(install_id=found or uuid.uuid4().hex, life=0)
         record = msgspec.structs.replace(known, life=known.life + 1)
-        await book.save(_NODE_KEY, record)
-        return cls(book, record)
+        await records.save(_NODE_KEY, record)
+        return cls(records, record)
 
     async def set_draining(self, draining: bool, reason: str | None) -> None:
         """Store the drain state. Raises OSError; then nothing has changed."""
         record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
-        await self._book.save(_NODE_KEY, record)
+        await self._records.save(_NODE_KEY, record)
         self.record = record
 
 

@@ -10,7 +10,6 @@ from controller.lifecycle import inactivity, reports
 from controller.lifecycle.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.inactivity import Look, Watched
-from controller.lifecycle.model import Attempt
 from controller.links.base import NodeConnection, RunnerApi
 from controller.pipelines import to_node
 from controller.pipelines.effects import Performer
@@ -52,7 +51,10 @@ class UseWatcher:
         limit = inactivity.limit_of(context.state.run)
         runner = connection.runner(to_node.runner_socket(context))
         try:
-            while limit is not None and (attempt := self._present(context)) is not None:
+            while (
+                limit is not None
+                and (attempt := to_node.current(self._turns.known, context)) is not None
+            ):
                 watched = await self._watched(context, runner, limit)
                 self._seen[attempt.id] = watched
                 if inactivity.is_news(attempt.inactive_since, limit, watched):
@@ -91,11 +93,6 @@ class UseWatcher:
         assert run.policy.dev_environment is not None
         requests = self._traffic.group(run.id, GROUP)
         return look_at(run.policy.dev_environment, metrics, requests, self._clock.now())
-
-    def _present(self, context: AttemptContext) -> Attempt | None:
-        state = self._turns.known.get(context.state.run.id)
-        found = None if state is None else to_node.find(state, context.attempt.id)
-        return None if found is None else found.attempt
 
 
 def performers(turns: RunPipeline, traffic: Traffic, clock: Clock) -> dict[EffectKind, Performer]:

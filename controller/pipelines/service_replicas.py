@@ -80,7 +80,7 @@ class ReplicaProber:
     ) -> None:
         while True:
             why = await self._try_once(context, connection, probe)
-            attempt = self._present(context)
+            attempt = to_node.current(self._turns.known, context)
             if attempt is None:
                 return
             if _is_news(attempt, number, probe, passed=why is None):
@@ -108,11 +108,6 @@ class ReplicaProber:
                 return await self._try(context, connection, probe)
         except TimeoutError:
             return f"no answer within {probe.timeout:g} s"
-
-    def _present(self, context: AttemptContext) -> Attempt | None:
-        state = self._turns.known.get(context.state.run.id)
-        found = None if state is None else to_node.find(state, context.attempt.id)
-        return None if found is None else found.attempt
 
 
 def _is_news(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -88,6 +88,13 @@ def find(state: RunState, attempt_id: str) -> AttemptContext | None:
             if attempt.id == attempt_id:
                 return AttemptContext(state, job, attempt)
     return None
+
+
+def current(known: Mapping[str, RunState], context: AttemptContext) -> Attempt | None:
+    """Return the attempt as the last commit has it; None if its run is not among `known`."""
+    state = known.get(context.state.run.id)
+    found = None if state is None else find(state, context.attempt.id)
+    return None if found is None else found.attempt
 
 
 def runner_socket(context: AttemptContext) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from controller.proxy.errors import TooMany
-from controller.proxy.view import Access, Admission, RateLimit, Service
+from controller.proxy.view import Access, Admission, RequestLimit, Service
 from controller.rate_limiter import RateLimiter
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Gate, sees_all
@@ -93,7 +93,7 @@ class RateLimits:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._limits: dict[str, dict[RateLimit, RateLimiter]] = {}
+        self._limits: dict[str, dict[RequestLimit, RateLimiter]] = {}
 
     def check(self, service: Service, path: str, address: str, headers: Mapping[str, str]) -> None:
         """Count a request for the longest prefix that its path has. Raises TooMany."""

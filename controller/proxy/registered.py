@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.proxy.view import Connect, RateLimit, Replica, Service
+from controller.proxy.view import Connect, Replica, RequestLimit, Service
 from controller.traffic.routes import Route, RouteTable
 from controller.traffic.statistics import Request, Traffic
 from runner.client import PortStream
@@ -73,7 +73,7 @@ def service_of(route: Route) -> Service:
         headers=service.headers,
         groups=tuple(group.name for group in service.groups),
         rate_limits=tuple(
-            RateLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst + 1)
+            RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst + 1)
             for one in limits
         ),
         replicas=tuple(

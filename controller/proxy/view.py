@@ -23,7 +23,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimit(msgspec.Struct, frozen=True, kw_only=True):
     """At most `burst` requests at once, then `rps` each second, for each client."""
 
     prefix: str = "/"
@@ -46,7 +46,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     """They are set on each request to a replica."""
     groups: tuple[str, ...] = ("main",)
-    rate_limits: tuple[RateLimit, ...] = ()
+    rate_limits: tuple[RequestLimit, ...] = ()
     replicas: tuple[Replica, ...] = ()
     is_held: bool = False
     """Requests wait while it has no replica: they wake it, or it is waking up."""

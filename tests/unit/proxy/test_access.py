@@ -3,7 +3,7 @@
 import pytest
 from yarl import URL
 
-from controller.proxy.view import RateLimit
+from controller.proxy.view import RequestLimit
 from controller.store.base import Changes
 from tests.unit.proxy.bed import KEY, a_bed, an_app, as_user, echo
 
@@ -71,8 +71,8 @@ async def test_without_auth_the_replicas_own_authorization_passes_and_ours_does_
 
 async def test_a_rate_limit_holds_for_each_client_below_its_prefix() -> None:
     limits = (
-        RateLimit(prefix="/", rps=1000.0, burst=1000),
-        RateLimit(prefix="/v1", header="X-Key", rps=0.1, burst=2),
+        RequestLimit(prefix="/", rps=1000.0, burst=1000),
+        RequestLimit(prefix="/v1", header="X-Key", rps=0.1, burst=2),
     )
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port, rate_limits=limits)
@@ -91,7 +91,7 @@ async def test_a_rate_limit_holds_for_each_client_below_its_prefix() -> None:
 
 async def test_a_limit_by_address_counts_the_client_behind_a_reverse_proxy_here() -> None:
     async with a_bed() as bed, an_app(echo) as port:
-        bed.serve(port, rate_limits=(RateLimit(rps=0.1, burst=1),))
+        bed.serve(port, rate_limits=(RequestLimit(rps=0.1, burst=1),))
         found = []
         for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
             headers = {"X-Forwarded-For": f"9.9.9.9, {address}"}
