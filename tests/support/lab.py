@@ -69,6 +69,12 @@ class ControllerLab:
 
         return wait_until(reached, timeout, f"{name} to be {' or '.join(wanted)}")
 
+    def end_runs(self) -> None:
+        """Abort what is left of runs, and wait until it is gone."""
+        for run in self.get("/v1/runs")["runs"]:
+            self.cli("stop", run["id"], "--abort").succeeded()
+            self.wait_for(run["id"])
+
     def frames(self, name: str, *, follow: bool = False, offset: int = 0) -> list[Frame]:
         """The log as it is stored now, or (follow) until the attempt has ended."""
         client = self._client()

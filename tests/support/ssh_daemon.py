@@ -118,6 +118,11 @@ class SshDaemon:
             text = text.replace(of_nodes, of_tests)
         return text
 
+    def lending(self, folder: Path) -> tuple[str | Path, ...]:
+        """Options of a shim that exposes ports to gateways, in this folder."""
+        keys = ("--gateway-keys", self.gateway_keys)
+        return ("--gateway-folder", folder, *keys, "--gateway-group", GATEWAY_USER)
+
     @property
     def log(self) -> str:
         return self._daemon.tail(200)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from tests.e2e.runs.conftest import lab, whole_lab
 from tests.support.gateway import GatewayMachine
 from tests.support.lab import RunLab
+from tests.support.testbed import ShimFactory
 
 __all__ = ["gateway", "lab", "whole_gateway", "whole_lab"]
 DOMAIN = "apps.test"
+AddNode = Callable[[str], None]
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +35,22 @@ def whole_gateway(
 @pytest.fixture
 def gateway(whole_gateway: GatewayMachine, lab: RunLab) -> GatewayMachine:
     return whole_gateway
+
+
+@pytest.fixture
+def add_node(lab: RunLab, shim_process: ShimFactory) -> Iterator[AddNode]:
+    """Adds a node that exposes ports to gateways. It is removed when the test ends."""
+    added: list[str] = []
+
+    def add(name: str) -> None:
+        lends = lab.sshd.lending(lab.folder / f"exposed-{name}")
+        shim = shim_process("docker", "--cpus", "2", "--memory", "4GiB", *lends)
+        replace(lab, shim=shim).add_node(name, "--host-key", lab.sshd.host_key).succeeded()
+        lab.wait_for_node(lambda node: node["status"] == "connected", name)
+        added.append(name)
+
+    yield add
+    lab.end_runs()
+    lab.cli("node", "resume", "n1").succeeded()
+    for name in added:
+        lab.cli("node", "remove", name).succeeded()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import asyncssh
 import pytest
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
+from tests.e2e.gateways.conftest import AddNode
 from tests.e2e.services.test_proxy import APP, PROBES, SMALL
 from tests.support.gateway import GatewayMachine
 from tests.support.lab import RunLab
+from tests.support.load import Load
 from tests.support.ssh_daemon import GATEWAY_USER
 from tests.support.waiting import wait_until
 
@@ -46,48 +47,49 @@ def trusted(gateway: GatewayMachine, lab: RunLab, name: str) -> ssl.SSLContext:
     return found
 
 
-class Load:
-    """Clients that ask the gateway on and on; `failed` has what was no success."""
+def load_of(lab: RunLab, gateway: GatewayMachine, name: str, context: ssl.SSLContext) -> Load:
+    def ask() -> tuple[int, str]:
+        return gateway.get(name, headers=as_admin(lab), context=context)[:2]
 
-    def __init__(
-        self, gateway: GatewayMachine, lab: RunLab, name: str, context: ssl.SSLContext
-    ) -> None:
-        self._gateway, self._name, self._context = gateway, name, context
-        self._headers = as_admin(lab)
-        self._stop = threading.Event()
-        self.failed: list[object] = []
-        self.asked = 0
-        self.seen: set[str] = set()
+    return Load(ask)
 
-    def _ask(self) -> None:
-        while not self._stop.is_set():
-            try:
-                status, text, _ = self._gateway.get(
-                    self._name, headers=self._headers, context=self._context
-                )
-            except OSError as error:
-                self.failed.append(error)
-                continue
-            self.asked += 1
-            self.seen.add(text.split()[0])
-            if status != 200:
-                self.failed.append((status, text))
 
-    @contextlib.contextmanager
-    def running(self, clients: int = 3) -> Iterator[None]:
-        threads = [threading.Thread(target=self._ask) for _ in range(clients)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join()
+@contextlib.contextmanager
+def talking(
+    lab: RunLab, gateway: GatewayMachine, name: str, context: ssl.SSLContext
+) -> Iterator[ClientConnection]:
+    """A WebSocket to the service."""
+    host = f"{name}.{gateway.domain}"
+    with (
+        gateway.dial() as plain,
+        connect(
+            f"wss://{host}/ws",
+            sock=plain,
+            ssl=context,
+            server_hostname=host,
+            additional_headers=as_admin(lab),
+        ) as ws,
+    ):
+        yield ws
 
-    def wait_for(self, more: int) -> None:
-        until = self.asked + more
-        wait_until(lambda: self.asked >= until or self.failed, what=f"{more} more requests")
+
+@contextlib.contextmanager
+def counting(
+    lab: RunLab, gateway: GatewayMachine, name: str, context: ssl.SSLContext
+) -> Iterator[Iterator[int]]:
+    """The numbers of the service's events, each as soon as it comes."""
+    with contextlib.closing(gateway.connection(name, context)) as connection:
+        headers = {"Host": f"{name}.{gateway.domain}", **as_admin(lab)}
+        connection.request("GET", "/count", headers=headers)
+        answer = connection.getresponse()
+        events = (line.split() for line in iter(answer.readline, b"") if line.strip())
+        yield (int(number) for _, _, number in events)
+
+
+def nodes_of(lab: RunLab, name: str) -> list[str]:
+    """The node of each replica that gets requests."""
+    replicas = lab.get(f"/v1/services/{name}")["replicas"]
+    return sorted(one["node"] for one in replicas if one["registered_at"] is not None)
 
 
 def test_a_service_answers_at_its_host_name_over_tls(lab: RunLab, gateway: GatewayMachine) -> None:
@@ -100,17 +102,7 @@ def test_a_service_answers_at_its_host_name_over_tls(lab: RunLab, gateway: Gatew
     assert (status, headers["Location"]) == (308, f"https://web.apps.test:{gateway.https}/a?b=c")
     shown = lab.get("/v1/services/web")
     assert (shown["gateway"], shown["url"]) == ("main", "https://web.apps.test/")
-    url = "wss://web.apps.test/ws"
-    with (
-        gateway.dial() as plain,
-        connect(
-            url,
-            sock=plain,
-            ssl=context,
-            server_hostname="web.apps.test",
-            additional_headers=as_admin(lab),
-        ) as ws,
-    ):
+    with talking(lab, gateway, "web", context) as ws:
         ws.send("hello")
         assert ws.recv(timeout=30) == "HELLO"
 
@@ -120,7 +112,7 @@ def test_restarts_and_a_rollout_lose_no_request_at_the_gateway(
 ) -> None:
     lab.submit("steady", **fields_of())
     context = trusted(gateway, lab, "steady")
-    load = Load(gateway, lab, "steady", context)
+    load = load_of(lab, gateway, "steady", context)
     with load.running():
         load.wait_for(30)
         lab.controller.kill9()
@@ -136,12 +128,57 @@ def test_restarts_and_a_rollout_lose_no_request_at_the_gateway(
     assert len(load.seen) == 2
 
 
+def test_a_drained_node_loses_no_request_and_no_open_stream_at_the_gateway(
+    lab: RunLab, gateway: GatewayMachine, add_node: AddNode
+) -> None:
+    lab.submit("handed", **fields_of())
+    context = trusted(gateway, lab, "handed")
+    add_node("n2")
+    load = load_of(lab, gateway, "handed", context)
+    streams = talking(lab, gateway, "handed", context), counting(lab, gateway, "handed", context)
+    with load.running():
+        with streams[0] as ws, streams[1] as numbers:
+            first = next(numbers)
+            lab.cli("node", "drain", "n1").succeeded()
+            wait_until(lambda: nodes_of(lab, "handed") == ["n2"], 120, "a replica on n2")
+            load.wait_for(30)
+            ws.send("still there")
+            assert ws.recv(timeout=30) == "STILL THERE"
+            assert [next(numbers) for _ in range(3)] == [first + 1, first + 2, first + 3]
+            assert lab.attempts("handed")[-1]["status"] == "terminating"
+        wait_until(lambda: _has_ended(lab, "handed"), 30, "the drained replica to end")
+    assert load.failed == []
+    assert lab.attempts("handed")[-1]["termination_reason"] == "node_drained"
+
+
+def _has_ended(lab: RunLab, name: str) -> bool:
+    return bool(lab.attempts(name)[-1]["status"] == "terminated")
+
+
+def test_from_one_replica_to_three_on_two_nodes_and_back_loses_no_request_at_the_gateway(
+    lab: RunLab, gateway: GatewayMachine, add_node: AddNode
+) -> None:
+    half = {"cpu": 0.1, "memory": "1500MB"}
+    lab.submit("scaled", **fields_of(resources=half))
+    context = trusted(gateway, lab, "scaled")
+    add_node("n2")
+    load = load_of(lab, gateway, "scaled", context)
+    with load.running():
+        lab.apply("scaled", **fields_of(resources=half, replicas=3)).succeeded()
+        wait_until(lambda: len(load.seen) == 3 or load.failed, 60, "three replicas")
+        assert set(nodes_of(lab, "scaled")) == {"n1", "n2"}
+        lab.apply("scaled", **fields_of(resources=half)).succeeded()
+        wait_until(lambda: len(nodes_of(lab, "scaled")) == 1, 60, "one replica")
+        load.wait_for(30)
+    assert load.failed == []
+
+
 def test_a_replica_that_is_killed_under_load_loses_no_request_at_the_gateway(
     lab: RunLab, gateway: GatewayMachine
 ) -> None:
     lab.submit("pair", **fields_of(replicas=2))
     context = trusted(gateway, lab, "pair")
-    load = Load(gateway, lab, "pair", context)
+    load = load_of(lab, gateway, "pair", context)
     with load.running():
         wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "two replicas")
         first = lab.attempts("pair")[-1]["id"]

@@ -12,7 +12,7 @@ from tests.support.images import busybox_root
 from tests.support.lab import RunLab
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.proxy import CuttableProxy
-from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon
+from tests.support.ssh_daemon import SshDaemon
 from tests.support.testbed import ControllerFactory, ProxyFactory, ShimFactory
 
 _CAPACITY = ("--cpus", "2", "--memory", "4GiB")
@@ -29,9 +29,8 @@ def whole_lab(
 ) -> Iterator[RunLab]:
     folder = testbed_folder / f"lab{next(numbers)}"
     pythons = ("--python-downloads", folder / "pythons" / "pythons.json")
-    lends = ("--gateway-folder", folder / "exposed", "--gateway-keys", sshd.gateway_keys)
-    options: list[str | Path] = ["--runtime", runtime, "--jump-keys", sshd.jump_keys, *lends]
-    options += ["--gateway-group", GATEWAY_USER, *_CAPACITY, *pythons]
+    options: list[str | Path] = ["--runtime", runtime, "--jump-keys", sshd.jump_keys]
+    options += [*sshd.lending(folder / "exposed"), *_CAPACITY, *pythons]
     shim = ShimProcess(folder / "node", "docker", *options, env=dockerd.env, outlasts_tests=True)
     controller = ControllerProcess(folder / "controller", outlasts_tests=True)
     shim.start()
@@ -54,9 +53,7 @@ def lab(whole_lab: RunLab) -> Iterator[RunLab]:
     for process in (whole_lab.shim, whole_lab.controller):
         if not process.daemon.is_alive():
             process.start()
-    for run in whole_lab.get("/v1/runs")["runs"]:
-        whole_lab.cli("stop", run["id"], "--abort").succeeded()
-        whole_lab.wait_for(run["id"])
+    whole_lab.end_runs()
 
 
 @pytest.fixture

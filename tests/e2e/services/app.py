@@ -1,7 +1,9 @@
-"""What a replica runs, with the interpreter that is in each container: its name, and a talk."""
+"""What a replica runs, with the interpreter that is in each container: its name, a talk, events."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import uuid
 
 from aiohttp import WSMsgType, web
@@ -23,7 +25,18 @@ async def talk(request: web.Request) -> web.WebSocketResponse:
     return ws
 
 
+async def count(request: web.Request) -> web.StreamResponse:
+    """Server-sent events, until the client hangs up."""
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    for number in itertools.count():
+        await answer.write(f"data: {NAME} {number}\n\n".encode())
+        await asyncio.sleep(0.1)
+    return answer
+
+
 app = web.Application()
+app.router.add_get("/count", count)
 app.router.add_get("/ws", talk)
 app.router.add_get("/", name)
 web.run_app(app, host="127.0.0.1", port=8000, print=None)

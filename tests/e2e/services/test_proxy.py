@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from websockets.sync.client import connect
 
 from fairlead.rest import service_path
 from tests.support.lab import RunLab
+from tests.support.load import Load
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import wait_until
 
@@ -51,38 +49,8 @@ def replicas_seen(lab: RunLab, name: str, asks: int = 20) -> set[str]:
     return {text.split()[0] for status, text in answers if status == 200}
 
 
-class Load:
-    """Clients that ask on and on; `failed` has what was no success."""
-
-    def __init__(self, lab: RunLab, name: str) -> None:
-        self._lab, self._name = lab, name
-        self._stop = threading.Event()
-        self.failed: list[tuple[int, str]] = []
-        self.asked = 0
-
-    def _ask(self, pause: float) -> None:
-        while not self._stop.wait(pause):
-            status, text = ask(self._lab, self._name, self._lab.controller.token)
-            self.asked += 1
-            if status != 200:
-                self.failed.append((status, text))
-
-    @contextlib.contextmanager
-    def running(self, clients: int = 4, pause: float = 0.0) -> Iterator[None]:
-        """`pause`: seconds that each client waits between two requests."""
-        threads = [threading.Thread(target=self._ask, args=(pause,)) for _ in range(clients)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join()
-
-    def wait_for(self, more: int) -> None:
-        until = self.asked + more
-        wait_until(lambda: self.asked >= until, what=f"{more} more requests")
+def load_of(lab: RunLab, name: str) -> Load:
+    return Load(lambda: ask(lab, name, lab.controller.token))
 
 
 def test_a_replica_that_is_killed_under_load_loses_no_request(lab: RunLab) -> None:
@@ -90,8 +58,8 @@ def test_a_replica_that_is_killed_under_load_loses_no_request(lab: RunLab) -> No
     wait_until(lambda: len(replicas_seen(lab, "web")) == 2, 120, "two replicas")
     first = lab.attempts("web")[-1]["id"]
     container = lab.dockerd.docker("ps", "-q", "--filter", f"name={first}")
-    load = Load(lab, "web")
-    with load.running():
+    load = load_of(lab, "web")
+    with load.running(4):
         load.wait_for(50)
         lab.dockerd.docker("kill", "-s", "KILL", container)
         load.wait_for(200)
@@ -107,8 +75,8 @@ def change(lab: RunLab, name: str, **fields: Any) -> None:
 def test_a_rollout_and_other_numbers_of_replicas_lose_no_request(lab: RunLab) -> None:
     serve(lab, "moved", replicas=1)
     (first,) = wait_until(lambda: replicas_seen(lab, "moved"), 120, "a replica")
-    load = Load(lab, "moved")
-    with load.running():
+    load = load_of(lab, "moved")
+    with load.running(4):
         change(lab, "moved", replicas=3)
         wait_until(lambda: len(replicas_seen(lab, "moved")) == 3, what="three replicas")
         change(lab, "moved", replicas=1)
@@ -132,8 +100,8 @@ def test_a_drained_node_hands_its_replicas_over_and_loses_no_request(
     wait_until(lambda: len(replicas_seen(lab, "handed")) == 2, 120, "two replicas")
     other.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
     lab.wait_for_node(lambda node: node["status"] == "connected", "n2")
-    load = Load(lab, "handed")
-    with load.running():
+    load = load_of(lab, "handed")
+    with load.running(4):
         lab.cli("node", "drain", "n1").succeeded()
         wait_until(lambda: _nodes(lab, "handed") == ["n2", "n2"], 120, "the replicas on n2")
         load.wait_for(50)
@@ -170,7 +138,7 @@ def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
     assert sorted(node for one in shown for node in one["nodes"]) == ["n1", *names]
     job = lab.inspect("pair")["jobs"][1]
     worker = lab.dockerd.docker("ps", "-q", "--filter", f"name={job['attempts'][-1]['id']}")
-    load = Load(lab, "pair")
+    load = load_of(lab, "pair")
     with load.running(2):
         load.wait_for(20)
         lab.dockerd.docker("kill", "-s", "KILL", worker)
@@ -207,7 +175,7 @@ def test_the_autoscaler_follows_the_load_from_1_to_3_and_back_and_loses_no_reque
     scaling = {"metric": "rps", "target": 2, **soon}
     serve(lab, "scaled", replicas="1..3", scaling=scaling)
     (first,) = wait_until(lambda: replicas_seen(lab, "scaled", 1), 120, "a replica")
-    always, rush = Load(lab, "scaled"), Load(lab, "scaled")
+    always, rush = load_of(lab, "scaled"), load_of(lab, "scaled")
     with always.running(1, pause=1.0):
         with rush.running(4, pause=0.2):
             wait_until(lambda: len(_nodes(lab, "scaled")) == 3, 120, "three replicas")
