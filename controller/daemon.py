@@ -190,6 +190,7 @@ class Assembly:
 
     def connected(self, node_id: str) -> None:
         self._effects.repeat(node_id)
+        self.gateways.node_connected(node_id)
 
     def task_seen(self, node_id: str, info: TaskInfo) -> None:
         if info.status is TaskStatus.PULLING and info.pull is not None:

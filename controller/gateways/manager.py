@@ -159,12 +159,16 @@ class GatewayManager:
                 session.message or f"its agent did not answer within {CONFIRM_SECONDS:g} s"
             ) from None
 
-    async def left(self, gateway: str, attempt_id: str) -> None:
+    async def left(self, run_id: str, gateway: str, attempt_id: str) -> None:
         """Return once the gateway sends no more requests to this replica and has none in flight
-        there."""
+        there. A service that ends as a whole does not wait for a gateway that stays away."""
         session = self._sessions.get(gateway)
         if session is not None:
-            await session.until(lambda one: one.has_left(attempt_id))
+            await session.left(attempt_id, lambda: self._ends(run_id))
+
+    def _ends(self, run_id: str) -> bool:
+        route = self._routes.get(run_id)
+        return route is None or route.ending
 
     def committed(self, touched: Sequence[RunState]) -> None:
         """Tell the gateways of these runs (`TurnListener`), after the routes were told."""
@@ -242,11 +246,17 @@ class GatewayManager:
 
     # -- the nodes --------------------------------------------------------------------------
 
-    def _spread(self) -> None:
-        """Let all nodes know the gateways' keys. A node that is not connected hears of them with
-        the next replica that is registered there."""
-        for node_id in self._turns.nodes:
+    def node_connected(self, node_id: str) -> None:
+        """Tell a node the gateways' keys: while it was away, one may have been removed."""
+        node = self._turns.nodes.get(node_id)
+        if node is not None and node.capacity.gateways:
             self._in_background(self._tell(node_id))
+
+    def _spread(self) -> None:
+        """Let all nodes know the gateways' keys. A node that is not connected hears of them once it
+        is."""
+        for node_id in self._turns.nodes:
+            self.node_connected(node_id)
 
     async def _tell(self, node_id: str) -> None:
         with contextlib.suppress(TimeoutError, LinkError, ShimError, ShimUnavailable):

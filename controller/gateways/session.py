@@ -45,6 +45,8 @@ SILENCE_SECONDS = 15.0
 LOOK_AGAIN_SECONDS = 5.0
 """Seconds after which the snapshot is compared again: addresses of nodes change without a turn."""
 CLAIM_SECONDS = 10.0
+AWAY_SECONDS = 10.0
+"""An agent that restarts is back sooner; a service that ends waits no longer for its gateway."""
 
 
 class GatewayAway(NotRegistered):
@@ -93,6 +95,7 @@ class GatewaySession:
         self._last_claim = 0
         self._look = asyncio.Event()
         self._news = asyncio.Event()
+        self._down_at = asyncio.get_running_loop().time()
 
     # -- what others ask for ----------------------------------------------------------------
 
@@ -115,6 +118,26 @@ class GatewaySession:
         if self.holds is None or self._in_flight.version < self.holds.version:
             return False
         return not self.serves(attempt_id) and not self._in_flight.replicas.get(attempt_id)
+
+    async def left(self, attempt_id: str, gives_up: Callable[[], bool]) -> None:
+        """Return once the agent `has_left` this replica, or has been away for AWAY_SECONDS and the
+        caller gives up."""
+        while not self.has_left(attempt_id):
+            was_up, patience = self.is_up, self._patience()
+            if not was_up and patience <= 0 and gives_up():
+                return
+            wait = None if was_up else patience if patience > 0 else LOOK_AGAIN_SECONDS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news_of(attempt_id, was_up=was_up)
+
+    async def _news_of(self, attempt_id: str, *, was_up: bool) -> None:
+        """Wait until the agent has left this replica, or came or went."""
+        await self.until(lambda one: one.is_up is not was_up or one.has_left(attempt_id))
+
+    def _patience(self) -> float:
+        """Return how many seconds are left until an agent that is away counts as gone."""
+        return self._down_at + AWAY_SECONDS - asyncio.get_running_loop().time()
 
     async def claim(self, host: str) -> None:
         """Reserve a host name for a submission. Raises GatewayAway, HostTaken."""
@@ -179,6 +202,7 @@ class GatewaySession:
 
     def _down(self) -> None:
         self.is_up = False
+        self._down_at = asyncio.get_running_loop().time()
         self.holds = None
         self._connection = None
         self._sent.clear()

@@ -127,7 +127,7 @@ class Gateways(Protocol):
     async def register(self, run_id: str, gateway: str, replica: ReplicaRoute) -> None:
         """Return once the gateway sends requests to this replica. Raises NotRegistered."""
 
-    async def left(self, gateway: str, attempt_id: str) -> None:
+    async def left(self, run_id: str, gateway: str, attempt_id: str) -> None:
         """Return once the gateway sends no more requests there and has none in flight."""
 
 
@@ -182,7 +182,7 @@ class ReplicaDrainer:
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         service = context.state.run.service
         if service is not None and service.gateway is not None:
-            await self._gateways.left(service.gateway, context.attempt.id)
+            await self._gateways.left(context.state.run.id, service.gateway, context.attempt.id)
         await self._traffic.idle(context.attempt.id)
         self._turns.post(
             reports.ReplicaDrained(run_id=context.state.run.id, attempt_id=context.attempt.id)

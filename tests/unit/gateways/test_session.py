@@ -134,6 +134,38 @@ async def test_a_replica_is_left_once_no_request_is_in_flight_there(bed: Bed) ->
     assert bed.session.has_left("a")
 
 
+async def test_only_what_gives_up_leaves_a_gateway_that_stays_away(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "AWAY_SECONDS", 0.02)
+    monkeypatch.setattr(sessions, "LOOK_AGAIN_SECONDS", 0.01)
+    await bed.holds("a")
+    bed.agent.is_away = True
+    bed.agent.hang_up()
+    await bed.session.until(lambda one: not one.is_up)
+    staying = asyncio.create_task(bed.session.left("a", lambda: False))
+    await bed.session.left("a", lambda: True)
+    assert not staying.done()
+    bed.owner.replicas = ()
+    bed.agent.is_away = False
+    await staying
+    assert bed.session.has_left("a")
+
+
+async def test_a_gateway_that_comes_back_in_time_is_waited_for(bed: Bed) -> None:
+    await bed.holds("a")
+    bed.agent.in_flight = {"a": 1}
+    bed.agent.hang_up()
+    await bed.session.until(lambda one: not one.is_up)
+    waiting = asyncio.create_task(bed.session.left("a", lambda: True))
+    await bed.holds()
+    await bed.session.until(lambda one: not one.serves("a"))
+    assert not waiting.done()
+    bed.agent.in_flight = {}
+    bed.agent.tell_in_flight()
+    await waiting
+
+
 async def test_a_new_connection_begins_with_nothing_confirmed(bed: Bed) -> None:
     await bed.holds("a")
     bed.agent.hesitates = True

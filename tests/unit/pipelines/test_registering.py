@@ -32,7 +32,7 @@ class NotedGateways:
     def __init__(self) -> None:
         self.refusal: str | None = None
         self.registered: list[tuple[str, str, ReplicaRoute]] = []
-        self.left_by: list[tuple[str, str]] = []
+        self.left_by: list[tuple[str, str, str]] = []
 
     def keys(self) -> tuple[str, ...]:
         return ("ssh-ed25519 AAAA",)
@@ -42,8 +42,8 @@ class NotedGateways:
             raise NotRegistered(self.refusal)
         self.registered.append((run_id, gateway, replica))
 
-    async def left(self, gateway: str, attempt_id: str) -> None:
-        self.left_by.append((gateway, attempt_id))
+    async def left(self, run_id: str, gateway: str, attempt_id: str) -> None:
+        self.left_by.append((run_id, gateway, attempt_id))
 
 
 def a_replica() -> RunState:
@@ -120,7 +120,7 @@ async def test_a_replica_is_drained_once_its_gateway_has_left_it_too(
     state, turns = a_replica(), NotedTurns()
     context = context_of(state)
     await ReplicaDrainer(turns, Traffic(lambda: NOW), gateways)(context, node)
-    assert gateways.left_by == [("main", context.attempt.id)]
+    assert gateways.left_by == [(state.run.id, "main", context.attempt.id)]
     assert turns.posted == [
         reports.ReplicaDrained(run_id=state.run.id, attempt_id=context.attempt.id)
     ]

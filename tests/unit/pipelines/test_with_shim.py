@@ -21,6 +21,7 @@ from controller.nodes import session
 from controller.outputs.store import OutputStore
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
+from shim.settings import GatewayAccess
 from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS
@@ -123,3 +124,17 @@ async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password
         await eventually(lambda: shim.supervisor.info(task_id).needs_credentials)
         async with controller(node, tmp_path, database) as again:
             await eventually(lambda: attempt_of(again.turns.runs[run_id]).container_started)
+
+
+async def test_a_node_that_was_away_is_told_that_a_gateway_was_removed(
+    node: Node, tmp_path: Path
+) -> None:
+    access = GatewayAccess(folder=tmp_path / "exposed", keys=tmp_path / "keys")
+    node.settings = msgspec.structs.replace(node.settings, gateways=access)
+    (tmp_path / "keys").write_text("restrict,port-forwarding ssh-ed25519 AAAA gateway\n")
+    address = NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)
+    fresh = msgspec.structs.replace(a_node(status=NodeStatus.CONNECTING), address=address)
+    async with controller(node, tmp_path, MemoryDatabase()) as it:
+        await it.turns.save_node(fresh, fresh.id)
+        async with served(node):
+            await eventually(lambda: (tmp_path / "keys").read_text() == "")
