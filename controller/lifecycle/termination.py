@@ -16,7 +16,7 @@ from controller.lifecycle import allocations, outputs, schedules
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_reserved
-from controller.lifecycle.model import Attempt, Deployment, JobSpec, RunPolicy
+from controller.lifecycle.model import Attempt, Deployment, JobRepo, JobSpec, RunPolicy
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
@@ -261,12 +261,18 @@ def forget(draft: Draft) -> None:
 
 def _without_values(spec: JobSpec) -> JobSpec:
     """Return the spec without such values; the same object when it has none."""
-    repos = tuple(replace(repo, token=None, private_key=None) for repo in spec.repos)
+    repos = tuple(_bare_repo(repo) for repo in spec.repos)
     bare = replace(spec, env={}, secrets={}, registry_auth=None, repos=repos)
     if spec.serves is not None:
         probes = tuple(replace(one, headers=(), body=None) for one in spec.serves.probes)
         bare = replace(bare, serves=replace(spec.serves, probes=probes))
     return spec if bare == spec else bare
+
+
+def _bare_repo(repo: JobRepo) -> JobRepo:
+    """Return it without credentials; some hosts take a token in the query of the URL."""
+    url = None if repo.url is None else repo.url.partition("?")[0]
+    return replace(repo, url=url, token=None, private_key=None)
 
 
 def _bare_deployment(deployment: Deployment) -> Deployment:

@@ -19,7 +19,10 @@ SPEC = JobSpec(
     env={"A": CANARY},
     secrets={"S": CANARY},
     registry_auth=RegistryAuth(username="ada", password=CANARY),
-    repos=(JobRepo(path="/workflow", url="https://host/code", token=CANARY, private_key=CANARY),),
+    repos=(
+        JobRepo(path="/workflow", url="https://host/code", token=CANARY, private_key=CANARY),
+        JobRepo(path="/other", url=f"https://host/other?token={CANARY}&depth=1"),
+    ),
 )
 PLAN = [PlannedJob(group="main", replica=n, cookie=n, spec=SPEC) for n in range(2)]
 
@@ -37,7 +40,7 @@ def test_a_run_that_has_ended_keeps_no_value_that_only_a_start_needs() -> None:
     assert not keeps(play)
     (spec,) = {id(job.spec): job.spec for job in play.state.jobs}.values()
     assert (spec.image, spec.commands) == (SPEC.image, SPEC.commands)
-    assert spec.repos[0].url == SPEC.repos[0].url
+    assert [repo.url for repo in spec.repos] == ["https://host/code", "https://host/other"]
 
 
 def test_a_run_that_is_tried_again_starts_with_all_of_it() -> None:
