@@ -131,7 +131,7 @@ class Assembly:
         self._drains = DrainDeadlines(self.turns, clock)
         restored = boot.restored_at is not None
         collector = LogCollector(self.turns, logs)
-        output_collector = OutputCollector(self.turns, outputs)
+        output_collector = OutputCollector(self.turns, outputs, progress)
         self._strays = StrayTasks(
             self.turns, store, fence, collector, output_collector, restored=restored
         )
@@ -195,7 +195,7 @@ class Assembly:
     def task_seen(self, node_id: str, info: TaskInfo) -> None:
         if info.status is TaskStatus.PULLING and info.pull is not None:
             self._progress[info.id] = info.pull
-        elif info.status is not TaskStatus.PULLING:
+        elif info.status is not TaskStatus.PULLING and not info.has_outputs:
             self._progress.pop(info.id, None)
 
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:

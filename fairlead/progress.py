@@ -61,7 +61,7 @@ def step_of(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
         )
     if run.status is RunStatus.RUNNING:
         return Step(_running(run), lasting=True)
-    return Step(f"ending: {why(run)}")
+    return Step(f"ending: {why(run)}", _collecting(run))
 
 
 def _preparing(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
@@ -94,6 +94,13 @@ def _row(job: JobView, progress: Mapping[str, PullProgress]) -> tuple[str, str, 
     if pull is not None:
         about = f"{human_size(pull.downloaded)} of {human_size(pull.total)}"
     return job_name(job), job.status, (attempt.node if attempt else None) or "-", about
+
+
+def _collecting(run: RunView) -> str:
+    coming = [job.attempts[-1].outputs for job in run.jobs if job.attempts]
+    total = sum(one.total or 0 for one in coming)
+    received = sum(one.received or 0 for one in coming)
+    return f"{human_size(received)} of {human_size(total)} of outputs are here" if total else ""
 
 
 def _running(run: RunView) -> str:

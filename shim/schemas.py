@@ -216,8 +216,8 @@ class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the layers. `total` grows while the registry still names layers. `extracted` counts
-    unpacked layers by their downloaded size."""
+    """Bytes of an image's layers, or of outputs on their way to the controller. `total` grows while
+    the registry still names layers. `extracted` counts unpacked layers by their downloaded size."""
 
     downloaded: int = 0
     total: int = 0

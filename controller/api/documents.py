@@ -92,13 +92,16 @@ class ChildView(_View, frozen=True):
 
 
 class AttemptOutputsView(_View, frozen=True):
-    """What an attempt left; `count` files of `size` bytes are stored."""
+    """What an attempt left; `count` files of `size` bytes are stored. While they are being
+    collected, `received` bytes of `total` are here; else both are null."""
 
     state: OutputsState
     count: int
     size: int
     left_out: int
     left_out_size: int
+    received: int | None = None
+    total: int | None = None
 
 
 class ProbeView(_View, frozen=True):
@@ -435,7 +438,8 @@ class MetricsHistoryAnswer(_View, frozen=True):
 
 
 class WatchLine(_View, frozen=True):
-    """One line of a watch; a heartbeat has no run. `progress`: bytes of images, by attempt id."""
+    """One line of a watch; a heartbeat has no run. `progress`: bytes of images being pulled and of
+    outputs being collected, by attempt id."""
 
     run: RunView | None
     progress: dict[str, PullProgress] = {}
@@ -450,7 +454,8 @@ class OutputsView(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs of one attempt. `count` and `size` (bytes) are of its files, `left_out` counts
     what is beyond the limit or no plain file. `removed`: they were stored and have expired. `files`
     is null where several jobs are listed. `place`: s3://BUCKET/KEY of the tar where the controller
-    has moved it to its bucket; it is downloaded from the controller all the same."""
+    has moved it to its bucket; it is downloaded from the controller all the same. While outputs are
+    being collected, `received` bytes of `total` are here."""
 
     job_id: str
     group: str
@@ -466,6 +471,8 @@ class OutputsView(msgspec.Struct, frozen=True, kw_only=True):
     archive_size: int | None
     files: tuple[OutputFileView, ...] | None
     place: str | None = None
+    received: int | None = None
+    total: int | None = None
 
 
 class OutputsAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,11 @@ from aiohttp import web
 
 from controller.api.documents import OutputFileView, OutputsAnswer, OutputsView
 from controller.api.routes import Call, Query, Route
+from controller.lifecycle.outputs import OutputsState
 from controller.service.errors import Unavailable
 from controller.service.job_access import find_job
 from controller.service.outputs import Archive, JobOutputs
+from shim.schemas import PullProgress
 
 TAR = "application/x-tar"
 _HEADERS = {
@@ -37,7 +39,7 @@ async def list_outputs(call: Call) -> OutputsAnswer:
         attempt = await runs.attempt(state, job, query.attempt)
         if attempt is not None:
             found = await call.service.outputs.find(state, attempt)
-            views.append(_view(found, with_files=one))
+            views.append(_view(found, call.service.progress.get(attempt.id), with_files=one))
     return OutputsAnswer(outputs=tuple(views))
 
 
@@ -84,8 +86,10 @@ async def _relay(request: web.Request, archive: Archive) -> web.StreamResponse:
     return response
 
 
-def _view(found: JobOutputs, *, with_files: bool) -> OutputsView:
+def _view(found: JobOutputs, coming: PullProgress | None, *, with_files: bool) -> OutputsView:
     stored, kept = found.stored, found.attempt.outputs
+    if found.state is not OutputsState.COLLECTING:
+        coming = None
     files = None
     if with_files and stored is not None:
         files = tuple(OutputFileView(name=file.name, size=file.size) for file in stored.files)
@@ -104,6 +108,8 @@ def _view(found: JobOutputs, *, with_files: bool) -> OutputsView:
         archive_size=None if stored is None else stored.length,
         files=files,
         place=None if stored is None or stored.place is None else str(stored.place),
+        received=None if coming is None else coming.downloaded,
+        total=None if coming is None else coming.total,
     )
 
 

@@ -13,7 +13,7 @@ from controller.api.documents import RunSummary, RunView, WatchLine
 from controller.api.paging import cut
 from controller.api.routes import NDJSON, Call, Instead, PositiveInt, Query, Route
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
-from controller.api.views import run_summary, run_view
+from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
 from controller.service.errors import Invalid
@@ -113,12 +113,15 @@ def _statuses(text: str | None) -> tuple[RunStatus, ...]:
 async def get_run(call: Call) -> RunView:
     state = await call.service.runs.get(call.path("run"))
     children = await call.service.runs.family(state)
-    return run_view(state, call.service.nodes.names(), children)
+    return with_collections(
+        run_view(state, call.service.nodes.names(), children), call.service.progress
+    )
 
 
 def shown_run(call: Call, state: RunState) -> RunView:
     service = call.service
-    return run_view(state, service.nodes.names(), service.runs.children(state))
+    view = run_view(state, service.nodes.names(), service.runs.children(state))
+    return with_collections(view, service.progress)
 
 
 async def stop_run(call: Call) -> RunView:
@@ -154,12 +157,13 @@ async def scale_run(call: Call) -> RunView:
 
 
 def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict[str, PullProgress]:
-    """Return the pull progress of the attempts that are being prepared."""
+    """Return the progress of the attempts whose image is pulled or whose outputs are collected."""
     current = (job.attempts[-1] for job in state.jobs if job.attempts)
     return {
         attempt.id: progress[attempt.id]
         for attempt in current
-        if attempt.status is AttemptStatus.PULLING and attempt.id in progress
+        if attempt.status in (AttemptStatus.PULLING, AttemptStatus.TERMINATING)
+        and attempt.id in progress
     }
 
 

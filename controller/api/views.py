@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.api.documents import (
     AllocationView,
@@ -56,6 +57,7 @@ from controller.lifecycle.statuses import (
     RunStatus,
 )
 from controller.scheduling.grant import asked_by
+from shim.schemas import PullProgress
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -254,6 +256,31 @@ def _outputs(attempt: Attempt) -> AttemptOutputsView:
         left_out=0 if stored is None else stored.left_out,
         left_out_size=0 if stored is None else stored.left_out_size,
     )
+
+
+def with_collections(view: RunView, progress: Mapping[str, PullProgress]) -> RunView:
+    """Return the view with the bytes of the outputs that are being collected now."""
+    coming = {
+        attempt.id
+        for job in view.jobs
+        for attempt in job.attempts[-1:]
+        if attempt.outputs.state is OutputsState.COLLECTING and attempt.id in progress
+    }
+    if not coming:
+        return view
+    jobs = tuple(
+        replace(job, attempts=(*job.attempts[:-1], _coming(job.attempts[-1], progress)))
+        if job.attempts and job.attempts[-1].id in coming
+        else job
+        for job in view.jobs
+    )
+    return replace(view, jobs=jobs)
+
+
+def _coming(attempt: AttemptView, progress: Mapping[str, PullProgress]) -> AttemptView:
+    now = progress[attempt.id]
+    coming = replace(attempt.outputs, received=now.downloaded, total=now.total)
+    return replace(attempt, outputs=coming)
 
 
 def past_attempt_view(attempt: Attempt, node_names: Mapping[str, str]) -> PastAttemptView:

@@ -6,6 +6,7 @@ The shim makes the tar; a broken connection or a restart goes on at the byte whe
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
@@ -14,16 +15,31 @@ from controller.outputs.store import OutputsDamaged, OutputStore, OutputsWriter,
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from shim.client import ShimError
+from shim.schemas import PullProgress
 
 log = logging.getLogger(__name__)
 
 
-class OutputCollector:
-    """Store the outputs durably, then report them; what is stored already is only reported."""
+_SHOWN_BYTES = 8 << 20
+"""Progress is told after so many bytes, and after each percent of more than a hundred times as
+many: a change wakes all who watch the run."""
 
-    def __init__(self, turns: RunPipeline, outputs: OutputStore) -> None:
+
+class OutputCollector:
+    """Store the outputs durably, then report them; what is stored already is only reported.
+
+    `progress`: attempt id → the bytes that are here and all of them, while they come.
+    """
+
+    def __init__(
+        self,
+        turns: RunPipeline,
+        outputs: OutputStore,
+        progress: MutableMapping[str, PullProgress],
+    ) -> None:
         self._turns = turns
         self._outputs = outputs
+        self._progress = progress
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         run_id, attempt_id = context.state.run.id, context.attempt.id
@@ -49,6 +65,7 @@ class OutputCollector:
         try:
             return await self._receive(attempt_id, connection, writer)
         finally:
+            self._progress.pop(attempt_id, None)
             await writer.close()
 
     async def _receive(
@@ -58,10 +75,15 @@ class OutputCollector:
         async with reading as stream:
             if not self._outputs.fits(stream.about):
                 raise RetryLater("the node sends more outputs than it was asked for")
+            total, shown = stream.about.length, writer.at
+            self._progress[attempt_id] = PullProgress(downloaded=shown, total=total)
             async for piece in stream.pieces():
                 if writer.at + len(piece) > stream.about.length:
                     raise RetryLater("the node sends more outputs than it announced")
                 await writer.append(piece)
+                if writer.at - shown >= max(_SHOWN_BYTES, total // 100):
+                    shown = writer.at
+                    self._progress[attempt_id] = PullProgress(downloaded=shown, total=total)
         return await writer.complete(stream.about)
 
 

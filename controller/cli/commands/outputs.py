@@ -59,7 +59,7 @@ def _list(found: tuple[OutputsView, ...]) -> None:
             (
                 f"{one.group}/{one.cookie}",
                 str(one.attempt),
-                "removed" if one.removed else one.state.value,
+                _state(one),
                 str(one.count),
                 str(one.size),
                 str(one.left_out or "-"),
@@ -71,6 +71,14 @@ def _list(found: tuple[OutputsView, ...]) -> None:
     if rows:
         output.emit("")
         output.emit_table(("BYTES", "FILE"), rows)
+
+
+def _state(one: OutputsView) -> str:
+    if one.removed:
+        return "removed"
+    if one.received is None or not one.total:
+        return one.state.value
+    return f"{one.state.value} {100 * one.received // one.total}%"
 
 
 def _pull(client: ControllerClient, run: str, found: tuple[OutputsView, ...], folder: Path) -> int:

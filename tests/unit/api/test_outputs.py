@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient
+from msgspec.structs import replace
 
 from controller.lifecycle.model import CollectedOutputs
+from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import OutputsCollected
+from controller.lifecycle.statuses import AttemptStatus
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
-from shim.schemas import OutputsAbout
+from shim.schemas import OutputsAbout, PullProgress
 from tests.support.object_storage import ObjectStorage, object_storage
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import Controller
@@ -61,7 +64,35 @@ async def test_outputs_are_listed_with_their_files_and_what_was_left_out(
     async with api.get("/v1/runs/hello") as answer:
         shown = (await answer.json())["jobs"][0]["attempts"][0]["outputs"]
     expected = {"state": "collected", "count": 1, "size": 5, "left_out": 2, "left_out_size": 9}
-    assert shown == expected
+    assert shown == {**expected, "received": None, "total": None}
+
+
+async def test_outputs_that_are_on_their_way_have_their_bytes(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    await submit(api, name="hello")
+    await PlayedNode(controller).runs("hello")
+    (state,) = controller.turns.runs.values()
+    (attempt,) = state.jobs[0].attempts
+    ended = replace(
+        attempt,
+        status=AttemptStatus.TERMINATING,
+        reason=Reason.DONE_BY_RUNNER,
+        has_outputs=True,
+    )
+    jobs = (replace(state.jobs[0], attempts=(ended,)),)
+    controller.turns.runs[state.run.id] = replace(state, jobs=jobs)
+    controller.service.progress[attempt.id] = PullProgress(downloaded=300, total=1000)
+    async with api.get("/v1/runs/hello/outputs") as answer:
+        (found,) = (await answer.json())["outputs"]
+    assert (found["state"], found["received"], found["total"]) == ("collecting", 300, 1000)
+    async with api.get("/v1/runs/hello") as answer:
+        shown = (await answer.json())["jobs"][0]["attempts"][0]["outputs"]
+    assert (shown["state"], shown["received"], shown["total"]) == ("collecting", 300, 1000)
+    del controller.service.progress[attempt.id]
+    async with api.get("/v1/runs/hello") as answer:
+        shown = (await answer.json())["jobs"][0]["attempts"][0]["outputs"]
+    assert (shown["state"], shown["received"], shown["total"]) == ("collecting", None, None)
 
 
 async def test_a_download_goes_on_where_it_stopped(

@@ -17,7 +17,7 @@ from controller.outputs.store import OutputsDamaged, OutputStore
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from shim.client import ShimUnavailable
-from shim.schemas import OutputsAbout, TaskStatus
+from shim.schemas import OutputsAbout, PullProgress, TaskStatus
 from tests.doubles.node import FakeConnection
 from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed, task_of
 
@@ -60,12 +60,38 @@ async def test_outputs_are_stored_whole_and_then_reported(
 ) -> None:
     turns, data = NotedTurns(), a_tar(a=b"12345", b__c=b"678")
     node.shim.outputs_about, node.shim.output_pieces = about(data, left_out=2), [data]
-    await OutputCollector(turns, outputs)(context_of(STATE), node)
+    await OutputCollector(turns, outputs, {})(context_of(STATE), node)
     (told,) = turns.posted
     assert isinstance(told, reports.OutputsCollected)
     assert told.outputs == CollectedOutputs(files=2, size=8, left_out=2)
     assert await asyncio.to_thread(outputs.archive(ATTEMPT).read_bytes) == data
     assert node.shim.output_offsets == [(0, 1 << 20)]
+
+
+class Told(dict[str, PullProgress]):
+    """Keeps what it was told, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values_told: list[PullProgress] = []
+
+    def __setitem__(self, key: str, value: PullProgress) -> None:
+        super().__setitem__(key, value)
+        self.values_told.append(value)
+
+
+async def test_progress_is_told_now_and_then_and_not_after_the_end(
+    node: FakeConnection, tmp_path: Path
+) -> None:
+    outputs, told = OutputStore(tmp_path / "large"), Told()
+    data, mib = a_tar(a=bytes(20 << 20)), 1 << 20
+    node.shim.outputs_about = about(data)
+    node.shim.output_pieces = [data[at : at + mib] for at in range(0, len(data), mib)]
+    await OutputCollector(NotedTurns(), outputs, told)(context_of(STATE), node)
+    await asyncio.to_thread(outputs.close)
+    shown = [PullProgress(downloaded=at, total=len(data)) for at in (0, 8 * mib, 16 * mib)]
+    assert told.values_told == shown
+    assert told == {}
 
 
 async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
@@ -74,7 +100,7 @@ async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
     turns, data = NotedTurns(), a_tar(a=b"12345")
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data[:700], ShimUnavailable("cut")]
-    collect = OutputCollector(turns, outputs)
+    collect = OutputCollector(turns, outputs, {})
     with pytest.raises(ShimUnavailable):
         await collect(context_of(STATE), node)
     assert turns.posted == []
@@ -90,7 +116,7 @@ async def test_what_is_stored_is_reported_again_without_another_request(
 ) -> None:
     turns, data = NotedTurns(), a_tar(a=b"12345")
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
-    collect = OutputCollector(turns, outputs)
+    collect = OutputCollector(turns, outputs, {})
     await collect(context_of(STATE), node)
     await collect(context_of(STATE), node)
     first, second = turns.posted
@@ -105,7 +131,7 @@ async def test_a_tar_with_names_that_lead_out_is_not_kept(
     turns, data = NotedTurns(), a_tar(**{name: b"x"})
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
     with pytest.raises(RetryLater, match="damaged: a name in it leads out of it"):
-        await OutputCollector(turns, outputs)(context_of(STATE), node)
+        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
     assert (turns.posted, await outputs.find(ATTEMPT)) == ([], None)
 
 
@@ -135,7 +161,7 @@ async def test_a_damaged_tar_is_asked_for_from_its_beginning(
 ) -> None:
     turns, data = NotedTurns(), b"x" * 2048
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
-    collect = OutputCollector(turns, outputs)
+    collect = OutputCollector(turns, outputs, {})
     for _ in range(2):
         with pytest.raises(RetryLater, match="damaged"):
             await collect(context_of(STATE), node)
@@ -149,12 +175,12 @@ async def test_a_node_that_sends_more_than_it_was_asked_for_fills_no_disk(
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data, b"more"]
     with pytest.raises(RetryLater, match="more outputs than it announced"):
-        await OutputCollector(turns, outputs)(context_of(STATE), node)
+        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
     node.shim.outputs_about = OutputsAbout(
         files=1, size=1, left_out=0, left_out_size=0, length=1 << 40
     )
     with pytest.raises(RetryLater, match="more outputs than it was asked for"):
-        await OutputCollector(turns, outputs)(context_of(STATE), node)
+        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
 
 
 async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
@@ -162,5 +188,5 @@ async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
 ) -> None:
     turns = NotedTurns()
     node.shim.listing.clear()
-    await OutputCollector(turns, outputs)(context_of(STATE), node)
+    await OutputCollector(turns, outputs, {})(context_of(STATE), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
