@@ -29,6 +29,7 @@ from gateway.access import AskingAccess
 from gateway.caddy import ASK_HOST, ASK_PATH, CaddyRefused, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
+from gateway.reach import ReplicaReach
 from gateway.schemas import (
     HEALTH_PATH,
     LINK_PATH,
@@ -37,10 +38,11 @@ from gateway.schemas import (
     GroupCounts,
     Hello,
     InFlight,
+    Reached,
     Snapshot,
     Wake,
 )
-from gateway.served import GatewayTraffic, SnapshotServices
+from gateway.served import GatewayTraffic, SnapshotServices, service_of
 from gateway.state import AgentState, StateUnusable
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self.link = ControllerLink()
         self.nodes = NodeLinks(identity)
+        self._reach = ReplicaReach(self.nodes.connect, self._reach_changed)
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
         self.traffic = GatewayTraffic(loop.time, self._emptied)
         self._access = AskingAccess(self.link.ask, loop.time)
@@ -96,6 +99,7 @@ class Agent:
             key=self._key,
             serves=None if known is None else known.gateway,
             controller="" if known is None else known.controller,
+            tries_replicas=True,
         )
 
     async def apply(self, snapshot: Snapshot) -> str | None:
@@ -106,11 +110,14 @@ class Agent:
             return f"the gateway cannot store what it serves: {error.strerror}"
         return await self.take(snapshot)
 
-    async def take(self, snapshot: Snapshot) -> str | None:
-        """Serve the snapshot; return why Caddy could not be set."""
+    async def take(self, snapshot: Snapshot, *, is_known: bool = False) -> str | None:
+        """Serve the snapshot; return why Caddy could not be set. `is_known`: it was served in an
+        earlier life."""
         before, self._snapshot = self._snapshot, snapshot
         self.nodes.update(snapshot.nodes)
-        self.services.update(snapshot)
+        replicas = [one for told in snapshot.services for one in service_of(told).replicas]
+        self._reach.update(replicas, are_known=is_known)
+        self.services.update(snapshot, self._reach.reached)
         if self._proxy is None or before is None or before.limits != snapshot.limits:
             if self._proxy is not None:
                 self._proxy.close()
@@ -143,6 +150,14 @@ class Agent:
         known = self._snapshot
         number = 0 if known is None else known.version
         return InFlight(version=number, replicas=dict(self.traffic.in_flight))
+
+    def reached(self) -> Reached:
+        return Reached(replicas=self._reach.findings())
+
+    def _reach_changed(self) -> None:
+        if self._snapshot is not None:
+            self.services.update(self._snapshot, self._reach.reached)
+        self.link.say(self.reached())
 
     def _emptied(self, replica: str) -> None:
         known = self._snapshot
@@ -232,6 +247,7 @@ class Agent:
         await self.link.close()
         if self._proxy is not None:
             self._proxy.close()
+        await self._reach.close()
         await self.nodes.close()
 
 
@@ -273,7 +289,7 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         stack.callback(keeping.cancel)
         await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
         if known is not None:
-            refused = await agent.take(known)
+            refused = await agent.take(known, is_known=True)
             if refused is not None:
                 log.warning("%s", refused)
         await _listen(stack, control_app(agent), options.socket, options.group)

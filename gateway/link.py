@@ -24,6 +24,7 @@ from gateway.schemas import (
     Hello,
     InFlight,
     Question,
+    Reached,
     Revoked,
     Snapshot,
 )
@@ -53,6 +54,8 @@ class Served(Protocol):
     def take_counts(self) -> tuple[GroupCounts, ...]: ...
 
     def in_flight(self) -> InFlight: ...
+
+    def reached(self) -> Reached: ...
 
 
 class ControllerLink:
@@ -137,6 +140,7 @@ class ControllerLink:
                 error = await served.apply(message)
                 await self._send(Applied(version=message.version, error=error))
                 await self._send(served.in_flight())
+                await self._send(served.reached())
             case Claim():
                 error = served.claim(message.host, message.seconds)
                 await self._send(Claimed(id=message.id, error=error))

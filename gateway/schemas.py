@@ -162,6 +162,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The name of the gateway whose snapshot it has from before."""
     controller: str = ""
     """The controller whose snapshot it has from before; empty: none."""
+    tries_replicas: bool = False
+    """It sends `Reached`."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
@@ -223,10 +225,18 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, tag="in_flight"):
     replicas: dict[str, int] = {}
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True, tag="reached"):
+    """The replicas of the snapshot that the agent has tried. It is sent after each `Applied`, and
+    when something changed."""
+
+    replicas: dict[str, str] = {}
+    """Why each cannot be reached; empty: it was reached, and gets requests."""
+
+
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
     """A request waits for a replica of this service. It is repeated while one waits."""
 
     run_id: str
 
 
-FromAgent = Hello | Applied | Claimed | Question | Counts | InFlight | Wake
+FromAgent = Hello | Applied | Claimed | Question | Counts | InFlight | Reached | Wake

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from controller.proxy.view import Replica, RequestLimit, Service
 from controller.traffic.statistics import latency_part
 from gateway.schemas import GatewayService, GroupCounts, Snapshot
 
+Reached = Callable[[tuple[Replica, ...]], tuple[Replica, ...]]
 WAKE_SECONDS = 5.0
 """A waiting request wakes its service again after this time: the controller may have been away."""
 
@@ -23,12 +26,13 @@ class SnapshotServices:
         self._told: dict[str, GatewayService] = {}
         self._news = asyncio.Event()
 
-    def update(self, snapshot: Snapshot) -> None:
-        known = {one.name: self._by_name[one.name] for one in self._told.values()}
-        fresh: dict[str, Service] = {}
+    def update(self, snapshot: Snapshot, reached: Reached) -> None:
+        """Serve this; `reached` says which replicas get requests."""
+        known, fresh = self._by_name, {}
         for one in snapshot.services:
-            is_same = self._told.get(one.name) == one
-            fresh[one.name] = known[one.name] if is_same else service_of(one)
+            told = service_of(one)
+            made = msgspec.structs.replace(told, replicas=reached(told.replicas))
+            fresh[one.name] = known[one.name] if known.get(one.name) == made else made
         self._by_name = fresh
         self._told = {one.name: one for one in snapshot.services}
         news, self._news = self._news, asyncio.Event()

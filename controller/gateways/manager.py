@@ -155,8 +155,11 @@ class GatewayManager:
             async with asyncio.timeout(CONFIRM_SECONDS):
                 await session.until(lambda one: one.serves(replica.attempt_id))
         except TimeoutError:
+            unreached = session.why_unreached(replica.attempt_id)
             raise GatewayAway(
-                session.message or f"its agent did not answer within {CONFIRM_SECONDS:g} s"
+                f"it cannot reach the replica on its node: {unreached}"
+                if unreached
+                else session.message or f"its agent did not answer within {CONFIRM_SECONDS:g} s"
             ) from None
 
     async def left(self, run_id: str, gateway: str, attempt_id: str) -> None:

@@ -34,6 +34,7 @@ from gateway.schemas import (
     Hello,
     InFlight,
     Question,
+    Reached,
     Snapshot,
     Wake,
 )
@@ -91,6 +92,8 @@ class GatewaySession:
         self._connection: GatewayConnection | None = None
         self._sent: dict[int, Snapshot] = {}
         self._in_flight = InFlight(version=0)
+        self._reached: dict[str, str] | None = None
+        """Why the agent cannot reach each replica; empty: it can. None: it does not try them."""
         self._claims: dict[int, asyncio.Future[str | None]] = {}
         self._last_claim = 0
         self._look = asyncio.Event()
@@ -109,7 +112,15 @@ class GatewaySession:
             await self._news.wait()
 
     def serves(self, attempt_id: str) -> bool:
-        """Return whether the agent has confirmed that it sends requests to this replica."""
+        """Return whether the agent has confirmed that it sends requests to this replica, and has
+        reached it."""
+        return self._knows(attempt_id) and self.why_unreached(attempt_id) == ""
+
+    def why_unreached(self, attempt_id: str) -> str | None:
+        """Return why the agent cannot reach this replica; empty: it can; None: it is trying."""
+        return "" if self._reached is None else self._reached.get(attempt_id)
+
+    def _knows(self, attempt_id: str) -> bool:
         services = () if self.holds is None else self.holds.services
         return any(one.id == attempt_id for service in services for one in service.replicas)
 
@@ -117,7 +128,7 @@ class GatewaySession:
         """Return whether the agent sends no more requests there, and none is in flight."""
         if self.holds is None or self._in_flight.version < self.holds.version:
             return False
-        return not self.serves(attempt_id) and not self._in_flight.replicas.get(attempt_id)
+        return not self._knows(attempt_id) and not self._in_flight.replicas.get(attempt_id)
 
     async def left(self, attempt_id: str, gives_up: Callable[[], bool]) -> None:
         """Return once the agent `has_left` this replica, or has been away for AWAY_SECONDS and the
@@ -207,6 +218,7 @@ class GatewaySession:
         self._connection = None
         self._sent.clear()
         self._in_flight = InFlight(version=0)
+        self._reached = None
         for claim in self._claims.values():
             if not claim.done():
                 claim.set_exception(LinkError("the connection to its agent was lost"))
@@ -245,6 +257,8 @@ class GatewaySession:
                 self._owner.count(self.gateway.name, message.groups)
             case InFlight():
                 self._in_flight = message
+            case Reached():
+                self._reached = message.replicas
             case Wake():
                 self._owner.wake(message.run_id)
         self._tell()
@@ -266,6 +280,7 @@ class GatewaySession:
             raise LinkError(f"its key cannot be stored: {error}") from error
         self._connection, self.version = connection, hello.version
         self.is_up, self.message = True, None
+        self._reached = {} if hello.tries_replicas else None
         self._backoff.reset()
 
     def _applied(self, applied: Applied) -> None:

@@ -24,6 +24,7 @@ from gateway.schemas import (
     FromController,
     Hello,
     InFlight,
+    Reached,
     Revoked,
     Snapshot,
 )
@@ -47,7 +48,8 @@ class FakeGateway:
     """One agent (`GatewayLink`). It applies each snapshot at once, unless it `hesitates`.
 
     `is_away`: nothing answers. `taken`: host names of others. `in_flight` are the requests at each
-    replica; `tell_in_flight` says them again after a change.
+    replica; `tell_in_flight` says them again after a change. `unreachable`: why it cannot reach
+    some replicas; `tell_reached` says it again.
     """
 
     def __init__(self) -> None:
@@ -64,6 +66,7 @@ class FakeGateway:
         self.answers: list[Answer] = []
         self.revoked: list[str] = []
         self.in_flight: dict[str, int] = {}
+        self.unreachable: dict[str, str] = {}
         self.opened = 0
         self._says: asyncio.Queue[FromAgent | None] = asyncio.Queue()
 
@@ -80,11 +83,15 @@ class FakeGateway:
         version = self.snapshots[-1].version if self.snapshots else 0
         self.say(InFlight(version=version, replicas=dict(self.in_flight)))
 
+    def tell_reached(self) -> None:
+        self.say(Reached(replicas={id: self.unreachable.get(id, "") for id in self.serves}))
+
     def apply(self) -> None:
         """Confirm the newest snapshot."""
         self.confirmed = self.serves
         self.say(Applied(version=self.snapshots[-1].version))
         self.tell_in_flight()
+        self.tell_reached()
 
     def apply_newest(self) -> None:
         """Confirm the newest snapshot, if there is any."""
@@ -100,7 +107,13 @@ class FakeGateway:
             raise LinkError("nothing answers there")
         self.opened += 1
         self._says = asyncio.Queue()
-        hello = Hello(protocol=self.protocol, version="1", key=self.key, controller=self.controller)
+        hello = Hello(
+            protocol=self.protocol,
+            version="1",
+            key=self.key,
+            controller=self.controller,
+            tries_replicas=True,
+        )
         self.say(hello)
         self.say(Counts())
         yield self

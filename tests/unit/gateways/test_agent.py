@@ -14,6 +14,8 @@ import pytest
 from aiohttp import web
 
 from controller.links.ssh import public_line
+from controller.proxy.view import Replica
+from gateway import reach
 from gateway.agent import Agent, Options, control_app, traffic_app
 from gateway.schemas import (
     LINK_PATH,
@@ -29,6 +31,7 @@ from gateway.schemas import (
     GatewayService,
     Hello,
     InFlight,
+    Reached,
     Snapshot,
 )
 from gateway.state import AgentState
@@ -79,7 +82,7 @@ class Machine:
         agent = Agent(self.options, self.state, await asyncio.to_thread(self.state.identity))
         known = await asyncio.to_thread(self.state.snapshot)
         if known is not None:
-            await agent.take(known)
+            await agent.take(known, is_known=True)
         runners = [traffic_app(agent), control_app(agent)]
         for runner, path in zip(runners, (self.options.traffic, self.options.socket), strict=True):
             await runner.setup()
@@ -247,3 +250,31 @@ async def test_a_port_without_a_listener_is_a_sentence_for_the_client(
         status, text = await machine.ask("/")
         assert status == 502
         assert "nothing listens on port 80" in text
+
+
+async def test_a_new_replica_gets_requests_only_once_it_was_reached(
+    machine: Machine, replica: PlayedReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "AGAIN_SECONDS", 0.01)
+    late = PlayedReplica(tmp_path / "late.sock")
+    both = tuple(
+        GatewayReplica(id=id, group="main", node_id="n1", socket=str(one.path))
+        for id, one in (("a1", replica), ("a2", late))
+    )
+    async with machine.agent() as agent, linked(machine) as link:
+        await link.send(a_snapshot(replica, replicas=both))
+        while len(found := (await link.hear(Reached)).replicas) < 2:
+            pass
+        assert (found["a1"], "No such file" in found["a2"]) == ("", True)
+        assert [one.id for one in _replicas(agent)] == ["a1"]
+        assert {await machine.ask("/") for _ in range(5)} == {(200, "/")}
+        server = await asyncio.start_unix_server(late.serve, late.path)
+        while (await link.hear(Reached)).replicas != {"a1": "", "a2": ""}:
+            pass
+        assert [one.id for one in _replicas(agent)] == ["a1", "a2"]
+        server.close()
+
+
+def _replicas(agent: Agent) -> tuple[Replica, ...]:
+    found = agent.services.find("web")
+    return () if found is None else found.replicas

@@ -122,6 +122,18 @@ async def test_a_replica_is_served_only_once_the_agent_says_so(bed: Bed) -> None
     assert bed.session.serves("b")
 
 
+async def test_a_replica_is_served_only_once_the_agent_has_reached_it(bed: Bed) -> None:
+    bed.agent.unreachable = {"a": "its node cannot be reached"}
+    await bed.holds("a")
+    await bed.session.until(lambda one: bool(one.why_unreached("a")))
+    assert not bed.session.serves("a")
+    assert bed.session.why_unreached("a") == "its node cannot be reached"
+    bed.agent.unreachable = {}
+    bed.agent.tell_reached()
+    await bed.session.until(lambda one: one.serves("a"))
+    assert bed.session.why_unreached("a") == ""
+
+
 async def test_a_replica_is_left_once_no_request_is_in_flight_there(bed: Bed) -> None:
     await bed.holds("a")
     bed.agent.in_flight = {"a": 2}
