@@ -71,6 +71,7 @@ class TaskFields(TypedDict, total=False):
     tty: bool
     env_style: Strings
     outputs: Strings
+    core_dumps: bool | int
     ssh: str
     privileged: bool
     cap_add: Strings

@@ -323,17 +323,18 @@ class Runner:
 
         ending, verdict = await execute(main_ended)
         ended = record(ending, verdict)
-        await self._keep_outputs(ended)
+        await self._keep_outputs(ended, ending)
         await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end))
 
-    async def _keep_outputs(self, ended: ExitRecord) -> None:
-        """Copy what the job's `outputs` name. The container may be killed meanwhile, so its exit
-        record is kept before."""
+    async def _keep_outputs(self, ended: ExitRecord, ending: Ending) -> None:
+        """Copy what the job's `outputs` name, and its core dumps. The container may be killed
+        meanwhile, so its exit record is kept before."""
         request = self._request
-        if request is None or not request.job.outputs:
+        if request is None or not (request.job.outputs or request.job.core_dumps):
             return
         await self._keep(ended)
-        self._copying = asyncio.create_task(self._preparation.keep_outputs(request))
+        keeping = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)
+        self._copying = asyncio.create_task(keeping)
         try:
             lines = await self._copying
         except asyncio.CancelledError:

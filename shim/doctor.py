@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.core_pattern import FIX, why_not_files
 from shim import adapters
 from shim.errors import StartError
 from shim.examination import INSTALL, Asked, NodeSetup, ask, bad, ok, warn
@@ -145,6 +146,14 @@ def clock(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
         yield warn("nothing keeps the clock right; 60 s off, the node gets no work", fix)
 
 
+def core_dumps(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
+    pattern = (node.root / "proc/sys/kernel/core_pattern").read_text().strip()
+    if (why := why_not_files(pattern)) is not None:
+        yield warn(f"{why}: jobs with `core_dumps` keep none", FIX)
+    else:
+        yield ok("jobs may keep their core dumps")
+
+
 def engine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     return adapters.engine(node.engine).examine(node, asked)
 
@@ -159,6 +168,7 @@ _CHECKS: tuple[tuple[str, Callable[[NodeSetup, Asked], Iterator[Finding]]], ...]
     ("gpus", adapters.examine_gpus),
     ("disk", disk),
     ("clock", clock),
+    ("core dumps", core_dumps),
 )
 
 

@@ -43,7 +43,7 @@ from controller.lifecycle.pending_reasons import size_words
 from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.submission import PlannedGroup
 from runner.schemas import Files
-from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth
+from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, Ulimit
 
 _T = TypeVar("_T")
 
@@ -341,7 +341,10 @@ def _job(
         tty=configuration.tty,
         env_style=configuration.env_style,
         outputs=tuple(map(str, configuration.outputs)),
-        outputs_limit=defaults.outputs_limit if configuration.outputs else None,
+        core_dumps=int(configuration.core_dumps),
+        outputs_limit=(
+            defaults.outputs_limit if configuration.outputs or configuration.core_dumps else None
+        ),
         restart_exit_code=configuration.restart_exit_code,
         log_quota=None if configuration.log_quota is None else int(configuration.log_quota),
         fail_on_log_quota=configuration.fail_on_log_quota,
@@ -388,12 +391,14 @@ def _stop_when_unheard(configuration: RunFields, defaults: Defaults) -> float | 
 
 
 def _container(configuration: RunFields) -> ContainerOptions:
-    limits = configuration.ulimits
+    limits = () if configuration.ulimits is None else configuration.ulimits.limits
+    if configuration.core_dumps and all(limit.name != "core" for limit in limits):
+        limits = (*limits, Ulimit(name="core", soft=0, hard=-1))
     return ContainerOptions(
         privileged=configuration.privileged,
         cap_add=tuple(map(str, configuration.cap_add)),
         cap_drop=tuple(map(str, configuration.cap_drop)),
-        ulimits=() if limits is None else limits.limits,
+        ulimits=limits,
         pids_limit=configuration.pids_limit,
         read_only_root=configuration.read_only_root,
         init=isinstance(configuration, TaskConfiguration | ServiceConfiguration)

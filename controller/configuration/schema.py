@@ -185,6 +185,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 ProcessCount = Annotated[int, msgspec.Meta(ge=8, le=4_194_304)]
 """The programs that start a job need some processes themselves; the kernel has no more pids."""
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
+CoreDumpCount = Annotated[int, msgspec.Meta(ge=0, le=16)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1_000_000_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -360,6 +361,7 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     tty: bool = False
     env_style: tuple[EnvStyle, ...] = ()
     outputs: tuple[OutputPath, ...] = ()
+    core_dumps: bool | CoreDumpCount = False
     ssh: SshChoice | None = None
     privileged: bool = False
     cap_add: tuple[Capability, ...] = ()
@@ -623,6 +625,7 @@ ALLOWED = {
     " of variables of your environment",
     "ports": "a list of PORT or LOCAL:PORT, such as 8080 or 80:8000; LOCAL * is any free port",
     "tty": "true or false",
+    "core_dumps": "true (one), false, or a whole number from 0 to 16",
     "outputs": "a list of paths in the container, absolute or relative to working_dir, with the"
     " patterns * ? [a-z] and **",
     "env_style": f"a list of {', '.join(EnvStyle)}",

@@ -195,6 +195,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     env_style: tuple[EnvStyle, ...] = ()
     outputs: tuple[str, ...] = ()
     """Paths and patterns of what is kept beside the output folder's content."""
+    core_dumps: int = 0
+    """How many core dumps of its processes are kept with that."""
     outputs_limit: int | None = None
     """Bytes of that."""
     restart_exit_code: int | None = None

@@ -27,7 +27,7 @@ from runner.processes.launch import (
     settle,
 )
 from runner.processes.scratch import Scratch
-from runner.processes.spawn import Children
+from runner.processes.spawn import Children, Ending
 from runner.schemas import SubmitRequest
 
 SECRETS_FOLDER_NAME = "secrets"
@@ -170,23 +170,36 @@ class Preparation:
             _log.error("%s", trouble)
         return launch
 
-    async def keep_outputs(self, request: SubmitRequest) -> list[str]:
-        """Copy what the job's `outputs` name to its output folder. Return the lines for the log."""
+    async def keep_outputs(
+        self, request: SubmitRequest, ending: Ending, started_at: float
+    ) -> list[str]:
+        """Copy what the job's `outputs` name, and its core dumps, to its output folder. Return the
+        lines for the log."""
         groundwork, job = self._groundwork, request.job
-        if groundwork is None or not job.outputs:
+        if groundwork is None or not (job.outputs or job.core_dumps):
             return []
         from runner.code.helper import Helpers
-        from runner.job.outputs import Order, copy
+        from runner.job import cores, outputs
 
         env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
         helpers = Helpers(self._children, env, groundwork.place.identity)
-        order = Order(
-            working_dir=groundwork.place.working_dir,
-            target=str(self._task / OUTPUT_FOLDER_NAME),
-            paths=job.outputs,
-            limit=job.outputs_limit,
-        )
-        return await copy(helpers, order)
+        working_dir, lines = groundwork.place.working_dir, []
+        target = str(self._task / OUTPUT_FOLDER_NAME)
+        if job.core_dumps:
+            of_cores = cores.Order(
+                working_dir=working_dir,
+                target=target,
+                since=started_at,
+                most=job.core_dumps,
+                limit=job.outputs_limit,
+            )
+            lines += await cores.keep(helpers, of_cores, ending, cores.this_kernel())
+        if job.outputs:
+            order = outputs.Order(
+                working_dir=working_dir, target=target, paths=job.outputs, limit=job.outputs_limit
+            )
+            lines += await outputs.copy(helpers, order)
+        return lines
 
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment. Blocking."""

@@ -32,6 +32,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
     identity: Identity | None = None
     tty: bool = False
+    core_limit: int | None = None
+    """Bytes of a core dump, -1 for any; None: the runner's own limit holds."""
     setup_mark: str | None = None
     """The file that is not empty when the job's `setup` has succeeded; None: it has none."""
 
@@ -92,8 +94,15 @@ def prepare(
         working_dir=place.working_dir,
         identity=place.identity,
         tty=job.tty,
+        core_limit=_core_limit(job),
         setup_mark=setup_mark,
     )
+
+
+def _core_limit(job: JobSpec) -> int | None:
+    if not job.core_dumps:
+        return None
+    return -1 if job.outputs_limit is None else job.outputs_limit
 
 
 def _working_dir(job: JobSpec, image: ImageConfig) -> str:

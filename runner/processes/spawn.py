@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -184,13 +185,36 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
             cwd=launch.working_dir,
             start_new_session=True,
             umask=JOB_UMASK,
-            preexec_fn=terminal.take if launch.tty else None,
+            preexec_fn=_first_steps(launch),
             user=None if identity is None else identity.uid,
             group=None if identity is None else identity.gid,
             extra_groups=None if identity is None else identity.groups,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(_why_not(launch, error)) from error
+
+
+def _first_steps(launch: Launch) -> Callable[[], None] | None:
+    """Return what the process does before it becomes the program; None: nothing."""
+    if not launch.tty and launch.core_limit is None:
+        return None
+
+    def run() -> None:
+        if launch.tty:
+            terminal.take()
+        if launch.core_limit is not None:
+            allow_core_dumps(launch.core_limit)
+
+    return run
+
+
+def allow_core_dumps(limit: int) -> None:
+    """Let this process, and those that it starts, write core dumps of up to so many bytes (-1: any
+    size), but no more than its hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    unlimited = resource.RLIM_INFINITY
+    soft = hard if limit == unlimited else limit if hard == unlimited else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def execute(argv: Sequence[str], **options: Any) -> int:

@@ -181,6 +181,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     """What is copied to the output folder when the job has ended: paths and patterns, absolute or
     relative to the working folder."""
+    core_dumps: int = 0
+    """How many core dumps of its processes are copied there."""
     outputs_limit: int | None = None
     """The most bytes of that."""
     gang: GangInfo | None = None

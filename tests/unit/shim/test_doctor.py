@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.core_pattern import FIX
 from shim import doctor
 from shim.engines.docker.examination import judge_engine
 from shim.errors import StartError
@@ -85,6 +86,27 @@ def test_the_firewall_is_judged_by_its_rules_or_its_service(
     assert levels(doctor.firewall(node, asked)) == [level]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "level"),
+    [
+        ("core\n", OK),
+        ("/var/crash/core.%p\n", OK),
+        ("|/usr/share/apport/apport %p\n", WARNING),
+        ("@/run/coredump.socket\n", WARNING),
+        ("\n", WARNING),
+    ],
+)
+def test_core_dumps_that_go_to_a_program_of_the_node_are_a_warning(
+    node: NodeSetup, pattern: str, level: FindingLevel
+) -> None:
+    folder = node.root / "proc/sys/kernel"
+    folder.mkdir(parents=True)
+    (folder / "core_pattern").write_text(pattern)
+    (finding,) = doctor.core_dumps(node, says())
+    assert finding.level is level
+    assert finding.fix == ("" if level is OK else FIX)
+
+
 def test_a_clock_that_nothing_keeps_right_is_a_warning(node: NodeSetup) -> None:
     assert levels(doctor.clock(node, says(timedatectl="yes\n"))) == [OK]
     assert levels(doctor.clock(node, says(timedatectl="no\n"))) == [WARNING]
@@ -126,7 +148,8 @@ def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
 def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: NodeSetup) -> None:
     found = doctor.examine(node, says())
     assert {each.check for each in found} == {
-        *("shim", "runtime", "engine", "sshd", "firewall", "cgroups", "gpus", "disk", "clock")
+        *("shim", "runtime", "engine", "sshd", "firewall", "cgroups", "gpus", "disk", "clock"),
+        "core dumps",
     }
     assert all(each.fix for each in found if each.level is not OK)
 

@@ -1,0 +1,224 @@
+"""`core_dumps`: when a job has ended, core dumps of its processes are copied to its output folder.
+
+The kernel writes a core dump where the node's core_pattern says, as the process that crashed: by
+default into that process's folder. Only a file that is there can be kept. Where core_pattern gives
+core dumps to a program of the node, the job's log says so.
+
+The copying is a program of its own, which runs as the job's user: it reads what the job may read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from common.core_pattern import FIX, why_not_files
+from runner.code.helper import Helpers, own_program
+from runner.errors import CannotStart
+from runner.processes.spawn import Ending
+
+COPY_SECONDS = 300.0
+FOLDER = "cores"
+_PATTERN = Path("/proc/sys/kernel/core_pattern")
+_USES_PID = Path("/proc/sys/kernel/core_uses_pid")
+_MOST_SEEN = 100_000
+_CRASHES = frozenset(
+    128 + number
+    for number in (
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGQUIT,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
+"""Exit codes of processes whose end makes a core dump, also as a shell tells of them."""
+_SPECIFIER = re.compile(r"%(.?)")
+_ELF_CORE = (b"\x04\x00", b"\x00\x04")
+"""The ELF type of core dumps, in both orders of bytes."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """`names`: a regular expression for core dumps. `since`: Unix time of the job's start. `limit`:
+    the most bytes that are copied; None: all."""
+
+    working_dir: str
+    target: str
+    since: float
+    most: int
+    limit: int | None = None
+    names: str = ""
+
+
+def why_none(pattern: str, hard_limit: int) -> str | None:
+    """Return why no core dump of a job can be kept on this node; None: it can."""
+    if (why := why_not_files(pattern)) is not None:
+        return f"on this node {why}; its operator can change it ({FIX})"
+    if hard_limit == 0:
+        return "the hard limit of core dumps (ulimit -Hc) is 0 on this node, or by `ulimits`"
+    return None
+
+
+def names_of(pattern: str, *, uses_pid: bool) -> str:
+    """Return the regular expression of the file names that this core_pattern makes (core(5))."""
+    name = pattern.rpartition("/")[2]
+    at, parts = 0, []
+    for found in _SPECIFIER.finditer(name):
+        parts.append(re.escape(name[at : found.start()]))
+        parts.append("%" if found[1] == "%" else "" if found[1] == "" else ".*")
+        at = found.end()
+    parts.append(re.escape(name[at:]))
+    if uses_pid and "%p" not in name:
+        parts.append(r"(?:\.\d+)?")
+    return "".join(parts)
+
+
+class Kernel(NamedTuple):
+    """The node's sysctls kernel.core_pattern and kernel.core_uses_pid."""
+
+    pattern: str
+    uses_pid: bool
+
+
+def this_kernel() -> Kernel:
+    return Kernel(_PATTERN.read_text().rstrip("\n"), _USES_PID.read_text().strip() == "1")
+
+
+async def keep(helpers: Helpers, order: Order, ended: Ending, kernel: Kernel) -> list[str]:
+    """Copy core dumps as the user of the helpers, and return the lines for the job's log.
+
+    `order.names` is replaced by those of the kernel, and an absolute pattern's folder is where they
+    are.
+    """
+    pattern, uses_pid = kernel
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if (why := why_none(pattern, hard)) is not None:
+        return [f"core dumps: none is kept: {why}"] if ended.code in _CRASHES else []
+    if "/" in pattern:
+        order = msgspec.structs.replace(order, working_dir=os.path.dirname(pattern))
+    order = msgspec.structs.replace(order, names=names_of(pattern, uses_pid=uses_pid))
+    argv = (*own_program("runner.job.cores"), msgspec.json.encode(order).decode())
+    try:
+        async with asyncio.timeout(COPY_SECONDS):
+            done = await helpers.run(argv, cwd="/")
+    except TimeoutError:
+        return [f"core dumps: copying took more than {COPY_SECONDS:g} s; the rest is left out"]
+    except CannotStart as error:
+        return [f"core dumps: none could be copied: {error}"]
+    lines = [line for line in done.said.splitlines() if line.strip()]
+    if done.code != 0:
+        lines = [f"core dumps: copying failed: {lines[-1] if lines else done.code}"]
+    elif not lines and ended.code in _CRASHES:
+        lines = [
+            f"core dumps: there is none in {order.working_dir}: the process may not write to its"
+            f" folder, or was in another one"
+        ]
+    return lines
+
+
+class Found(msgspec.Struct, frozen=True):
+    path: Path
+    size: int
+    written_at: float
+
+
+class CoreCopier:
+    """Copies what an order names. `lines` is for the job's log. Blocking."""
+
+    def __init__(self, order: Order) -> None:
+        self.lines: list[str] = []
+        self._order = order
+        self._target = Path(order.target) / FOLDER
+        self._names = re.compile(order.names)
+
+    def run(self) -> None:
+        found = sorted(self._look(), key=lambda one: one.written_at)
+        left = self._order.limit
+        for one in found[: self._order.most]:
+            if left is not None and one.size > left:
+                self.lines.append(
+                    f"core dumps: {one.path} ({one.size} bytes) is beyond the limit of outputs"
+                )
+                continue
+            self._copy(one)
+            left = None if left is None else left - one.size
+        if len(found) > self._order.most:
+            more = len(found) - self._order.most
+            self.lines.append(f"core dumps: {more} more are not kept (core_dumps)")
+
+    def _look(self) -> Iterator[Found]:
+        """Yield the core dumps in the folder and below it, on its own file system."""
+        seen = 0
+        root = Path(self._order.working_dir)
+        device = root.stat().st_dev
+        for folder, folders, files in os.walk(root):
+            at = Path(folder)
+            folders[:] = [name for name in folders if _is_on(at / name, device)]
+            seen += len(files) + len(folders)
+            for name in files:
+                if self._names.fullmatch(name) and (found := self._core(at / name)) is not None:
+                    yield found
+            if seen > _MOST_SEEN:
+                return
+
+    def _core(self, path: Path) -> Found | None:
+        try:
+            info = path.lstat()
+            if not stat.S_ISREG(info.st_mode) or info.st_mtime < self._order.since:
+                return None
+            with path.open("rb") as file:
+                head = file.read(18)
+        except OSError:
+            return None
+        if not head.startswith(b"\x7fELF") or head[16:18] not in _ELF_CORE:
+            return None
+        return Found(path, info.st_size, info.st_mtime)
+
+    def _copy(self, one: Found) -> None:
+        if one.path.is_relative_to(self._order.target):
+            self.lines.append(f"core dumps: {one.path} is among the outputs")
+            return
+        try:
+            self._target.mkdir(exist_ok=True)
+            place, number = self._target / one.path.name, 1
+            while place.exists():
+                number += 1
+                place = self._target / f"{one.path.name}-{number}"
+            shutil.copyfile(one.path, place, follow_symlinks=False)
+        except OSError as error:
+            self.lines.append(f"core dumps: {one.path}: {error.strerror or error}")
+            return
+        self.lines.append(
+            f"core dumps: {one.path} ({one.size} bytes) is kept as {FOLDER}/{place.name}"
+        )
+
+
+def _is_on(folder: Path, device: int) -> bool:
+    try:
+        return folder.lstat().st_dev == device
+    except OSError:
+        return False
+
+
+def main() -> None:
+    copier = CoreCopier(msgspec.json.decode(sys.argv[1], type=Order))
+    copier.run()
+    sys.stdout.writelines(f"{line}\n" for line in copier.lines)
+
+
+if __name__ == "__main__":
+    main()
