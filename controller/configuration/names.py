@@ -1,4 +1,4 @@
-"""Names of runs: which are valid, and generated ones for runs without a name."""
+"""Names of runs and nodes: which are valid, and generated ones for runs without a name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 
 _RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,40}", re.ASCII)
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+NODE_NAMES = "1 to 63 of a-z, 0-9, '.' and '-', with a letter or digit at both ends"
 
 ADJECTIVES = (
     "agile",
@@ -134,6 +136,10 @@ NOUNS = (
     "whimbrel",
     "wren",
 )
+
+
+def is_node_name(text: str) -> bool:
+    return _NODE_NAME.fullmatch(text) is not None
 
 
 def is_run_name(text: str) -> bool:

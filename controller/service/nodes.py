@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from controller.clock import Chance, Clock
+from controller.configuration.names import NODE_NAMES, is_node_name
 from controller.configuration.units import MAX_DURATION
 from controller.lifecycle.model import (
     DEFAULT_FLEET,
@@ -116,7 +116,6 @@ def _refusals(node: Node) -> Iterator[None]:
         raise Unavailable(f"node {node.name} says: {error.message}") from error
 
 
-NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 LONGEST_REASON = 500
 DEFAULT_SHIM_SOCKET = "/run/fairlead/shim.sock"
 
@@ -519,12 +518,8 @@ def _check(request: NodeRequest) -> None:
 
 def check_name(name: str) -> None:
     """Raise Invalid for a wrong node name."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise Invalid(
-            f"{name!r} is not a node name: 1 to 63 of a-z, 0-9, '.' and '-', with a letter or "
-            f"digit at both ends",
-            field="name",
-        )
+    if not is_node_name(name):
+        raise Invalid(f"{name!r} is not a node name: {NODE_NAMES}", field="name")
 
 
 def check_address(host: str, port: int) -> None:
@@ -537,7 +532,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def _check_word(text: str, field: str) -> None:
-    if not text or text.startswith("-") or not text.isprintable():
+    if not text or text.startswith("-") or " " in text or not text.isprintable():
         raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)
 
 

@@ -21,11 +21,13 @@ from controller.cli.commands.user_data import RegistryMirror, VolumePrefixes, pa
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle, read_bundle
 from controller.cli.hosts.connection import HostError, Target
-from controller.cli.hosts.fleet_file import install_options
+from controller.cli.hosts.fleet_file import check_mirror, check_prefixes, install_options
 from controller.cli.hosts.install import HostPlan, NodesApi, make_node, remove_node
 from controller.cli.hosts.preflight import DockerChoice, HostFinding, Level
 from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
+from controller.configuration.convert import ConfigurationError
+from controller.configuration.names import NODE_NAMES, is_node_name
 from fairlead import settings
 
 _TARGET = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<where>[^@\s]+)")
@@ -83,8 +85,11 @@ def install(
     uninstall
         Remove the node from the controller, and Fairlead with its data from the host.
     """
+    if upgrade and uninstall:
+        raise CliError("give either --upgrade or --uninstall", EXIT_USAGE)
     alias, where = parse_target(target, identity, jump)
     node = name or alias.lower()
+    _check(node, volume_prefix, registry_mirror)
     reached = (where.host, where.port) if address is None else parse_address(address)
     api = NodesApi(settings.client())
     progress = TerminalProgress(asks=not yes)
@@ -113,6 +118,17 @@ def install(
         upgrade=upgrade,
     )
     return _install(plan, api, progress, json)
+
+
+def _check(node: str, prefixes: Sequence[str] | None, mirror: str | None) -> None:
+    """Raise CliError for what the host or the controller would refuse later."""
+    if not is_node_name(node):
+        raise CliError(f"--name: {node!r} is not a node name: {NODE_NAMES}", EXIT_USAGE)
+    try:
+        check_prefixes(prefixes or (), "--volume-prefix")
+        check_mirror(mirror, "--registry-mirror")
+    except ConfigurationError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
 
 
 def _install(plan: HostPlan, api: NodesApi, progress: TerminalProgress, json: bool) -> int:
@@ -160,7 +176,7 @@ def parse_target(text: str, identity: Path | None, jump: str | None) -> tuple[st
     match = _TARGET.fullmatch(text)
     if match is None:
         raise CliError(f"{text!r} is not USER@HOST or USER@HOST:PORT", EXIT_USAGE)
-    host, port = parse_address(match["where"])
+    host, port = parse_address(match["where"], "target")
     given = port if match["where"] != host else None
     try:
         return host, target_of(host, port=given, user=match["user"], identity=identity, jump=jump)

@@ -24,7 +24,7 @@ from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import HostError
 from controller.cli.hosts.fleet import HostRow, HostTable
-from controller.cli.hosts.install import HostPlan, NodesApi
+from controller.cli.hosts.install import HostPlan, NodesApi, no_fleet
 from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import trusted_key
 from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node
@@ -67,6 +67,8 @@ def upgrade(
         raise CliError("--batch: give a number from 1 on", EXIT_USAGE)
     packed, terminal = find_bundle(bundle), TerminalProgress(asks=not yes)
     api = NodesApi(settings.client())
+    if fleet is not None and api.find_fleet(fleet) is None:
+        raise CliError(no_fleet(fleet), EXIT_USAGE)
     nodes = api.nodes(fleet)
     away = {node.name: why for node in nodes if (why := is_upgradable(node)) is not None}
     ready = {node.name: node for node in nodes if node.name not in away}

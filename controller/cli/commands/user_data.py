@@ -107,7 +107,7 @@ def register(name: str, /, *, address: str, json: Json = False) -> int:
     return show_done(data, json, "registered")
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, field: str = "--address") -> tuple[str, int]:
     """Return host and port of HOST, HOST:PORT, IPv6 or [IPv6]:PORT. Raises CliError."""
     if text.count(":") > 1 and not text.startswith("["):
         return text, 22
@@ -115,7 +115,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or text.endswith("]"):
         host, port = text, "22"
     if not host.strip("[]") or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise CliError(f"--address: {text!r} is not HOST or HOST:PORT", EXIT_USAGE)
+        raise CliError(f"{field}: {text!r} is not HOST or HOST:PORT", EXIT_USAGE)
     return host.strip("[]"), int(port)
 
 

@@ -176,6 +176,12 @@ async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
                 f"{target.shown} accepts none of your keys: give --identity FILE, or add one to "
                 f"ssh-agent"
             ) from None
+        except asyncssh.HostKeyNotVerifiable:
+            raise HostError(
+                f"{target.host} has the host key {described(await host_keys(target))}, but "
+                f"{described((host_key,))} is trusted: if the host was installed anew, compare "
+                f"them there; else another machine answers at this address"
+            ) from None
         except (OSError, asyncssh.Error) as error:
             raise HostError(f"cannot connect to {target.shown}: {_why(error)}") from None
         await stack.enter_async_context(ssh)

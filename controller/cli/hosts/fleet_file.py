@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,10 +16,12 @@ from controller.cli.hosts.install import HostPlan
 from controller.cli.hosts.preflight import DockerChoice
 from controller.cli.hosts.ssh_config import target_of
 from controller.configuration.convert import ConfigurationError, convert
+from controller.configuration.names import NODE_NAMES, is_node_name
 
 TYPE = "fleet"
 _DOCKER = "install, use or none"
 _BLOCKS = "a number of equal shares, or auto"
+_UNSAFE = re.compile(r"[\s\"'\\$]")
 _HOST = {
     "user": "a user who is root there or may use sudo without a password",
     "port": "a port (1 to 65535)",
@@ -117,7 +122,12 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
     hosts: list[FleetHost] = []
     for number, entry in enumerate(fields.hosts):
         given = HostFields(host=entry) if isinstance(entry, str) else entry
-        host = _host(given, fields, folder)
+        host = _host(given, fields, folder, f"hosts[{number}]")
+        if not is_node_name(host.name):
+            named = "" if given.name is None else ".name"
+            raise ConfigurationError(
+                f"hosts[{number}]{named}", f"{host.name!r} is not a node name", NODE_NAMES
+            )
         if any(host.name == earlier.name for earlier in hosts):
             raise ConfigurationError(
                 f"hosts[{number}]", f"is the second one named {host.name}", "a `name` of its own"
@@ -131,11 +141,14 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
     )
 
 
-def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
-    """Return the host, with the fleet's values for fields that it leaves out. Raises HostError."""
+def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> FleetHost:
+    """Return the host, with the fleet's values for fields that it leaves out. `place`: of the host
+    in the file. Raises ConfigurationError, HostError."""
     identity = given.identity_file or fleet.identity_file
     prefixes = fleet.volume_prefixes if given.volume_prefixes is None else given.volume_prefixes
     mirror = given.registry_mirror or fleet.registry_mirror
+    check_prefixes(prefixes or (), _place(given.volume_prefixes, place, "volume_prefixes"))
+    check_mirror(mirror, _place(given.registry_mirror, place, "registry_mirror"))
     blocks = given.blocks or fleet.blocks
     target = target_of(
         given.host,
@@ -154,6 +167,33 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
         attributes=given.attributes,
         options=install_options(prefixes or (), mirror),
     )
+
+
+def _place(own: object, place: str, field: str) -> str:
+    """Return where the field is: at the host, or else at its fleet."""
+    return field if own is None else f"{place}.{field}"
+
+
+def check_prefixes(prefixes: Sequence[str], field: str) -> None:
+    """Raise ConfigurationError for a prefix that the bundle's `install` would refuse."""
+    for prefix in prefixes:
+        path = PurePosixPath(prefix)
+        if not path.is_absolute() or ".." in path.parts or _UNSAFE.search(prefix):
+            raise ConfigurationError(
+                field,
+                f"{prefix!r} is no folder that jobs can mount from",
+                "an absolute path without '..', blanks or quotes",
+            )
+
+
+def check_mirror(mirror: str | None, field: str) -> None:
+    """Raise ConfigurationError for a mirror that the bundle's `install` would refuse."""
+    if mirror is not None and (
+        urlsplit(mirror).scheme not in ("http", "https") or _UNSAFE.search(mirror)
+    ):
+        raise ConfigurationError(
+            field, f"{mirror!r} is no mirror", "a URL such as https://mirror.example"
+        )
 
 
 def install_options(prefixes: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:

@@ -123,12 +123,14 @@ class NodesApi:
                 return None
             raise
 
-    def join(self, plan: HostPlan) -> list[str]:
-        """Make the host a node of the controller; return the changes."""
+    def require_joinable(self, plan: HostPlan) -> NodeView | None:
+        """Return the node that the host is already, if any. Raises HostError when it cannot be
+        one: install asks before it changes the host."""
+        if plan.fleet is not None and self.find_fleet(plan.fleet) is None:
+            raise HostError(no_fleet(plan.fleet))
         node = self.find(plan.name)
         if node is None:
-            self._add(plan)
-            return [f"added node {plan.name} with host key {fingerprint(plan.host_key)}"]
+            return None
         if node.status == "expected":
             raise HostError(
                 f"node {plan.name} is expected with the host key of its user-data: boot its "
@@ -138,12 +140,23 @@ class NodesApi:
             raise HostError(
                 f"there is already a node {plan.name}, at {node.address}: give another --name"
             )
+        return node
+
+    def join(self, plan: HostPlan) -> list[str]:
+        """Make the host a node of the controller; return the changes."""
+        node = self.require_joinable(plan)
+        if node is None:
+            self._add(plan)
+            return [f"added node {plan.name} with host key {fingerprint(plan.host_key)}"]
         return self._change(node, plan)
+
+    def find_fleet(self, name: str) -> FleetView | None:
+        fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
+        return next((fleet for fleet in fleets if fleet.name == name), None)
 
     def make_fleet(self, name: str, placement: str | None, attributes: dict[str, str]) -> list[str]:
         """Make or change the fleet and return the changes; attributes that are not named stay."""
-        fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
-        before = next((fleet for fleet in fleets if fleet.name == name), None)
+        before = self.find_fleet(name)
         if before is None:
             body = {"name": name, "placement": placement, "attributes": attributes}
             self._client.post("/v1/fleets", body)
@@ -202,6 +215,13 @@ class NodesApi:
         return [f"changed node {plan.name}: {', '.join(sorted(body))}"]
 
 
+def no_fleet(name: str) -> str:
+    return (
+        f"there is no fleet {name!r}; `fairlead fleet list` shows them, `fairlead fleet add "
+        f"{name}` makes it"
+    )
+
+
 def shown_address(host: str, port: int) -> str:
     """Return the address as the API shows it for a node with Fairlead's own tunnel user."""
     return f"fairlead@{host}" + ("" if port == 22 else f":{port}")
@@ -209,6 +229,7 @@ def shown_address(host: str, port: int) -> str:
 
 async def make_node(plan: HostPlan, api: NodesApi, progress: Progress) -> Result:
     """Make the host a node. Raises HostError, CliError."""
+    await asyncio.to_thread(api.require_joinable, plan)
     progress.stage("connecting")
     async with connect(plan.target, plan.host_key) as host:
         facts, findings = await examine(host, plan)

@@ -127,6 +127,7 @@ async def test_a_host_that_does_not_answer_is_said(api: TestClient[Any, Any]) ->
         ({"name": "n", "host": "h", "socket": "relative"}, "socket"),
         ({"name": "n", "host": "-oProxyCommand=x"}, "host"),
         ({"name": "n", "host": "a..b"}, "host"),
+        ({"name": "n", "host": "h", "user": "a b"}, "user"),
         ({"name": "n", "host": "a" * 300}, "host"),
         ({"name": "n", "host": "a b"}, "host"),
         ({"name": "n", "host": "h", "port": 0}, "port"),

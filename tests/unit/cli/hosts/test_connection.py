@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 
 from controller.cli.hosts.connection import HostError, Target, connect
-from controller.links.ssh import public_line
+from controller.links.ssh import fingerprint, public_line
 from tests.unit.links.sshd import CLIENT_KEY, HOST_KEYS, sshd
 
 HOST_KEY = public_line(HOST_KEYS["ed25519"])
@@ -58,6 +58,8 @@ async def test_another_host_key_than_the_trusted_one_is_refused(tmp_path: Path) 
     async with sshd(HOST_KEYS["ed25519"]) as server:
         target = Target(host="127.0.0.1", port=server.port, identity=identity)
         wrong = public_line(asyncssh.generate_private_key("ssh-ed25519"))
-        with pytest.raises(HostError, match="cannot connect to root@"):
+        with pytest.raises(HostError, match="has the host key") as caught:
             async with connect(target, wrong):
                 pass
+        assert f"{fingerprint(wrong)} (ED25519) is trusted" in str(caught.value)
+        assert fingerprint(HOST_KEY) in str(caught.value)

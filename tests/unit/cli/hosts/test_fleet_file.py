@@ -82,6 +82,14 @@ def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> Non
         ("type: fleet\nname: f\nhosts: [{host: a, port: 70000}]\n", "hosts[0].port"),
         ("type: fleet\nname: f\nhosts: [a, A]\n", "hosts[1]"),
         ("type: fleet\nname: f\nhosts: []\ndocker: maybe\n", "docker"),
+        ("type: fleet\nname: f\nhosts: [{host: a, name: A b}]\n", "hosts[0].name"),
+        ("type: fleet\nname: f\nhosts: ['fe80::1']\n", "hosts[0]"),
+        ("type: fleet\nname: f\nhosts: [a]\nvolume_prefixes: [x]\n", "volume_prefixes"),
+        (
+            "type: fleet\nname: f\nhosts: [{host: a, volume_prefixes: [/a/..]}]\n",
+            "hosts[0].volume_prefixes",
+        ),
+        ("type: fleet\nname: f\nhosts: [a]\nregistry_mirror: ftp://x\n", "registry_mirror"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
