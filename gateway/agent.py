@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import logging
 import os
 import signal
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import msgspec
@@ -27,6 +29,7 @@ from controller.proxy.forwarding import ProxyLimits
 from gateway import caddy
 from gateway.access import AskingAccess
 from gateway.caddy import ASK_HOST, ASK_PATH, CaddyRefused, Ports
+from gateway.certificates import BadFile, HostCertificates, check_files
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
@@ -35,6 +38,7 @@ from gateway.schemas import (
     LINK_PATH,
     Applied,
     Certificate,
+    Certificates,
     GroupCounts,
     Hello,
     InFlight,
@@ -49,6 +53,8 @@ log = logging.getLogger(__name__)
 MODELS_NAME = "gateway"
 """The host `gateway.DOMAIN` leads to the services' models."""
 CADDY_AGAIN_SECONDS = 2.0
+FILES_SECONDS = 5.0
+"""Seconds between two looks at a certificate's files."""
 SHUTDOWN_SECONDS = 5.0
 
 
@@ -88,7 +94,12 @@ class Agent:
         self._claims: dict[str, float] = {}
         self._proxy: Proxy | None = None
         self._wants_caddy = asyncio.Event()
-        self._caddy_has: tuple[str, Certificate] | None = None
+        self._caddy_has: tuple[str, Certificate, str] | None = None
+        self._refused: str | None = None
+        """Why Caddy does not have the newest settings."""
+        self._certificates = HostCertificates(
+            options.ports.https, lambda: self.link.say(self.certificates())
+        )
 
     # -- what the link asks (`Served`) ------------------------------------------------------
 
@@ -102,16 +113,17 @@ class Agent:
             tries_replicas=True,
         )
 
-    async def apply(self, snapshot: Snapshot) -> str | None:
+    async def apply(self, snapshot: Snapshot) -> Applied:
         """Keep the snapshot and serve it."""
         try:
             await asyncio.to_thread(self._state.keep, snapshot)
         except OSError as error:
-            return f"the gateway cannot store what it serves: {error.strerror}"
+            why = f"the gateway cannot store what it serves: {error.strerror}"
+            return Applied(version=snapshot.version, error=why)
         return await self.take(snapshot)
 
-    async def take(self, snapshot: Snapshot, *, is_known: bool = False) -> str | None:
-        """Serve the snapshot; return why Caddy could not be set. `is_known`: it was served in an
+    async def take(self, snapshot: Snapshot, *, is_known: bool = False) -> Applied:
+        """Serve the snapshot. `is_known`: it was served in an
         earlier life."""
         before, self._snapshot = self._snapshot, snapshot
         self.nodes.update(snapshot.nodes)
@@ -124,7 +136,9 @@ class Agent:
             self._proxy = self._make_proxy(snapshot)
         for service in snapshot.services:
             self._claims.pop(service.host, None)
-        return await self._set_caddy()
+        applied = await self._set_caddy(snapshot)
+        self._look_at_hosts(snapshot)
+        return applied
 
     def claim(self, host: str, seconds: float) -> str | None:
         now = asyncio.get_running_loop().time()
@@ -159,6 +173,14 @@ class Agent:
             self.services.update(self._snapshot, self._reach.reached)
         self.link.say(self.reached())
 
+    def certificates(self) -> Certificates:
+        return Certificates(hosts=self._certificates.found())
+
+    def _look_at_hosts(self, snapshot: Snapshot, *, anew: bool = False) -> None:
+        has_some = self._caddy_has is not None and snapshot.certificate.kind != "none"
+        hosts = [service.host for service in snapshot.services] if has_some else []
+        self._certificates.update(hosts, anew=anew)
+
     def _emptied(self, replica: str) -> None:
         known = self._snapshot
         services = () if known is None else known.services
@@ -181,37 +203,46 @@ class Agent:
 
     # -- Caddy ------------------------------------------------------------------------------
 
-    async def _set_caddy(self) -> str | None:
+    async def _set_caddy(self, known: Snapshot) -> Applied:
         """Set Caddy's configuration where it differs. A failure is tried again in the
         background."""
-        known = self._snapshot
-        if known is None or self._caddy_has == (known.domain, known.certificate):
-            return None
-        options = self._options
-        config = caddy.configuration(
+        try:
+            files = await asyncio.to_thread(_files, known)
+            if self._caddy_has != (known.domain, known.certificate, files):
+                await caddy.apply(self._configuration(known, files), str(self._options.caddy_admin))
+                self._caddy_has = (known.domain, known.certificate, files)
+                self._look_at_hosts(known, anew=True)
+        except (BadFile, CaddyRefused) as refused:
+            self._wants_caddy.set()
+            self._refused = str(refused)
+            return Applied(version=known.version, error=self._refused, field=refused.field)
+        self._refused = None
+        return Applied(version=known.version)
+
+    def _configuration(self, known: Snapshot, files: str) -> dict[str, Any]:
+        return caddy.configuration(
             known.certificate,
             known.domain,
-            ports=options.ports,
-            admin=str(options.caddy_admin),
-            traffic=str(options.traffic),
+            ports=self._options.ports,
+            admin=str(self._options.caddy_admin),
+            traffic=str(self._options.traffic),
+            files=files,
         )
-        try:
-            await caddy.apply(config, str(options.caddy_admin))
-        except CaddyRefused as error:
-            self._wants_caddy.set()
-            return str(error)
-        self._caddy_has = (known.domain, known.certificate)
-        return None
 
     async def keep_caddy(self) -> None:
-        """Set Caddy's configuration again and again while it failed, until cancelled."""
+        """Set Caddy's configuration again while it failed, and when the files of a certificate
+        changed, until cancelled."""
         while True:
-            await self._wants_caddy.wait()
-            await asyncio.sleep(CADDY_AGAIN_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FILES_SECONDS):
+                    await self._wants_caddy.wait()
+                    await asyncio.sleep(CADDY_AGAIN_SECONDS)
             self._wants_caddy.clear()
-            error = await self._set_caddy()
             if self._snapshot is not None:
-                self.link.say(Applied(version=self._snapshot.version, error=error))
+                before = self._refused
+                applied = await self._set_caddy(self._snapshot)
+                if applied.error != before:
+                    self.link.say(applied)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -248,7 +279,16 @@ class Agent:
         if self._proxy is not None:
             self._proxy.close()
         await self._reach.close()
+        await self._certificates.close()
         await self.nodes.close()
+
+
+def _files(snapshot: Snapshot) -> str:
+    """Return a name for what the certificate's files hold. Raises BadFile."""
+    if snapshot.certificate.kind != "files":
+        return ""
+    now = datetime.datetime.now(datetime.UTC)
+    return check_files(snapshot.certificate, snapshot.domain, now)
 
 
 def _secure(request: web.Request, options: Options) -> str:
@@ -289,9 +329,9 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         stack.callback(keeping.cancel)
         await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
         if known is not None:
-            refused = await agent.take(known, is_known=True)
-            if refused is not None:
-                log.warning("%s", refused)
+            applied = await agent.take(known, is_known=True)
+            if applied.error is not None:
+                log.warning("%s", applied.error)
         await _listen(stack, control_app(agent), options.socket, options.group)
         ready()
         await stop.wait()

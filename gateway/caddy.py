@@ -7,6 +7,8 @@ the host names that the agent knows, and the agent finds the replica.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Any
 
 import aiohttp
@@ -30,10 +32,17 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configuration(
-    certificate: Certificate, domain: str, *, ports: Ports, admin: str, traffic: str
+    certificate: Certificate,
+    domain: str,
+    *,
+    ports: Ports,
+    admin: str,
+    traffic: str,
+    files: str = "",
 ) -> dict[str, Any]:
     """Return Caddy's JSON configuration. `admin` and `traffic` are paths of unix sockets: of
-    Caddy's own API, and of the agent."""
+    Caddy's own API, and of the agent. `files` names what the certificate's files hold now: Caddy
+    shows that, and forgets what it read before."""
     proxy = {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": f"unix/{traffic}"}],
@@ -56,7 +65,7 @@ def configuration(
     servers["https"] = {
         "listen": [f":{ports.https}"],
         "routes": routes,
-        "tls_connection_policies": [{}],
+        "tls_connection_policies": [_shown(certificate, files)],
         "automatic_https": {"disable_redirects": True},
     }
     servers["ask"] = {
@@ -64,8 +73,14 @@ def configuration(
         "routes": [{"handle": [_asking(traffic)]}],
         "automatic_https": {"disable": True},
     }
-    config["apps"]["tls"] = _tls(certificate, domain, ports)
+    config["apps"]["tls"] = _tls(certificate, ports, files)
     return config
+
+
+def _shown(certificate: Certificate, files: str) -> dict[str, Any]:
+    if certificate.kind != "files":
+        return {}
+    return {"certificate_selection": {"any_tag": [files]}}
 
 
 def _asking(traffic: str) -> dict[str, Any]:
@@ -76,9 +91,9 @@ def _asking(traffic: str) -> dict[str, Any]:
     }
 
 
-def _tls(certificate: Certificate, domain: str, ports: Ports) -> dict[str, Any]:
+def _tls(certificate: Certificate, ports: Ports, files: str) -> dict[str, Any]:
     if certificate.kind == "files":
-        pair = {"certificate": certificate.cert, "key": certificate.key}
+        pair = {"certificate": certificate.cert, "key": certificate.key, "tags": [files]}
         return {"certificates": {"load_files": [pair]}}
     issuer: dict[str, Any] = {"module": "internal"}
     if certificate.kind == "lets-encrypt":
@@ -95,7 +110,12 @@ def _tls(certificate: Certificate, domain: str, ports: Ports) -> dict[str, Any]:
 
 
 class CaddyRefused(Exception):
-    """Caddy cannot be reached or refuses its configuration; the message says why."""
+    """Caddy cannot be reached or refuses its configuration; the message says why. `field`: of the
+    gateway, which it is about."""
+
+    def __init__(self, message: str, field: str = "host") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 async def apply(config: dict[str, Any], admin: str) -> None:
@@ -113,9 +133,26 @@ async def apply(config: dict[str, Any], admin: str) -> None:
             ) as answer,
         ):
             if answer.status != 200:
-                said = (await answer.text())[:500]
-                raise CaddyRefused(f"Caddy refuses its configuration: {said}")
+                raise _refusal(await answer.text())
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise CaddyRefused(
             f"Caddy does not answer at {admin} ({error}); is caddy.service running?"
         ) from error
+
+
+_TAKEN = re.compile(r"listen tcp \S*:(\d+): bind: address already in use")
+
+
+def _refusal(said: str) -> CaddyRefused:
+    """Say what Caddy answered, and what to do about it."""
+    with contextlib.suppress(msgspec.DecodeError):
+        said = msgspec.json.decode(said, type=dict[str, str]).get("error", said)
+    taken = _TAKEN.search(said)
+    if taken is not None:
+        return CaddyRefused(
+            f"Caddy cannot listen at port {taken[1]}: another program on the gateway's machine has "
+            f"it; stop that program (`ss -ltnp sport = :{taken[1]}` names it)"
+        )
+    is_file = "certificate" in said and ("permission denied" in said or "tls:" in said)
+    field = "certificate" if is_file else "host"
+    return CaddyRefused(f"Caddy refuses its configuration: {said[:500]}", field)

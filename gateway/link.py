@@ -15,6 +15,7 @@ from gateway.access import ControllerAway
 from gateway.schemas import (
     Answer,
     Applied,
+    Certificates,
     Claim,
     Claimed,
     Counts,
@@ -43,8 +44,8 @@ class Served(Protocol):
 
     def hello(self) -> Hello: ...
 
-    async def apply(self, snapshot: Snapshot) -> str | None:
-        """Serve this from now on; return why a part of it could not be applied."""
+    async def apply(self, snapshot: Snapshot) -> Applied:
+        """Serve this from now on."""
 
     def claim(self, host: str, seconds: float) -> str | None:
         """Reserve a host name; return why it cannot be."""
@@ -56,6 +57,8 @@ class Served(Protocol):
     def in_flight(self) -> InFlight: ...
 
     def reached(self) -> Reached: ...
+
+    def certificates(self) -> Certificates: ...
 
 
 class ControllerLink:
@@ -137,10 +140,10 @@ class ControllerLink:
     async def _heard(self, message: FromController, served: Served) -> None:
         match message:
             case Snapshot():
-                error = await served.apply(message)
-                await self._send(Applied(version=message.version, error=error))
+                await self._send(await served.apply(message))
                 await self._send(served.in_flight())
                 await self._send(served.reached())
+                await self._send(served.certificates())
             case Claim():
                 error = served.claim(message.host, message.seconds)
                 await self._send(Claimed(id=message.id, error=error))

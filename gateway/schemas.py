@@ -175,6 +175,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
 
     version: int
     error: str | None = None
+    field: str | None = None
+    """The field of the gateway that `error` is about."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed"):
@@ -233,10 +235,27 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True, tag="reached"):
     """Why each cannot be reached; empty: it was reached, and gets requests."""
 
 
+class HostCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificate that a host name shows; `error`: why it shows none."""
+
+    host: str
+    issuer: str | None = None
+    expires: float | None = None
+    """Seconds since 1970."""
+    error: str | None = None
+
+
+class Certificates(msgspec.Struct, frozen=True, kw_only=True, tag="certificates"):
+    """The certificates of all hosts that the agent has looked at. It is sent after each `Applied`,
+    and when something changed."""
+
+    hosts: tuple[HostCertificate, ...] = ()
+
+
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
     """A request waits for a replica of this service. It is repeated while one waits."""
 
     run_id: str
 
 
-FromAgent = Hello | Applied | Claimed | Question | Counts | InFlight | Reached | Wake
+FromAgent = Hello | Applied | Claimed | Question | Counts | InFlight | Reached | Certificates | Wake

@@ -515,6 +515,15 @@ class NewUserView(UserView, frozen=True, kw_only=True):
     token: NewTokenView
 
 
+class HostCertificateView(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificate that a service's host shows at its gateway; `error`: why it shows none."""
+
+    host: str
+    issuer: str | None
+    expires_at: str | None
+    error: str | None
+
+
 class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway. `status`: connected or away; `message`: why it is away, or what of its settings it
     could not apply. `key`: by which its agent logs in at nodes. `services`: the live ones that use
@@ -533,6 +542,7 @@ class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     services: tuple[str, ...]
     created_at: str
+    certificates: tuple[HostCertificateView, ...] = ()
 
 
 class ServiceKeyView(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.documents import GatewayView
+from controller.api.documents import GatewayView, HostCertificateView
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
 from controller.api.views import iso
@@ -60,6 +60,15 @@ def _view(now: GatewayNow) -> GatewayView:
         key=gateway.key,
         services=now.services,
         created_at=iso(gateway.created_at),
+        certificates=tuple(
+            HostCertificateView(
+                host=one.host,
+                issuer=one.issuer,
+                expires_at=None if one.expires is None else iso(one.expires),
+                error=one.error,
+            )
+            for one in now.certificates
+        ),
     )
 
 

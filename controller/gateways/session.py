@@ -25,6 +25,7 @@ from gateway.schemas import (
     PROTOCOL,
     Answer,
     Applied,
+    Certificates,
     Claim,
     Claimed,
     Counts,
@@ -32,6 +33,7 @@ from gateway.schemas import (
     FromController,
     GroupCounts,
     Hello,
+    HostCertificate,
     InFlight,
     Question,
     Reached,
@@ -84,6 +86,9 @@ class GatewaySession:
         self.is_up = False
         self.message: str | None = None
         self.version: str | None = None
+        self.refused: Applied | None = None
+        """What the agent could not apply, and why."""
+        self.certificates: tuple[HostCertificate, ...] = ()
         self.holds: Snapshot | None = None
         """The snapshot that the agent has confirmed in this connection."""
         self._link = link
@@ -99,6 +104,15 @@ class GatewaySession:
         self._look = asyncio.Event()
         self._news = asyncio.Event()
         self._down_at = asyncio.get_running_loop().time()
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the agent has answered to the gateway's present domain and certificate."""
+        held = self.holds
+        if held is None:
+            return False
+        own = self.gateway
+        return (held.domain, held.certificate) == (own.domain, own.certificate)
 
     # -- what others ask for ----------------------------------------------------------------
 
@@ -218,7 +232,7 @@ class GatewaySession:
         self._connection = None
         self._sent.clear()
         self._in_flight = InFlight(version=0)
-        self._reached = None
+        self._reached = self.refused = None
         for claim in self._claims.values():
             if not claim.done():
                 claim.set_exception(LinkError("the connection to its agent was lost"))
@@ -259,6 +273,8 @@ class GatewaySession:
                 self._in_flight = message
             case Reached():
                 self._reached = message.replicas
+            case Certificates():
+                self.certificates = message.hosts
             case Wake():
                 self._owner.wake(message.run_id)
         self._tell()
@@ -286,6 +302,7 @@ class GatewaySession:
     def _applied(self, applied: Applied) -> None:
         self.holds = self._sent.get(applied.version, self.holds)
         self.message = applied.error
+        self.refused = None if applied.error is None else applied
         for version in [one for one in self._sent if one < applied.version]:
             del self._sent[version]
 

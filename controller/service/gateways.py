@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import re
 from collections.abc import Callable, Iterable
@@ -32,9 +33,11 @@ from controller.service.ssh_keys import HostKeys, trusted_key
 from controller.service.users import Gate, require_admin, sees_all
 from controller.store.base import Gateway, User
 from controller.traffic.routes import RouteTable
-from gateway.schemas import AGENT_SOCKET, Answer, Certificate, Question
+from gateway.schemas import AGENT_SOCKET, Answer, Certificate, HostCertificate, Question
 
 FIRST_GREETING_SECONDS = 20.0
+SETTLE_SECONDS = 25.0
+"""It is longer than the agent waits for Caddy."""
 CERTIFICATES = ("lets-encrypt", "internal", "none", "files")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DOMAIN = re.compile(rf"(?=.{{1,190}}$)({_LABEL}\.)*{_LABEL}", re.ASCII)
@@ -68,6 +71,8 @@ class GatewayNow(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None
     services: tuple[str, ...]
     """The names of the live services that use it."""
+    certificates: tuple[HostCertificate, ...] = ()
+    """Of the hosts of its services, as its agent last saw them."""
 
 
 class GatewayService:
@@ -108,11 +113,12 @@ class GatewayService:
             message=None if session is None else session.message,
             version=None if session is None else session.version,
             services=self._services(name),
+            certificates=() if session is None else session.certificates,
         )
 
     async def add(self, request: GatewayRequest, *, user: User) -> GatewayNow:
-        """Add a gateway whose agent answers. Raises Invalid, Conflict, Refused, Unavailable,
-        Forbidden."""
+        """Add a gateway whose agent answers and can use its settings. Raises Invalid, Conflict,
+        Refused, Unprocessable, Unavailable, Forbidden."""
         require_admin(user, "add a gateway")
         async with self._changing:
             if request.name in self._gateways.gateways:
@@ -120,7 +126,8 @@ class GatewayService:
             await self._gateways.save(await self._gateway(request))
             try:
                 await self._answers(request.name)
-            except Unavailable:
+                await self._settles(request.name)
+            except (Unavailable, Unprocessable):
                 await self._gateways.remove(request.name)
                 raise
         return self.get(request.name)
@@ -141,6 +148,12 @@ class GatewayService:
                 )
             changed = await self._gateway(request, known)
             await self._gateways.save(changed)
+            try:
+                if (changed.domain, changed.certificate) != (known.domain, known.certificate):
+                    await self._settles(request.name)
+            except Unprocessable:
+                await self._gateways.save(known)
+                raise
         return self.get(request.name)
 
     async def remove(self, name: str, *, user: User) -> GatewayNow:
@@ -177,6 +190,22 @@ class GatewayService:
                 f"{session.message or 'it does not answer'}",
                 code="gateway_unreachable",
                 field="host",
+            )
+
+    async def _settles(self, name: str) -> None:
+        """Wait until a connected agent has applied the gateway's settings. Raises Unprocessable
+        when it could not."""
+        session = self._gateways.session(name)
+        assert session is not None, "it was just saved"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await session.until(lambda one: not one.is_up or one.has_settings)
+        refused = session.refused
+        if refused is not None and session.has_settings:
+            raise Unprocessable(
+                f"gateway {name} cannot use its {refused.field or 'settings'}: {refused.error}",
+                code="gateway_refused",
+                field=refused.field,
             )
 
     async def _gateway(self, request: GatewayRequest, known: Gateway | None = None) -> Gateway:

@@ -49,7 +49,8 @@ class FakeGateway:
 
     `is_away`: nothing answers. `taken`: host names of others. `in_flight` are the requests at each
     replica; `tell_in_flight` says them again after a change. `unreachable`: why it cannot reach
-    some replicas; `tell_reached` says it again.
+    some replicas; `tell_reached` says it again. `refusals`: why it cannot use some kinds of
+    certificates.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class FakeGateway:
         self.revoked: list[str] = []
         self.in_flight: dict[str, int] = {}
         self.unreachable: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
         self.opened = 0
         self._says: asyncio.Queue[FromAgent | None] = asyncio.Queue()
 
@@ -89,7 +91,10 @@ class FakeGateway:
     def apply(self) -> None:
         """Confirm the newest snapshot."""
         self.confirmed = self.serves
-        self.say(Applied(version=self.snapshots[-1].version))
+        newest = self.snapshots[-1]
+        why = self.refusals.get(newest.certificate.kind)
+        field = None if why is None else "certificate"
+        self.say(Applied(version=newest.version, error=why, field=field))
         self.tell_in_flight()
         self.tell_reached()
 

@@ -15,7 +15,7 @@ _DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1; `file` is what clients trust."""
+    """Signs certificates; `file` is what clients trust."""
 
     def __init__(self, folder: Path) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -31,15 +31,16 @@ class Authority:
         self.file = folder / "authority.pem"
         self.file.write_bytes(_pem(certificate))
 
-    def issue(self, certificate: Path, key: Path) -> int:
-        """Write a new certificate with its key, and return its serial number."""
+    def issue(self, certificate: Path, key: Path, host: str | None = None, days: int = 1) -> int:
+        """Write a new certificate with its key, and return its serial number. `host`: None:
+        127.0.0.1."""
+        name: x509.GeneralName = x509.IPAddress(IPv4Address("127.0.0.1"))
+        if host is not None:
+            name = x509.DNSName(host)
         private = ec.generate_private_key(ec.SECP256R1())
         made = (
-            _builder(_name("127.0.0.1"), self._name, private.public_key())
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]),
-                critical=False,
-            )
+            _builder(_name(host or "127.0.0.1"), self._name, private.public_key(), days)
+            .add_extension(x509.SubjectAlternativeName([name]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         key.write_bytes(
@@ -54,7 +55,7 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int = 1
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -63,8 +64,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _DAY)
-        .not_valid_after(now + _DAY)
+        .not_valid_before(now - 3 * _DAY)
+        .not_valid_after(now + days * _DAY)
     )
 
 

@@ -183,6 +183,12 @@ def show(name: str, /, *, json: Json = False) -> int:
     output.emit(f"address {found.local_socket or f'{found.host}:{found.port}'}")
     output.emit(f"agent {found.version or 'never seen'}, key {found.key or '-'}")
     output.emit(f"services {', '.join(found.services) or '-'}")
+    if found.certificates:
+        rows = [
+            (one.host, one.issuer or "-", one.expires_at or "-", one.error or "-")
+            for one in found.certificates
+        ]
+        output.emit_table(("HOST", "ISSUER", "EXPIRES", "WHY NOT"), rows)
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +17,17 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from cryptography import x509
 
 from gateway import caddy
 from gateway.schemas import Certificate
+from tests.e2e.gateways.test_gateway import as_admin, fields_of
+from tests.support.certificates import Authority
 from tests.support.daemons import Daemon, run
+from tests.support.gateway import GatewayMachine
+from tests.support.lab import RunLab
+from tests.support.processes import CommandResult
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 DOMAIN = "apps.test"
@@ -159,3 +167,59 @@ async def test_a_known_host_gets_a_certificate_at_its_first_request_and_another_
     assert refused.returncode != 0
     assert "SSL" in refused.stderr
     assert set(agent) == {f"known.{DOMAIN}", f"other.{DOMAIN}"}
+
+
+@pytest.fixture
+def second_gateway(
+    lab: RunLab, testbed_folder: Path, numbers: Iterator[int]
+) -> Iterator[GatewayMachine]:
+    """No controller knows it yet."""
+    made = GatewayMachine(testbed_folder / f"gateway{next(numbers)}", "files.test")
+    made.start()
+    yield made
+    lab.end_runs()
+    lab.cli("gateway", "remove", "own")
+    made.close()
+
+
+def test_a_certificate_from_files_is_checked_served_and_followed_when_it_is_renewed(
+    lab: RunLab, second_gateway: GatewayMachine, tmp_path: Path
+) -> None:
+    gateway, authority = second_gateway, Authority(tmp_path)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    serial = authority.issue(cert, key, "*.files.test")
+    file = tmp_path / "gateway.yaml"
+
+    def apply(certificate: object) -> CommandResult:
+        fields = {"type": "gateway", "name": "own", "domain": "files.test"}
+        own = {"local_socket": str(gateway.socket), "certificate": certificate}
+        file.write_text(json.dumps({**fields, **own}))
+        return lab.cli("apply", "-f", file)
+
+    refused = apply({"cert": str(cert), "key": str(tmp_path / "none.pem")})
+    assert refused.status != 0
+    assert "certificate.key" in refused.errors
+    assert "No such file or directory" in refused.errors
+    apply({"cert": str(cert), "key": str(key)}).succeeded()
+    lab.submit("held", **fields_of(gateway="own"))
+    context = ssl.create_default_context(cafile=str(authority.file))
+    wait_until(lambda: gateway.get("held", headers=as_admin(lab), context=context)[0] == 200, 120)
+    assert _serial(gateway, context) == serial
+    (shown,) = wait_until(lambda: lab.get("/v1/gateways/own")["certificates"], 30, "the look")
+    assert (shown["host"], shown["issuer"]) == ("held.files.test", "CN=test authority")
+    renewed = authority.issue(cert, key, "*.files.test", days=30)
+    wait_until(lambda: _serial(gateway, context) == renewed, 30, "the renewed certificate")
+    apply("none").succeeded()
+    assert gateway.get("held", headers=as_admin(lab))[0] == 200
+    in_use = lab.cli("gateway", "remove", "own")
+    assert (in_use.status != 0, "used by held" in in_use.errors) == (True, True)
+
+
+def _serial(gateway: GatewayMachine, context: ssl.SSLContext) -> int:
+    with (
+        gateway.dial() as plain,
+        context.wrap_socket(plain, server_hostname=f"held.{gateway.domain}") as secure,
+    ):
+        shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number

@@ -8,8 +8,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.store.base import digest
-from gateway.schemas import Question
-from tests.doubles.gateway import KEY
+from gateway.schemas import Certificates, HostCertificate, Question
+from tests.doubles.gateway import KEY, FakeGateway
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, USER_TOKEN, Controller
 from tests.unit.api.test_services import SERVICE
@@ -73,6 +73,45 @@ async def test_a_gateway_whose_agent_does_not_answer_is_not_added(admin: Person)
     assert (status, answer["error"]["code"]) == (503, "gateway_unreachable")
     assert "nothing answers there" in answer["error"]["message"]
     assert (await admin("GET", "/v1/gateways"))[1]["gateways"] == []
+
+
+async def test_settings_that_the_agent_cannot_use_are_refused_and_change_nothing(
+    admin: Person, controller: Controller
+) -> None:
+    agent = controller.agents["main"] = FakeGateway()
+    agent.refusals = {"files": "/key.pem does not belong to the certificate"}
+    files = {"kind": "files", "cert": "/cert.pem", "key": "/key.pem"}
+    for method, path in (("POST", "/v1/gateways"), ("PUT", "/v1/gateways/main")):
+        status, answer = await admin(method, path, **{**MAIN, "certificate": files})
+        assert (status, answer["error"]["field"]) == (422, "certificate")
+        assert "/key.pem does not belong to the certificate" in answer["error"]["message"]
+        assert (await admin("GET", "/v1/gateways"))[1]["gateways"] == []
+    await add(admin)
+    status, _ = await admin("PUT", "/v1/gateways/main", **{**MAIN, "certificate": files})
+    _, shown = await admin("GET", "/v1/gateways/main")
+    assert (status, shown["certificate"]["kind"]) == (422, "internal")
+
+
+async def test_a_gateway_shows_the_certificate_of_each_host(
+    admin: Person, controller: Controller
+) -> None:
+    await add(admin)
+    controller.agents["main"].say(
+        Certificates(
+            hosts=(
+                HostCertificate(host="web.apps.example.com", issuer="CN=x", expires=86400.0),
+                HostCertificate(host="new.apps.example.com", error="Caddy has none"),
+            )
+        )
+    )
+    session = controller.gateways.session("main")
+    assert session is not None
+    await session.until(lambda one: bool(one.certificates))
+    _, shown = await admin("GET", "/v1/gateways/main")
+    assert [tuple(one.values()) for one in shown["certificates"]] == [
+        ("web.apps.example.com", "CN=x", "1970-01-02T00:00:00.000Z", None),
+        ("new.apps.example.com", None, None, "Caddy has none"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,14 @@ from gateway.caddy import ASK_HOST, Ports, configuration
 from gateway.schemas import Certificate
 
 
-def made(**certificate: Any) -> dict[str, Any]:
+def made(files: str = "", **certificate: Any) -> dict[str, Any]:
     return configuration(
-        Certificate(**certificate), "apps.test", ports=Ports(), admin="/admin", traffic="/traffic"
+        Certificate(**certificate),
+        "apps.test",
+        ports=Ports(),
+        admin="/admin",
+        traffic="/traffic",
+        files=files,
     )
 
 
@@ -63,5 +68,8 @@ def test_without_a_certificate_only_plain_http_is_served() -> None:
 
 
 def test_given_files_are_loaded_and_nobody_is_asked() -> None:
-    tls = made(kind="files", cert="/c.pem", key="/k.pem")["apps"]["tls"]
-    assert tls == {"certificates": {"load_files": [{"certificate": "/c.pem", "key": "/k.pem"}]}}
+    config = made(kind="files", cert="/c.pem", key="/k.pem", files="v1")
+    pair = {"certificate": "/c.pem", "key": "/k.pem", "tags": ["v1"]}
+    assert config["apps"]["tls"] == {"certificates": {"load_files": [pair]}}
+    (policy,) = servers(config)["https"]["tls_connection_policies"]
+    assert policy == {"certificate_selection": {"any_tag": ["v1"]}}
