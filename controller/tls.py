@@ -136,7 +136,7 @@ def _load(context: ssl.SSLContext, files: CertificateFiles) -> None:
     except ssl.SSLError as error:
         reasons = {
             "KEY_VALUES_MISMATCH": "it is not the certificate of the key",
-            "BAD_PASSWORD_READ": "its key has a passphrase, which nobody could type at a start",
+            "BAD_PASSWORD_READ": "its key has a passphrase, which no user can type at a start",
         }
         why = reasons.get(error.reason or "", "this is not PEM, or it is cut off")
         raise CertificateUnusable(f"{files.certificate} with {files.key}: {why}") from None

@@ -54,8 +54,8 @@ def check_volumes(volumes: Sequence[VolumeMount]) -> None:
         seen.add(target)
         if volume.kind is VolumeKind.NAMED and not _NAME.fullmatch(volume.source):
             raise VolumeError(
-                f"{volume.source!r} is no name of a volume: small letters, digits, '_', '.' and "
-                "'-' make one"
+                f"{volume.source!r} is not the name of a volume: lowercase letters, digits, '_', "
+                "'.' and '-' make one"
             )
         if volume.kind in (VolumeKind.HOST, VolumeKind.DEVICE):
             _check_source(volume.source)

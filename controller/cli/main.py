@@ -230,7 +230,7 @@ class _Usage(Exception):
 
 
 def _called(arguments: Sequence[str]) -> object:
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnusedCliTokensError
 
     try:
         return make_app(list(arguments))(
@@ -238,7 +238,10 @@ def _called(arguments: Sequence[str]) -> object:
         )
     except CycloptsError as error:
         command = " ".join(("fairlead", *(error.command_chain or ())))
-        raise _Usage(f"{error}\nTry `{command} --help`.") from None
+        said = str(error)
+        if isinstance(error, UnusedCliTokensError):
+            said = f"too many arguments: {' '.join(error.unused_tokens or ())}"
+        raise _Usage(f"{said}\nTry `{command} --help`.") from None
 
 
 def _lacks_extra(error: BaseException | None) -> bool:

@@ -121,7 +121,7 @@ SERVICE_HINTS: Mapping[str, str] = {
     "router": "is not supported yet; run the router as a replica group of its own",
     "gang": GANG_OF_A_REPLICA,
     "groups": f"{_OF_TASKS}; for replicas of several kinds write a list as replicas",
-    "schedule": f"{_OF_TASKS}; a service that nobody asks sleeps with replicas: 0..1",
+    "schedule": f"{_OF_TASKS}; a service without requests sleeps with replicas: 0..1",
     "stop_criteria": _OF_TASKS,
     "max_failed_jobs": f"{_OF_TASKS}; a failed replica never ends a service that has others",
     "max_failed_attempts": f"{_OF_TASKS}; write retry",

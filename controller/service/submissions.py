@@ -386,8 +386,8 @@ class SubmissionService:
             return generate_name(self._pick, lambda name: self._live_id(name) is not None)
         if not is_run_name(wanted):
             raise Invalid(
-                f"{wanted!r} is not a run name: a small letter, then up to 40 small letters, "
-                f"digits and hyphens",
+                f"{wanted!r} is not a run name: a lowercase letter, then up to 40 lowercase "
+                f"letters, digits and hyphens",
                 field="name",
             )
         return wanted

@@ -48,7 +48,7 @@ def login(
     host = urlsplit(url).hostname or url
     name = name or host
     if url.startswith("http://") and not _is_loopback(host):
-        output.note(f"{url} is not encrypted: everybody on the way can read the token")
+        output.note(f"{url} is not encrypted: every host on the way can read the token")
     saved = settings.load()
     controllers = saved.controllers | {name: SavedController(url=url, token=token)}
     settings.save(SavedControllers(current=name, controllers=controllers))

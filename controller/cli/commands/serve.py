@@ -243,12 +243,22 @@ def _serve(options: daemon.Options, log_level: LogLevel) -> None:
     os.umask(0o077)
     prepare_for_many_nodes()
     try:
-        options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(options.data)
         uvloop.run(daemon.serve(options, _say_ready))
     except (daemon.CannotStart, StoreError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         raise CliError(f"--data {options.data}: {error.strerror or error}") from None
+
+
+def make_folder(data: Path) -> None:
+    """Raises CliError, OSError."""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, NotADirectoryError):
+        raise CliError(
+            f"--data {data}: it, or a folder above it, is not a folder", EXIT_USAGE
+        ) from None
 
 
 def prepare_for_many_nodes() -> None:

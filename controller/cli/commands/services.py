@@ -33,7 +33,7 @@ def show(service: str, /, *, json: Json = False) -> int:
         output.emit_json(data)
         return 0
     found = decode(data, ServiceView)
-    access = "a token or a key of the service" if found.auth else "anybody"
+    access = "a token or a key of the service" if found.auth else "all"
     output.emit(f"{found.name} ({found.id}): {found.status}, deployment {found.deployment}")
     output.emit(f"path {found.path}, open to {access}")
     if found.url is not None:

@@ -77,6 +77,7 @@ async def test_wrong_usage_is_status_2(start: Fairlead, arguments: tuple[str, ..
 async def test_wrong_usage_leads_to_the_help_of_its_command(start: Fairlead) -> None:
     scale = await of(start, "scale", "x", "main", "--nodes", "1")
     assert scale.err.endswith("Try `fairlead scale --help`.\n")
+    assert "too many arguments: main" in scale.err
     key = await of(start, "service", "key", "add")
     assert key.err.endswith("Try `fairlead service key add --help`.\n")
 

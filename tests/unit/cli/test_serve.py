@@ -11,8 +11,8 @@ import uvloop
 
 from controller import daemon
 from controller.cli.commands import serve
-from controller.cli.commands.serve import read_config
-from controller.cli.errors import CliError
+from controller.cli.commands.serve import make_folder, read_config
+from controller.cli.errors import EXIT_USAGE, CliError
 from controller.store.base import LeaseLost, StoreError, StoreUnusable
 from tests.support.processes import run_cli
 
@@ -27,6 +27,15 @@ def test_a_mistake_in_the_controllers_file_names_file_line_and_field(tmp_path: P
 def test_a_controllers_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--config .*/none.yaml: can't be read: No such file"):
         read_config(tmp_path / "none.yaml")
+
+
+def test_a_data_folder_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for data in (file, file / "below"):
+        with pytest.raises(CliError, match=r"--data .*/file.*: it, or a folder above") as caught:
+            make_folder(data)
+        assert caught.value.exit_status == EXIT_USAGE
 
 
 def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def test_show_tells_each_replica_with_its_version_and_why_it_gets_no_reque
 ) -> None:
     shown = (await of(changed, "service", "show", "web")).out.decode().splitlines()
     assert shown[0].split(" ", 2)[2] == "running, deployment 1"
-    assert shown[1] == "path /services/web/, open to anybody"
+    assert shown[1] == "path /services/web/, open to all"
     group = next(line for line in shown if line.startswith("main "))
     assert group.split()[:3] == ["main", "1", "1..1"]
     old, new = (line.split() for line in shown if line.startswith("main/"))
