@@ -9,7 +9,7 @@ import asyncssh
 
 from controller.lifecycle.inventory import NodeAddress
 from controller.links.base import LinkError, why_unreachable
-from controller.links.ssh import SshConnection, SshLink
+from controller.links.ssh import Advice, SshConnection, SshLink
 from controller.links.ssh_http import open_stream
 from controller.proxy.view import Replica
 from gateway.schemas import GatewayNode
@@ -19,6 +19,10 @@ LINGER_SECONDS = 300.0
 """A connection to a node without replicas is kept for this time, which is longer than a drain."""
 OK = b"ok\n"
 """What an exposed socket says first when its port answers (`shim.schemas.EXPOSED_OK`)."""
+_ADVICE = Advice(
+    own_key="refused this gateway's key: its sshd is not set up for gateways; `fairlead node "
+    "install --upgrade` does that"
+)
 _LONGEST_LINE = 1000
 
 
@@ -92,7 +96,7 @@ class NodeLinks:
         address = NodeAddress(
             shim_socket="", host=node.host, port=node.port, user=node.user, host_key=node.host_key
         )
-        return await SshLink(address, self._identity).connect()
+        return await SshLink(address, self._identity, _ADVICE).connect()
 
 
 async def _close(connecting: asyncio.Task[SshConnection]) -> None:

@@ -14,12 +14,13 @@ import msgspec
 from common.http import why_lost
 from controller.links.base import LinkError
 from controller.links.clients import LocalLink
-from controller.links.ssh import SshLink
+from controller.links.ssh import Advice, SshLink
 from controller.store.base import Gateway
 from gateway.schemas import LINK_PATH, FromAgent, FromController
 
 _OPEN_SECONDS = 15.0
 _MOST_MESSAGE = 16 << 20
+_ADVICE = Advice(host_key="apply the gateway's file with `accept_host_key: SHA256:…`")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(FromAgent)
 
@@ -52,9 +53,10 @@ class SocketGatewayLink:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[GatewayConnection]:
         address = self._gateway.address
-        link = LocalLink(address.shim_socket)
         connection = await (
-            link.connect() if address.local_socket else SshLink(address, self._identity).connect()
+            LocalLink(address.shim_socket).connect()
+            if address.local_socket
+            else SshLink(address, self._identity, _ADVICE).connect()
         )
         try:
             yield _WebSocket(await self._websocket(connection.http(address.shim_socket)))
@@ -73,8 +75,8 @@ class SocketGatewayLink:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             socket = self._gateway.address.shim_socket
             raise LinkError(
-                f"the agent of the gateway {self._gateway.name} does not answer at {socket}: "
-                f"{why_lost(error)}; is fairlead-gateway.service running there?"
+                f"its agent does not answer at {socket}: {why_lost(error)}; is "
+                "fairlead-gateway.service running there?"
             ) from error
 
 

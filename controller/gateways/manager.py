@@ -228,6 +228,9 @@ class GatewayManager:
                 quiet = GroupCounts(run_id=route.run_id, group=group.name)
                 self._traffic.group(route.run_id, group.name).absorb(now, gateway, counts or quiet)
 
+    def is_other(self, served: str, gateway: str) -> bool:
+        return served != gateway and served in self.gateways
+
     async def key_seen(self, gateway: str, key: str) -> None:
         known = self.gateways.get(gateway)
         if known is not None and known.key != key:

@@ -74,6 +74,9 @@ class Owner(Protocol):
 
     def count(self, gateway: str, groups: tuple[GroupCounts, ...]) -> None: ...
 
+    def is_other(self, served: str, gateway: str) -> bool:
+        """Return whether `served` is another gateway of this controller."""
+
     async def key_seen(self, gateway: str, key: str) -> None:
         """The agent logs in at nodes by this public key."""
 
@@ -289,6 +292,10 @@ class GatewaySession:
             raise LinkError(
                 f"its agent serves the gateway {hello.serves} of another controller; remove the "
                 "agent's folder there, and start it again, if that one is gone"
+            )
+        if hello.serves is not None and self._owner.is_other(hello.serves, self.gateway.name):
+            raise LinkError(
+                f"its agent serves the gateway {hello.serves}; a gateway needs a machine of its own"
             )
         try:
             await self._owner.key_seen(self.gateway.name, hello.key)

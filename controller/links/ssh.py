@@ -10,6 +10,7 @@ from functools import partial
 
 import aiohttp
 import asyncssh
+import msgspec
 
 from controller.lifecycle.model import NodeAddress
 from controller.links.base import HostKeyRefused, LinkError, why_unreachable
@@ -167,7 +168,6 @@ async def _connect(
 
 
 CONNECT_SECONDS = 20.0
-_PIN_ANEW = "pin one with `fairlead node set NODE --accept-host-key SHA256:…`"
 _PERHAPS_ANOTHER_KEY = (
     asyncssh.HostKeyNotVerifiable,
     asyncssh.KeyExchangeFailed,
@@ -230,17 +230,29 @@ class SshConnection:
         await self.ssh.wait_closed()
 
 
-class SshLink:
-    """The SSH link. `identity`: the controller's private key, with which it logs in as the tunnel
-    user."""
+class Advice(msgspec.Struct, frozen=True):
+    """What a user can do about a refusal: of the other side's host key, and of our own key."""
 
-    def __init__(self, address: NodeAddress, identity: asyncssh.SSHKey) -> None:
+    host_key: str = "pin one with `fairlead node set NODE --accept-host-key SHA256:…`"
+    own_key: str = (
+        "refused the controller's key: put the line that `fairlead node key` prints into that "
+        "user's authorized_keys"
+    )
+
+
+class SshLink:
+    """The SSH link. `identity`: our private key, with which we log in as the address's user."""
+
+    def __init__(
+        self, address: NodeAddress, identity: asyncssh.SSHKey, advice: Advice | None = None
+    ) -> None:
         if address.host is None or address.host_key is None:
             raise ValueError("an SSH node needs a host and a pinned host key")
         self._address = address
         self._host, self._port = address.host, address.port
         self._pinned = parse(address.host_key)
         self._identity = identity
+        self._advice = advice or Advice()
 
     async def connect(self) -> SshConnection:
         client = _PinnedClient()
@@ -254,10 +266,7 @@ class SshLink:
             await self._refuse_other_key(where, client.presented)
             raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         except asyncssh.PermissionDenied as error:
-            raise LinkError(
-                f"{where} refused the controller's key: put the line that `fairlead node key` "
-                f"prints into that user's authorized_keys ({error.reason})"
-            ) from error
+            raise LinkError(f"{where} {self._advice.own_key} ({error.reason})") from error
         except (OSError, asyncssh.Error) as error:
             raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         return SshConnection(ssh, self._address.shim_socket)
@@ -282,12 +291,12 @@ class SshLink:
         raise HostKeyRefused(
             f"{where} has no host key of the pinned type: pinned is "
             f"{describe(self._pinned)}, it has {describe_all(found)}; compare "
-            f"these with the node's own, then {_PIN_ANEW}"
+            f"these with the node's own, then {self._advice.host_key}"
         )
 
     def _changed(self, where: str, presented: asyncssh.SSHKey) -> str:
         return (
             f"{where} presented host key {describe(presented)}, but "
             f"{describe(self._pinned)} is pinned; if the node was installed again, "
-            f"{_PIN_ANEW}; else another machine answers at this address"
+            f"{self._advice.host_key}; else another machine answers at this address"
         )

@@ -38,6 +38,7 @@ from gateway.schemas import AGENT_SOCKET, Answer, Certificate, HostCertificate, 
 FIRST_GREETING_SECONDS = 20.0
 SETTLE_SECONDS = 25.0
 """It is longer than the agent waits for Caddy."""
+PUBLIC_PORTS = (None, 80, 443)
 CERTIFICATES = ("lets-encrypt", "internal", "none", "files")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DOMAIN = re.compile(rf"(?=.{{1,190}}$)({_LABEL}\.)*{_LABEL}", re.ASCII)
@@ -215,15 +216,29 @@ class GatewayService:
                 raise Conflict(
                     f"the domain {request.domain} is of gateway {other.name}", field="domain"
                 )
+        address = await self._address(request, known)
+        self._check_address(request, address)
         return Gateway(
             name=request.name,
             domain=request.domain,
-            address=await self._address(request, known),
+            address=address,
             certificate=request.certificate,
             is_default=request.default,
             key=None if known is None else known.key,
             created_at=self._clock.now() if known is None else known.created_at,
         )
+
+    def _check_address(self, request: GatewayRequest, address: NodeAddress) -> None:
+        """Raises Conflict: one agent serves one gateway."""
+        own = (address.host, address.port, address.shim_socket)
+        for other in self._gateways.gateways.values():
+            its = (other.address.host, other.address.port, other.address.shim_socket)
+            if its == own and other.name != request.name:
+                raise Conflict(
+                    f"the agent at {address.host or ''}{address.shim_socket} serves gateway "
+                    f"{other.name} already; a gateway needs a machine of its own",
+                    field="host" if address.host else "local_socket",
+                )
 
     async def _address(self, request: GatewayRequest, known: Gateway | None) -> NodeAddress:
         if request.local_socket is not None:
@@ -260,6 +275,13 @@ class GatewayService:
             raise Unprocessable(
                 "https: true needs a gateway: without one a service's URL is the controller's own",
                 field="https",
+            )
+        public = plan.service.public_port
+        if name is not None and public not in PUBLIC_PORTS:
+            raise Unprocessable(
+                f"gateway {name} serves all services at its ports 80 and 443, not at {public}: "
+                f"write `port: {plan.service.port}`",
+                field="port",
             )
         if name is not None:
             certificate = self._gateways.gateways[name].certificate
@@ -340,13 +362,18 @@ def _check(request: GatewayRequest) -> None:
         )
     if not _DOMAIN.fullmatch(request.domain):
         raise Invalid(
-            f"{request.domain!r} is not a domain such as apps.example.com", field="domain"
+            f"{request.domain!r} is not a domain such as apps.example.com: write it in lowercase, "
+            "without a scheme and without `*.`",
+            field="domain",
         )
     if (request.local_socket is None) == (request.host is None):
         raise Invalid(
             "give either `host` or `local_socket` (an agent on the controller's machine)",
             field="host",
         )
+    for field, path in (("local_socket", request.local_socket), ("socket", request.socket)):
+        if path is not None and not path.startswith("/"):
+            raise Invalid(f"{path!r} is not an absolute path", field=field)
     if not 1 <= request.port <= 65535:
         raise Invalid("a port is a number from 1 to 65535", field="port")
     if request.host_key is not None and request.accept_host_key is not None:

@@ -59,6 +59,7 @@ class FakeGateway:
         self.protocol = PROTOCOL
         self.key = KEY
         self.controller = ""
+        self.gateway: str | None = None
         self.snapshots: list[Snapshot] = []
         self.confirmed: tuple[str, ...] = ()
         """The replicas to which it sends requests."""
@@ -117,6 +118,7 @@ class FakeGateway:
             version="1",
             key=self.key,
             controller=self.controller,
+            serves=self.gateway,
             tries_replicas=True,
         )
         self.say(hello)

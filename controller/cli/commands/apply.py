@@ -70,7 +70,7 @@ def apply(
     if is_gateway(document):
         from controller.cli.commands.gateways import apply_gateway  # few files are gateways
 
-        return apply_gateway(settings.client(), document.data, json)
+        return apply_gateway(document, json)
     configuration = completed(document, os.environ, given_variables(env, os.environ))
     tell_translation(configuration)
     client = settings.client()

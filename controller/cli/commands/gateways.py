@@ -12,8 +12,9 @@ from controller.cli import output
 from controller.cli.commands.options import Flag, Json
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.convert import ConfigurationError, convert
+from controller.configuration.source import Document
 from fairlead import settings
-from fairlead.rest import ControllerClient, decode
+from fairlead.rest import decode
 from gateway.schemas import AGENT_SOCKET
 
 TYPE = "gateway"
@@ -197,15 +198,24 @@ def remove(name: str, /, *, json: Json = False) -> int:
     return _show(settings.client().delete(_path(name)), json, "removed")
 
 
-def apply_gateway(client: ControllerClient, data: object, json: bool) -> int:
-    """Add the gateway of a `type: gateway` file, or change it."""
-    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED)
-    if (fields.host is None) == (fields.local_socket is None):
-        raise ConfigurationError("host", "or local_socket is needed, and not both")
+def apply_gateway(document: Document, json: bool) -> int:
+    """Add the gateway of a `type: gateway` file, or change it. Raises CliError."""
+    try:
+        fields = _fields(document.data)
+    except ConfigurationError as error:
+        raise CliError(document.explain(error), EXIT_USAGE) from None
     body = msgspec.to_builtins(fields)
     del body["type"]
     body["certificate"] = _certificate_of_file(fields.certificate)
-    return _show(client.put(_path(fields.name), body), json, "applied")
+    return _show(settings.client().put(_path(fields.name), body), json, "applied")
+
+
+def _fields(data: object) -> GatewayFields:
+    """Raises ConfigurationError."""
+    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED)
+    if (fields.host is None) == (fields.local_socket is None):
+        raise ConfigurationError("host", "or local_socket is needed, and not both")
+    return fields
 
 
 def _certificate_of_file(written: str | CertificateFields) -> dict[str, Any]:
@@ -231,4 +241,6 @@ def _show(data: bytes, json: bool, done: str) -> int:
     output.emit(f"gateway {found.name} {done}")
     if done != "removed":
         output.emit(f"services answer at NAME.{found.domain}")
+        if found.status != "connected":
+            output.note(f"its agent is away: {found.message or 'not tried yet'}")
     return 0

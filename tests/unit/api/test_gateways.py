@@ -59,7 +59,7 @@ async def test_a_gateway_is_added_shown_changed_and_removed(
 
 async def test_only_one_gateway_is_the_default(admin: Person) -> None:
     await add(admin, default=True)
-    await add(admin, name="other", domain="other.example.com", default=True)
+    await add(admin, name="other", domain="other.example.com", host="other", default=True)
     _, listed = await admin("GET", "/v1/gateways")
     assert [(one["name"], one["default"]) for one in listed["gateways"]] == [
         ("main", False),
@@ -119,6 +119,9 @@ async def test_a_gateway_shows_the_certificate_of_each_host(
     [
         ({"name": "No!"}, "name"),
         ({"domain": "no_domain"}, "domain"),
+        ({"domain": "*.example.com"}, "domain"),
+        ({"socket": "agent.sock"}, "socket"),
+        ({"host": None, "host_key": None, "local_socket": "agent.sock"}, "local_socket"),
         ({"host": None}, "host"),
         ({"local_socket": "/run/agent.sock"}, "host"),
         ({"port": 0}, "port"),
@@ -138,8 +141,10 @@ async def test_only_an_admin_changes_gateways_and_two_never_share_a_domain(
     admin: Person, server: TestServer
 ) -> None:
     await add(admin)
-    status, answer = await admin("POST", "/v1/gateways", **{**MAIN, "name": "other"})
-    assert (status, answer["error"]["field"]) == (409, "domain")
+    for domain, field in ((MAIN["domain"], "domain"), ("other.example.com", "host")):
+        body = {**MAIN, "name": "other", "domain": domain}
+        status, answer = await admin("POST", "/v1/gateways", **body)
+        assert (status, answer["error"]["field"]) == (409, field)
     async with TestClient(server) as client:
         ada = Person(client, USER_TOKEN)
         assert (await ada("POST", "/v1/gateways", **MAIN))[0] == 403
@@ -161,6 +166,15 @@ async def test_a_service_with_a_gateway_claims_its_host_name_and_shows_its_url(
     assert agent.snapshots[-1].services[0].host == "web.apps.example.com"
     status, answer = await admin("DELETE", "/v1/gateways/main")
     assert (status, answer["error"]["code"]) == (409, "gateway_in_use")
+
+
+async def test_a_public_port_other_than_the_gateways_own_is_refused(admin: Person) -> None:
+    await add(admin)
+    status, answer = await submit(admin, gateway="main", port="8080:8000")
+    assert (status, answer["error"]["field"]) == (422, "port")
+    assert "write `port: 8000`" in answer["error"]["message"]
+    status, _ = await submit(admin, gateway="main", port="80:8000")
+    assert status == 201
 
 
 async def test_a_service_uses_the_default_gateway_unless_it_says_otherwise(admin: Person) -> None:
@@ -216,7 +230,7 @@ async def test_a_gateway_cannot_change_in_place_and_stays_when_none_is_named(
     admin: Person,
 ) -> None:
     await add(admin)
-    await add(admin, name="other", domain="other.example.com")
+    await add(admin, name="other", domain="other.example.com", host="other")
     await submit(admin, gateway="main")
     path = "/v1/services/web/deployments"
     body = {**SERVICE, "gateway": "other"}

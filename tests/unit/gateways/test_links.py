@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 
 from controller.lifecycle.inventory import NodeAddress
-from controller.links.ssh import SshConnection
+from controller.links.ssh import Advice, SshConnection
 from controller.proxy.view import Replica
 from gateway import links
 from gateway.links import NodeLinks
@@ -45,7 +45,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[PlayedConnection]:
     opened: list[PlayedConnection] = []
 
     class PlayedLink:
-        def __init__(self, address: NodeAddress, identity: asyncssh.SSHKey) -> None:
+        def __init__(self, address: NodeAddress, identity: asyncssh.SSHKey, advice: Advice) -> None:
             self.user = address.user
 
         async def connect(self) -> SshConnection:

@@ -65,6 +65,9 @@ class PlannedOwner:
     def count(self, gateway: str, groups: tuple[GroupCounts, ...]) -> None:
         self.counted.append(groups)
 
+    def is_other(self, served: str, gateway: str) -> bool:
+        return served == "other"
+
     async def key_seen(self, gateway: str, key: str) -> None:
         self.keys.append(key)
 
@@ -213,6 +216,13 @@ async def test_an_agent_of_another_controller_is_left_alone(bed: Bed) -> None:
     bed.agent.controller = "c2"
     bed.agent.hang_up()
     await bed.session.until(lambda one: "another controller" in (one.message or ""))
+    assert not bed.session.is_up
+
+
+async def test_an_agent_of_another_gateway_of_this_controller_is_left_alone(bed: Bed) -> None:
+    bed.agent.gateway = "other"
+    bed.agent.hang_up()
+    await bed.session.until(lambda one: "serves the gateway other" in (one.message or ""))
     assert not bed.session.is_up
 
 
