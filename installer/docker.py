@@ -94,7 +94,15 @@ class EnginePackage:
         command = ("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
         if system.run(*command).status:
             must(system, "apt-get", "update", "-q")
-            must(system, *command)
+            again = system.run(*command)
+            if again.status:
+                lines = again.output.splitlines()
+                why = [line for line in lines if line.startswith("E: ")] or lines[-3:]
+                raise InstallError(
+                    f"{_PACKAGES[0]} cannot be installed: {'; '.join(why)}; give this machine a "
+                    "package repository that has it, or install an engine yourself and give "
+                    "--docker use"
+                )
 
     def leftover(self, system: System) -> str | None:
         return None

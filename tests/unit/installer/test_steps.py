@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from installer.docker import CONFIGURATION, EngineSettings
+from installer.docker import CONFIGURATION, EnginePackage, EngineSettings
 from installer.plan import Current, OldVersions
 from installer.steps import File, Folder, Link, NoFile, Step, Tree, User
-from installer.system import Done, ProcessUse
+from installer.system import Done, InstallError, ProcessUse
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -28,7 +28,7 @@ class FolderSystem:
 
     def run(self, *argv: str) -> Done:
         self.asked.append(argv)
-        return self.answers.get(argv, Done(0, ""))
+        return self.answers.get(argv) or self.answers.get(argv[:2], Done(0, ""))
 
     def has_program(self, name: str) -> bool:
         return True
@@ -139,3 +139,12 @@ def test_an_old_version_stays_as_long_as_it_is_used(system: FolderSystem, bundle
     system.used = ()
     assert step.difference(system, NOTHING) == "removed 1"
     assert str((system.root / "opt/fairlead/previous").readlink()) == "3"
+
+
+def test_an_engine_without_its_package_is_told_with_what_to_do(system: FolderSystem) -> None:
+    system.answers["apt-get", "install"] = Done(
+        100, "Reading\nE: Unable to locate package docker.io"
+    )
+    with pytest.raises(InstallError, match=r"package docker\.io; give this machine"):
+        EnginePackage().apply(system)
+    assert ("apt-get", "update", "-q") in system.asked
