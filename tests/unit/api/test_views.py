@@ -182,6 +182,8 @@ GOLDEN: dict[str, Any] = {
                         "size": 0,
                         "left_out": 0,
                         "left_out_size": 0,
+                        "received": None,
+                        "total": None,
                     },
                     "deployment": 0,
                     "probes": [],
