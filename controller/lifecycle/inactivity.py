@@ -3,7 +3,8 @@
 A look at its node and at the proxy tells whether it is in use. `idle_since` turns looks into the
 time since which it is not; `note` records that time, and `enforce` ends the attempt. Only a look
 that finds it unused ends it, never a timer: a user that came a moment ago is always seen first.
-Time in which nothing could look does not count.
+Time in which nothing could look does not count. The last look is committed now and then, so that
+the count goes on after a short restart of the controller.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from collections.abc import Sequence
 import msgspec
 
 from controller.lifecycle import termination
+from controller.lifecycle.dev_environment import BROWSER_PORTS
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.model import Run
+from controller.lifecycle.model import Attempt, Run
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import InactivitySeen, Report
 from controller.lifecycle.statuses import AttemptStatus
 
 LONGEST_GAP = 60.0
 """Seconds between two looks; after a longer gap the count begins again."""
+COMMITTED_EVERY = 20.0
+"""Seconds after which a look that tells nothing else is committed: well below LONGEST_GAP."""
 _EVERY = 5.0
 _LOOKS = 4
 _LONGEST_WARNING = 300.0
@@ -83,17 +87,40 @@ def warning(limit: float, watched: Watched) -> str | None:
     )
 
 
-def is_news(committed: float | None, limit: float, watched: Watched) -> bool:
-    """Return whether a look changes what is known: most do not, and cost no commit."""
-    at = ends_at(limit, watched.idle_since)
-    return committed != watched.idle_since or (at is not None and watched.looked_at >= at)
+def committed(attempt: Attempt) -> Watched | None:
+    """Return what the last committed look told; None: it was in use, or never looked at."""
+    if attempt.inactive_since is None or attempt.inactive_seen_at is None:
+        return None
+    return Watched(looked_at=attempt.inactive_seen_at, idle_since=attempt.inactive_since)
+
+
+def resumed(run: Run, attempt: Attempt) -> Watched | None:
+    """Return what a controller that has just started knows; None: the count begins again.
+
+    The proxy's last requests are lost with the controller, so an IDE in the browser begins again.
+    """
+    wanted = run.policy.dev_environment
+    in_browser = wanted is not None and wanted.ide in BROWSER_PORTS
+    return None if in_browser else committed(attempt)
+
+
+def is_news(attempt: Attempt, limit: float, watched: Watched) -> bool:
+    """Return whether a look is worth a commit: most tell nothing new."""
+    at, before = ends_at(limit, watched.idle_since), committed(attempt)
+    if attempt.inactive_since != watched.idle_since:
+        return True
+    if at is None:
+        return False
+    stale = before is None or watched.looked_at - before.looked_at >= COMMITTED_EVERY
+    return stale or watched.looked_at >= at
 
 
 def note(draft: Draft, report: InactivitySeen) -> None:
     """Record since when the dev environment is not in use."""
     attempt = draft.attempt(report.attempt_id)
     if attempt is not None and attempt.status is AttemptStatus.RUNNING:
-        draft.change_attempt(attempt, inactive_since=report.idle_since)
+        seen_at = None if report.idle_since is None else report.at
+        draft.change_attempt(attempt, inactive_since=report.idle_since, inactive_seen_at=seen_at)
 
 
 def enforce(draft: Draft, reports: Sequence[Report]) -> None:

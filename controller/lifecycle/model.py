@@ -368,6 +368,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     inactive_since: float | None = None
     """Since when a dev environment with an `inactivity_duration` is not in use; None: it is, or
     nothing is known yet."""
+    inactive_seen_at: float | None = None
+    """When a committed look last found it unused since then."""
     drains_until: float | None = None
     """It gets no new requests. Its container is not stopped before those in flight have ended, or
     this time has come; None: nothing is in flight."""

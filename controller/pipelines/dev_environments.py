@@ -38,7 +38,8 @@ def look_at(
 class UseWatcher:
     """Look again and again, and report what is new.
 
-    What was seen is kept beyond a lost connection, but not beyond a restart of the controller.
+    What was seen is kept beyond a lost connection; after a restart of the controller the count
+    goes on from what was committed.
     """
 
     def __init__(self, turns: RunPipeline, traffic: Traffic, clock: Clock) -> None:
@@ -55,9 +56,12 @@ class UseWatcher:
                 limit is not None
                 and (attempt := to_node.current(self._turns.known, context)) is not None
             ):
-                watched = await self._watched(context, runner, limit)
+                before = self._seen.get(attempt.id)
+                if before is None:
+                    before = inactivity.resumed(context.state.run, attempt)
+                watched = await self._watched(context, runner, limit, before)
                 self._seen[attempt.id] = watched
-                if inactivity.is_news(attempt.inactive_since, limit, watched):
+                if inactivity.is_news(attempt, limit, watched):
                     self._report(context, watched)
                 await asyncio.sleep(inactivity.pause(limit))
         except asyncio.CancelledError:
@@ -74,12 +78,14 @@ class UseWatcher:
             )
         )
 
-    async def _watched(self, context: AttemptContext, runner: RunnerApi, limit: float) -> Watched:
+    async def _watched(
+        self, context: AttemptContext, runner: RunnerApi, limit: float, before: Watched | None
+    ) -> Watched:
         """Look once, and warn in the log when the end is near. Raises RetryLater,
         RunnerUnavailable."""
         try:
             look = await self._look(context, runner)
-            watched = inactivity.after(self._seen.get(context.attempt.id), look)
+            watched = inactivity.after(before, look)
             text = inactivity.warning(limit, watched)
             if text is not None:
                 await runner.notice(f"inactive-{watched.idle_since}", text)

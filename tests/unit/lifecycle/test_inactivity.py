@@ -5,12 +5,22 @@ from __future__ import annotations
 import random
 from typing import Self
 
+import msgspec
 import pytest
 
 from controller.lifecycle import inactivity
 from controller.lifecycle.dev_environment import DevEnvironment, Ide
 from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.inactivity import LONGEST_GAP, Look, Watched, after, is_news, warning
+from controller.lifecycle.inactivity import (
+    COMMITTED_EVERY,
+    LONGEST_GAP,
+    Look,
+    Watched,
+    after,
+    is_news,
+    resumed,
+    warning,
+)
 from controller.lifecycle.model import JobSpec
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import InactivitySeen, ProbeSeen, SuspendRequested
@@ -83,10 +93,42 @@ def test_the_warning_comes_before_the_end_and_only_then(limit: float, ahead: flo
 
 
 def test_most_looks_are_no_news() -> None:
-    assert is_news(None, HOUR, Watched(looked_at=5.0, idle_since=5.0))
-    assert not is_news(5.0, HOUR, Watched(looked_at=10.0, idle_since=5.0))
-    assert is_news(5.0, HOUR, Watched(looked_at=10.0, idle_since=None))
-    assert is_news(5.0, HOUR, Watched(looked_at=5.0 + HOUR, idle_since=5.0))
+    play = DeskPlay().to_running()
+    began = play.now
+
+    def news(seconds: float, since: float | None) -> bool:
+        return is_news(play.attempt(), HOUR, Watched(looked_at=began + seconds, idle_since=since))
+
+    assert not news(0, None)
+    assert news(0, began)
+    play.looked(began)
+    assert not news(5, began)
+    assert news(COMMITTED_EVERY, began)
+    assert news(5, None)
+    play.wait(HOUR - 5).looked(began)
+    assert not news(HOUR - 1, began)
+    assert news(HOUR, began)
+
+
+def test_a_restarted_controller_counts_on_from_the_last_committed_look() -> None:
+    play = DeskPlay().to_running()
+    began = play.now
+    assert resumed(play.run, play.attempt()) is None
+    play.looked(began).wait(40).looked(began)
+    known = resumed(play.run, play.attempt())
+    assert known == Watched(looked_at=began + 40, idle_since=began)
+    assert after(known, Look(at=play.now + LONGEST_GAP, in_use=False)).idle_since == began
+    late = play.now + LONGEST_GAP + 1
+    assert after(known, Look(at=late, in_use=False)).idle_since == late
+    play.looked(None)
+    assert resumed(play.run, play.attempt()) is None
+
+
+def test_an_ide_in_the_browser_counts_anew_after_a_restart() -> None:
+    """The controller takes the time of the last request with it."""
+    play = DeskPlay(msgspec.structs.replace(NOTES, inactivity_duration=HOUR)).to_running()
+    play.looked(play.now)
+    assert resumed(play.run, play.attempt()) is None
 
 
 def test_a_running_dev_environment_with_a_duration_is_watched() -> None:
@@ -164,7 +206,7 @@ def test_no_walk_stops_one_before_it_was_unused_for_the_duration(seed: int) -> N
         in_use = busy and chance.random() < 0.003
         used_at = play.now if in_use else used_at
         watched = after(watched, Look(at=play.now, in_use=in_use))
-        if is_news(play.attempt().inactive_since, HOUR, watched):
+        if is_news(play.attempt(), HOUR, watched):
             play.looked(watched.idle_since)
 
     assert play.attempt().reason is Reason.INACTIVITY_DURATION_EXCEEDED

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.dev_environment import DevEnvironment, Ide
-from controller.lifecycle.inactivity import Look
+from controller.lifecycle.inactivity import LONGEST_GAP, Look
 from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import InactivitySeen, Report
 from controller.lifecycle.statuses import AttemptStatus
@@ -64,10 +66,49 @@ def test_a_forwarded_port_is_a_use_beside_an_ide_in_the_browser() -> None:
     assert look_at(NOTES, metrics, GroupStatistics(NOW), NOW).in_use
 
 
+def desk(wanted: DevEnvironment = DESK, **seen: Any) -> RunState:
+    """It runs, and `seen` is what was committed of it."""
+    state = placed(AttemptStatus.RUNNING, **seen)
+    policy = replace(state.run.policy, dev_environment=wanted)
+    return replace(state, run=replace(state.run, policy=policy))
+
+
+async def first_report(state: RunState) -> InactivitySeen:
+    """Return what a controller that has just started reports first, with nobody there."""
+    turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
+    node.the_runner.used = used(0)
+    watching = asyncio.create_task(
+        UseWatcher(turns, Traffic(clock.now), clock)(context_of(state), node)
+    )
+    async with asyncio.timeout(10):
+        await turns.told.wait()
+    watching.cancel()
+    report = turns.posted[0]
+    assert isinstance(report, InactivitySeen)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("ide", "gap", "goes_on"),
+    [
+        (Ide.VSCODE, LONGEST_GAP, True),
+        (Ide.VSCODE, LONGEST_GAP + 1, False),
+        (Ide.JUPYTER, 1.0, False),
+    ],
+)
+async def test_after_a_restart_the_count_goes_on_unless_a_use_may_be_unknown(
+    ide: Ide, gap: float, goes_on: bool
+) -> None:
+    wanted = DevEnvironment(ide=ide, folder="/", inactivity_duration=3600.0)
+    state = desk(wanted, inactive_since=NOW - 3600, inactive_seen_at=NOW - gap)
+
+    report = await first_report(state)
+
+    assert (report.at, report.idle_since) == (NOW, NOW - 3600 if goes_on else NOW)
+
+
 async def test_one_that_is_not_in_use_is_reported_and_warned_before_its_end() -> None:
-    state = placed(AttemptStatus.RUNNING)
-    policy = replace(state.run.policy, dev_environment=DESK)
-    state = replace(state, run=replace(state.run, policy=policy))
+    state = desk()
     turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
     node.the_runner.used = used(0)
     watcher = UseWatcher(turns, Traffic(clock.now), clock)
