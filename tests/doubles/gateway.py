@@ -49,8 +49,8 @@ class FakeGateway:
 
     `is_away`: nothing answers. `taken`: host names of others. `in_flight` are the requests at each
     replica; `tell_in_flight` says them again after a change. `unreachable`: why it cannot reach
-    some replicas; `tell_reached` says it again. `refusals`: why it cannot use some kinds of
-    certificates.
+    some replicas, and `is_blind`: it reaches no further one; `tell_reached` says it again.
+    `refusals`: why it cannot use some kinds of certificates.
     """
 
     def __init__(self) -> None:
@@ -69,6 +69,9 @@ class FakeGateway:
         self.revoked: list[str] = []
         self.in_flight: dict[str, int] = {}
         self.unreachable: dict[str, str] = {}
+        self.is_blind = False
+        self.reached: set[str] = set()
+        """The replicas that it has reached at some time."""
         self.refusals: dict[str, str] = {}
         self.opened = 0
         self._says: asyncio.Queue[FromAgent | None] = asyncio.Queue()
@@ -87,7 +90,14 @@ class FakeGateway:
         self.say(InFlight(version=version, replicas=dict(self.in_flight)))
 
     def tell_reached(self) -> None:
-        self.say(Reached(replicas={id: self.unreachable.get(id, "") for id in self.serves}))
+        if not self.is_blind:
+            self.reached.update(id for id in self.serves if id not in self.unreachable)
+        why = self.unreachable
+        found = {
+            id: "" if id in self.reached else why.get(id, "its node cannot be reached")
+            for id in self.serves
+        }
+        self.say(Reached(replicas=found))
 
     def apply(self) -> None:
         """Confirm the newest snapshot."""

@@ -1,4 +1,5 @@
-"""A simulated gateway: its agent is away now and then, hesitates, and has requests at its replicas.
+"""A simulated gateway: its agent is away now and then, hesitates, reaches no further replica, and
+has requests at those that it reached.
 
 A replica whose container is asked to stop by the controller's own plan has no request left there,
 unless the gateway was away: then the drain ends by its time.
@@ -59,13 +60,19 @@ class GatewayLife:
                 await self._trouble()
         finally:
             visits.cancel()
-            self._agent.is_away = self._agent.hesitates = False
+            self._agent.is_away = self._agent.hesitates = self._agent.is_blind = False
             self._agent.apply_newest()
 
     async def _trouble(self) -> None:
         agent, chance = self._agent, self._chance
         self._outages += 1
-        if chance.random() < 0.6:
+        kind = chance.random()
+        if kind < 0.2:
+            agent.is_blind = True
+            await asyncio.sleep(chance.choice((5.0, 60.0, chance.uniform(0.0, 700.0))))
+            agent.is_blind = False
+            agent.tell_reached()
+        elif kind < 0.7:
             agent.is_away = True
             agent.hang_up()
             await asyncio.sleep(chance.choice((1.0, 30.0, chance.uniform(0.0, 700.0))))
@@ -79,9 +86,20 @@ class GatewayLife:
     async def _come(self) -> None:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / _PAUSE))
-            served = self._agent.confirmed
+            self._check_registered()
+            served = [one for one in self._agent.confirmed if one in self._agent.reached]
             if served and not self._agent.is_away:
                 self._spawn(self._visit(self._chance.choice(served)))
+
+    def _check_registered(self) -> None:
+        for state in self._checks.runs.values():
+            service = state.run.service
+            if service is None or service.gateway is None:
+                continue
+            for job in state.jobs:
+                for one in job.attempts:
+                    if one.registered_at is not None and one.id not in self._agent.reached:
+                        self._checks.violated(f"{one.id} is registered, and was never reached")
 
     async def _visit(self, replica: str) -> None:
         container = self._checks.containers.get(replica)
