@@ -255,6 +255,8 @@ class RunView(_View, frozen=True):
     scales: tuple[ScaleView, ...]
     deployments: tuple[DeploymentView, ...]
     dev_environment: DevEnvironmentView | None
+    url: str | None = None
+    """Where its gateway serves the service."""
 
 
 class RunSummary(_View, frozen=True):

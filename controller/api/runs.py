@@ -112,15 +112,15 @@ def _statuses(text: str | None) -> tuple[RunStatus, ...]:
 
 async def get_run(call: Call) -> RunView:
     state = await call.service.runs.get(call.path("run"))
-    children = await call.service.runs.family(state)
-    return with_collections(
-        run_view(state, call.service.nodes.names(), children), call.service.progress
-    )
+    service = call.service
+    children, url = await service.runs.family(state), service.gateways.url(state.run)
+    return with_collections(run_view(state, service.nodes.names(), children, url), service.progress)
 
 
 def shown_run(call: Call, state: RunState) -> RunView:
     service = call.service
-    view = run_view(state, service.nodes.names(), service.runs.children(state))
+    children, url = service.runs.children(state), service.gateways.url(state.run)
+    view = run_view(state, service.nodes.names(), children, url)
     return with_collections(view, service.progress)
 
 

@@ -98,9 +98,12 @@ def _of_the_source(
 
 
 def run_view(
-    state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
+    state: RunState,
+    node_names: Mapping[str, str],
+    children: Iterable[RunState] = (),
+    url: str | None = None,
 ) -> RunView:
-    """Return the run's document; `node_names`: by node id."""
+    """Return the run's document; `node_names`: by node id, `url`: at its gateway."""
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
     allocations = (one for one in state.allocations if one.state is not AllocationState.RELEASED)
@@ -108,6 +111,7 @@ def run_view(
     return derived(
         RunView,
         run,
+        url=url,
         termination_reason=run.reason,
         incarnation=_incarnation(run.incarnation),
         gathering=None if gathers is None else str(gathers),

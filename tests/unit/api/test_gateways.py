@@ -162,6 +162,8 @@ async def test_a_service_with_a_gateway_claims_its_host_name_and_shows_its_url(
     assert agent.claims == ["web.apps.example.com"]
     _, shown = await admin("GET", "/v1/services/web")
     assert (shown["gateway"], shown["url"]) == ("main", "https://web.apps.example.com/")
+    _, inspected = await admin("GET", f"/v1/runs/{shown['id']}")
+    assert inspected["url"] == shown["url"]
     await eventually(lambda: agent.snapshots and agent.snapshots[-1].services)
     assert agent.snapshots[-1].services[0].host == "web.apps.example.com"
     status, answer = await admin("DELETE", "/v1/gateways/main")

@@ -238,6 +238,7 @@ GOLDEN: dict[str, Any] = {
     "scales": [],
     "deployments": [],
     "dev_environment": None,
+    "url": None,
 }
 
 
