@@ -15,7 +15,7 @@ STOP_ORDER_NAME = "stop.json"
 PYTHONS_NAME = "pythons.json"
 LOGS_FOLDER_NAME = "logs"
 OUTPUT_FOLDER_NAME = "output"
-"""What the job leaves here is kept beyond its end."""
+"""The files that the job leaves here are kept beyond its end."""
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):

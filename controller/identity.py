@@ -92,7 +92,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     )
     users = () if snapshot.users else (User(name=ADMIN, role=Role.ADMIN, created_at=now),)
     await store.commit(Changes(users=users, tokens=(stored,)))
-    # Not before: a file whose token nobody knows would keep the next start from making another.
+    # Not before: a file whose token no user knows would keep the next start from making another.
     await asyncio.to_thread(written.rename, path)
     return await store.load()
 

@@ -27,7 +27,7 @@ _UNKNOWN = -1
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a job used at a moment (Unix seconds). `cpu_seconds` counts since its start; GPU values
+    """The use of a job at a moment (Unix seconds). `cpu_seconds` counts since its start; GPU values
     are over all its GPUs: mean percent, bytes. None: not known."""
 
     at: float

@@ -27,7 +27,7 @@ class SecretMissing(Exception):
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sealed: the value, and the owner and name for which alone it may be used."""
+    """The sealed content: the value, and the owner and name for which alone it may be used."""
 
     user: str | None
     name: str

@@ -1,4 +1,4 @@
-"""What nodes have free, by the kind of GPU."""
+"""The free resources of nodes, by the kind of GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.lifecycle.inventory import NodeStatus
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes that take work have of one kind of GPU, or without GPUs (`gpu` null).
+    """The resources of nodes that take work, with one kind of GPU or without GPUs (`gpu` null).
 
     Sizes are in bytes, CPU in cores. `most_on_a_node`: the GPUs that one job can get at once.
     """

@@ -59,7 +59,7 @@ def pull(
 
 
 def left_out(one: OutputsView) -> str | None:
-    """Return the sentence about what a job left and nobody can bring."""
+    """Return the sentence about outputs that are lost."""
     if not one.left_out:
         return None
     return (

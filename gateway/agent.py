@@ -77,7 +77,7 @@ class AgentCannotStart(Exception):
 
 
 class Agent:
-    """What the link commands (`gateway.link.Served`), and what Caddy asks."""
+    """Performs what the link commands (`gateway.link.Served`), and answers Caddy."""
 
     def __init__(self, options: Options, state: AgentState, identity: asyncssh.SSHKey) -> None:
         loop = asyncio.get_running_loop()

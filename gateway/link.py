@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(FromController)
 
 
 class Served(Protocol):
-    """What the link tells and asks of the agent."""
+    """The agent, as the link needs it."""
 
     def hello(self) -> Hello: ...
 

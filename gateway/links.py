@@ -18,7 +18,7 @@ from runner.client import PortStream, RunnerError, StreamReader, StreamWriter
 LINGER_SECONDS = 300.0
 """A connection to a node without replicas is kept for this time, which is longer than a drain."""
 OK = b"ok\n"
-"""What an exposed socket says first when its port answers (`shim.schemas.EXPOSED_OK`)."""
+"""The first bytes of an exposed socket when its port answers (`shim.schemas.EXPOSED_OK`)."""
 _ADVICE = Advice(
     own_key="refused this gateway's key: its sshd is not set up for gateways; `fairlead node "
     "install --upgrade` does that"

@@ -198,7 +198,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica group did within one second."""
+    """The counts of one replica group within one second."""
 
     run_id: str
     group: str

@@ -1,4 +1,4 @@
-"""What the agent keeps on disk: its SSH key, and the newest snapshot."""
+"""The agent's state on disk: its SSH key, and the newest snapshot."""
 
 from __future__ import annotations
 

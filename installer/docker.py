@@ -112,7 +112,7 @@ class EnginePackage:
 
 
 def reload_engine(system: System) -> None:
-    """What can be taken up without a restart is; the rest waits for the operator's."""
+    """Make the engine read what it can without a restart; the rest waits for the operator's."""
     if system.run("systemctl", "is-active", "docker.service").status == 0:
         must(system, "systemctl", "reload", "docker.service")
 

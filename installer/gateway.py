@@ -1,4 +1,4 @@
-"""What a gateway's machine is made of: Debian's Caddy, the agent, and the controller's way in."""
+"""The parts of a gateway's machine: Debian's Caddy, the agent, and the controller's way in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator wishes, checked; what was wished before is kept where nothing is said now."""
+"""The operator's options, checked; an option that is left out keeps its earlier value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is made of, in the order in which it is made."""
+"""The parts of a node, in the order in which they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job needs of its node: each thing is looked at and, where it fails, told with a fix.
+"""Examines everything that a job needs of its node, and gives a fix where something fails.
 
 `fairlead-shim doctor` looks as root, whether a shim runs or not; the shim answers the same to its
 controller. The engine and the GPUs' vendor examine themselves.

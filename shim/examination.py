@@ -1,4 +1,4 @@
-"""What an examination of a node is made of: programs that are asked, and findings.
+"""The parts of an examination of a node: programs that are asked, and findings.
 
 Each check is a function of (node, asked), so it can be tested by itself; `doctor` runs them all.
 """

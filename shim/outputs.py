@@ -1,4 +1,4 @@
-"""What a job left in its output folder, as one tar that is made anew from any byte on.
+"""The outputs of a job, as one tar that can be made anew from any byte on.
 
 The job made the tree and may be hostile: everything is opened beneath the task's folder, through no
 link. Only plain files, folders and, if they are wanted, links that stay within are sent. The

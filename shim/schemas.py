@@ -309,7 +309,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputsAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tar of a task's outputs holds. `length`: its bytes; the others count content."""
+    """The content of the tar of a task's outputs. `length`: its bytes; the others count content."""
 
     files: int
     size: int

@@ -92,7 +92,7 @@ class ChildView(_View, frozen=True):
 
 
 class AttemptOutputsView(_View, frozen=True):
-    """What an attempt left; `count` files of `size` bytes are stored. While they are being
+    """The outputs of an attempt; `count` files of `size` bytes are stored. While they are being
     collected, `received` bytes of `total` are here; else both are null."""
 
     state: OutputsState
@@ -602,8 +602,8 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPlanView(_View, frozen=True):
-    """What the jobs of a group begin with. `python`: the version in their venv; null: they have
-    none. `setup`: the number of its commands."""
+    """The environment of a group's jobs at their start. `python`: the version in their venv;
+    null: they have none. `setup`: the number of its commands."""
 
     group: str
     image: str
@@ -681,7 +681,7 @@ class ChangeView(_View, frozen=True):
 
 
 class DeployView(_View, frozen=True):
-    """What a deployment changes; none was made when nothing changes, or when only asked."""
+    """The changes of a deployment; none was made when nothing changes, or when only asked."""
 
     service: ServiceView
     changes: tuple[ChangeView, ...]

@@ -707,7 +707,7 @@ SERVICE_ALLOWED = {
     },
     **_OF_SERVICES,
 }
-"""What the fields of a service may hold."""
+"""The allowed values of a service's fields."""
 
 _ONE_JOB = frozenset({"commands", "entrypoint", "nodes", "share_nodes"})
 NOT_OF_DEV_ENVIRONMENTS = (ONLY_OF_TASKS | _ONE_JOB) - {"schedule"}
@@ -723,4 +723,4 @@ DEV_ENVIRONMENT_ALLOWED = {
     "inactivity_duration": f"{OFF_ALLOWED}; more than 0",
     "home": "true, the name of a volume, or a folder on the node; then :/PATH for a home elsewhere",
 }
-"""What the fields of a dev environment may hold."""
+"""The allowed values of a dev environment's fields."""

@@ -1,4 +1,4 @@
-"""What a gateway shall serve, made from the committed routes."""
+"""Makes the snapshot that a gateway serves, from the committed routes."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def give_up_nomination(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
 
 
 def use_of(allocation: Allocation, user: str) -> Use:
-    """Return what the user used with this allocation. A nominated allocation counts for nobody yet:
+    """Return what the user used with this allocation. A nominated allocation does not count yet:
     do not pass one."""
     return Use(
         user=user,

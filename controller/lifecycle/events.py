@@ -40,7 +40,7 @@ class EventKind(StrEnum):
     DEPLOYMENT = "deployment"
     """A service's deployment is `rolling`, `done`, `rolled_back` or `replaced`."""
     OUTPUTS = "outputs"
-    """What the job left in its output folder was `collected`, or is `lost`."""
+    """The job's outputs were `collected`, or are `lost`."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
 

@@ -40,7 +40,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """What the looks so far tell. `idle_since` None: it is in use."""
+    """The result of the looks so far. `idle_since` None: it is in use."""
 
     looked_at: float
     idle_since: float | None

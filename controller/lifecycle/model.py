@@ -211,7 +211,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     fleets: tuple[str, ...] = ()
     """The names of the fleets that may run it; empty: any."""
     serves: Serves | None = None
-    """What a replica of a service offers, or a dev environment that opens in the browser."""
+    """The offer of a service's replica, or of a dev environment that opens in the browser."""
 
     def __repr__(self) -> str:
         """Show the spec without the values of `env` and `secrets`."""

@@ -1,4 +1,4 @@
-"""What a job left in its output folder: whether it is still to be stored, is stored, or is lost.
+"""The outputs of a job: whether they are still to be stored, are stored, or are lost.
 
 A task is not removed before its outputs are stored (docs/rules.md 2.14), so only the loss of the
 node, or of the task on it, can lose them.

@@ -32,7 +32,7 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     replica: int = 0
     cookie: int = 0
     rank: int | None = None
-    """Of a job of a service's replica of several nodes."""
+    """Its rank in a replica of several nodes; None: there is no such replica."""
     spec: JobSpec
     scaled_down: bool = False
 

@@ -231,7 +231,7 @@ class SshConnection:
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What a user can do about a refusal: of the other side's host key, and of our own key."""
+    """The advice about a refusal: of the other side's host key, and of our own key."""
 
     host_key: str = "pin one with `fairlead node set NODE --accept-host-key SHA256:…`"
     own_key: str = (

@@ -25,7 +25,7 @@ from controller.links.clients import IDLE_SECONDS
 
 _WINDOW_BYTES = 4 << 20
 _STREAM_WINDOW_BYTES = 1 << 20
-"""Of a stream to a port: a client that reads nothing makes the controller keep as much."""
+"""The buffer of a stream to a port: a client that reads nothing makes the controller keep it."""
 _SMALL_BYTES = 4096
 CHANNEL_ERRORS = (asyncssh.Error, AssertionError)
 """The errors that asyncssh raises from a channel. It asserts that a channel has its connection even

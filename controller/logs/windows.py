@@ -89,7 +89,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class KnownLog:
-    """What was learnt of one log: where it ends and which line is where. It learns a little more
+    """An index of one log: where it ends and which line is where. It learns a little more
     with each question, so no question waits for the whole log."""
 
     def __init__(self, folder: Path) -> None:

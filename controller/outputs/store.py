@@ -43,7 +43,7 @@ about to open it."""
 
 
 class OutputsDamaged(Exception):
-    """What a node sent is no tar of outputs; the message says why."""
+    """The data of a node are no tar of outputs; the message says why."""
 
 
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ class Forwarded(msgspec.Struct, kw_only=True):
     run_id: str
     rest: str
     prefix: str
-    """What was stripped from the path."""
+    """The prefix that was stripped from the path."""
     headers: list[tuple[str, str]]
     body: Body
     hosts: frozenset[str]
@@ -74,7 +74,7 @@ class _TryAnother(Exception):
 
 
 class _Outcome(msgspec.Struct):
-    """What is counted of one try."""
+    """The outcome of one try, as it is counted."""
 
     failed: bool = True
     is_stream: bool = False

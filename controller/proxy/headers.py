@@ -1,4 +1,4 @@
-"""What the proxy changes in requests and answers: paths, hop-by-hop headers, addresses.
+"""The changes that the proxy makes in requests and answers: paths, hop-by-hop headers, addresses.
 
 Paths and values are passed on as they came; a replica reads them by its own rules.
 """

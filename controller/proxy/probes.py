@@ -14,7 +14,8 @@ from controller.proxy.upstream import ReplicaConnection, UpstreamError
 from runner.client import RunnerError
 
 MOST_BODY = 1 << 20
-"""Of an answer; a probe reads it to its end, because an answer that breaks off is a failure."""
+"""The most bytes of an answer that a probe reads; it reads to the end, because an answer that
+breaks off is a failure."""
 
 
 async def try_probe(

@@ -135,7 +135,7 @@ class Replicas:
             self._sweeping = loop.call_later(1.0, self._sweep)
 
     def _sweep(self) -> None:
-        """Close connections that nobody uses any more, and forget replicas."""
+        """Close unused connections, and forget replicas."""
         self._sweeping = None
         now = _now()
         for replica_id, use in list(self._uses.items()):

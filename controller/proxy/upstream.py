@@ -95,7 +95,7 @@ class _Events:
 
     def on_message_begin(self) -> None:
         if self.complete:
-            self.is_reusable = False  # an answer that nobody asked for
+            self.is_reusable = False  # an answer without a request
 
 
 class ReplicaConnection:

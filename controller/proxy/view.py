@@ -58,7 +58,7 @@ LinkError, RunnerUnavailable, RunnerError."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request was admitted with. `secret_headers` must not reach the replica; `credential`
+    """The admission of a request. `secret_headers` must not reach the replica; `credential`
     is of the `Access` that gave it."""
 
     secret_headers: frozenset[str] = frozenset()

@@ -73,7 +73,7 @@ class GatewayNow(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[str, ...]
     """The names of the live services that use it."""
     certificates: tuple[HostCertificate, ...] = ()
-    """Of the hosts of its services, as its agent last saw them."""
+    """The certificates of its services' hosts, as its agent last saw them."""
 
 
 class GatewayService:

@@ -1,4 +1,4 @@
-"""What a run's jobs left in their output folders: what is there, and the file that has it."""
+"""The outputs of a run's jobs: a list of them, and the file that has them."""
 
 from __future__ import annotations
 

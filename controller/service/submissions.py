@@ -160,7 +160,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gateways(Protocol):
-    """What a submission asks of the gateways."""
+    """The gateways, as a submission needs them."""
 
     def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
         """Return the plan with its gateway's name. Raises Unprocessable."""

@@ -1,4 +1,4 @@
-"""What a page is: a route, a visit, and an answer that a template turns into HTML."""
+"""A page is a route, a visit, and an answer that a template turns into HTML."""
 
 from __future__ import annotations
 

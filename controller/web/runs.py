@@ -42,7 +42,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What the address asks for; empty: all."""
+    """The filter in the address; empty: all runs."""
 
     status: str = ""
     user: str = ""

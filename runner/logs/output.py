@@ -155,7 +155,7 @@ class Output:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            data = b""  # a terminal that nobody holds any more
+            data = b""  # a terminal that no process holds any more
         if not data:
             self.close(fd)
             return False

@@ -220,7 +220,7 @@ def allow_core_dumps(limit: int) -> None:
 def execute(argv: Sequence[str], **options: Any) -> int:
     """Start `subprocess.Popen` and return the pid, for which the caller waits."""
     process = subprocess.Popen(argv, **options)
-    process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
+    process.returncode = 0  # Popen must neither wait for it nor complain about that
     return process.pid
 
 

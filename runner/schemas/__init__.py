@@ -179,8 +179,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The exit code with which an interrupted job asks to be started again."""
     env_style: tuple[EnvStyle, ...] = ()
     outputs: tuple[str, ...] = ()
-    """What is copied to the output folder when the job has ended: paths and patterns, absolute or
-    relative to the working folder."""
+    """The files to copy to the output folder when the job has ended: paths and patterns,
+    absolute or relative to the working folder."""
     core_dumps: int = 0
     """How many core dumps of its processes are copied there."""
     outputs_limit: int | None = None

@@ -1,4 +1,4 @@
-"""What completes for a user: a shell the commands (`completion`), an editor the YAML (`schema`)."""
+"""Completion: a shell completes the commands (`completion`), an editor the YAML (`schema`)."""
 
 from __future__ import annotations
 

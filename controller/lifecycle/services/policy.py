@@ -32,7 +32,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica's primary job offers: a port on its loopback, and how to see that it works."""
+    """The offer of a replica's primary job: a port on its loopback, and how to check it."""
 
     port: int
     probes: tuple[Probe, ...] = (Probe(),)
@@ -119,7 +119,7 @@ class ServicePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one probe of an attempt."""
+    """The known state of one probe of an attempt."""
 
     passes: bool
     """The latest result."""

@@ -385,7 +385,7 @@ class DockerEngine:
         )
 
     def waits_for(self, container_id: str) -> bool:
-        """Return whether anybody waits for the container's end."""
+        """Return whether a caller waits for the container's end."""
         return container_id in self._waiting
 
     def hint(self, container_id: str | None) -> None:

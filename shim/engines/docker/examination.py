@@ -42,7 +42,7 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
 
 
 def judge_engine(info: dict[str, Any]) -> Iterator[Finding]:
-    """What the engine says of itself."""
+    """The engine's answer about itself."""
     yield ok(f"Docker {info.get('ServerVersion')} answers")
     lost = [name for name in ("MemoryLimit", "CpuCfsQuota", "PidsLimit") if not info.get(name)]
     if lost:

@@ -55,7 +55,7 @@ class _Call:
         try:
             self._loop.call_soon_threadsafe(self._settle, result, failure)
         except RuntimeError:
-            """The loop has ended meanwhile, and with it whoever had asked."""
+            """The loop has ended meanwhile, and with it the caller."""
 
     def _settle(self, result: Any, failure: BaseException | None) -> None:
         if self.future.cancelled():
