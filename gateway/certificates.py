@@ -27,6 +27,8 @@ MOST_PAUSE_SECONDS = 1800.0
 """A look at a host without a certificate lets Caddy ask its authority for one, which allows few
 failures in an hour."""
 GOOD_SECONDS = 3600.0
+LOOKS_AT_ONCE = 4
+"""So many hosts get their first certificate at once: authorities limit that, too."""
 
 
 class BadFile(Exception):
@@ -158,6 +160,7 @@ class HostCertificates:
         self._changed = changed
         self._found: dict[str, HostCertificate] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
 
     def update(self, hosts: Iterable[str], *, anew: bool) -> None:
         """Look at exactly these hosts. `anew`: Caddy was given another configuration."""
@@ -180,7 +183,8 @@ class HostCertificates:
     async def _keep(self, host: str) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
-            found = await look(host, self._port)
+            async with self._slots:
+                found = await look(host, self._port)
             if self._found.get(host) != found:
                 self._found[host] = found
                 self._changed()
