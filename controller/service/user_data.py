@@ -31,7 +31,9 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=simple
-ExecStart=/usr/bin/python3 -I /etc/fairlead/join.py
+# The bundle's own Python: small images and those like RHEL have no python3.
+ExecStart=/bin/sh -c 'exec /opt/fairlead/current/python/bin/python3.*[0-9] -I -S \\
+    /etc/fairlead/join.py'
 # Once the address is told, nothing of this stays.
 ExecStopPost=/bin/sh -c 'test -e /etc/fairlead/join.json || { \\
     systemctl disable fairlead-join.service; \\

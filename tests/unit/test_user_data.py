@@ -59,6 +59,7 @@ def test_a_node_that_joins_by_itself_has_a_unit_and_a_secret_that_root_alone_rea
     }
     unit = files["/etc/systemd/system/fairlead-join.service"]["content"]
     assert "/etc/fairlead/join.py" in unit
+    assert "/usr/bin/python3" not in unit, "an image may have no Python but the bundle's"
     assert "fl_token" not in unit
     assert document["runcmd"][-1][-1] == "fairlead-join.service"
 

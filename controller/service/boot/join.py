@@ -1,7 +1,7 @@
 """Gives the controller this node's address, once, and nothing else.
 
-It runs on a node with the node's own Python (3.6 or newer), from the user-data with which the node
-booted. Exit status 2: the controller refuses, and another try would not help.
+It runs on a node with the bundle's Python, from the user-data with which the node booted. Exit
+status 2: the controller refuses, and another try would not help.
 """
 
 import hashlib
