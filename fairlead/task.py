@@ -72,6 +72,7 @@ class TaskFields(TypedDict, total=False):
     env_style: Strings
     outputs: Strings
     core_dumps: bool | int
+    buckets: Sequence[Mapping[str, str]]
     ssh: str
     privileged: bool
     cap_add: Strings

@@ -327,10 +327,10 @@ class Runner:
         await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end))
 
     async def _keep_outputs(self, ended: ExitRecord, ending: Ending) -> None:
-        """Copy what the job's `outputs` name, and its core dumps. The container may be killed
-        meanwhile, so its exit record is kept before."""
+        """Copy what the job leaves. The container may be killed meanwhile, so its exit record is
+        kept before."""
         request = self._request
-        if request is None or not (request.job.outputs or request.job.core_dumps):
+        if request is None or not request.job.leaves_something:
             return
         await self._keep(ended)
         keeping = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)

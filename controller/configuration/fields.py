@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from common.object_storage import parse_bucket, parse_endpoint
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert, convert_entry
 from controller.configuration.stored_secrets import is_reference
@@ -371,6 +372,19 @@ def output_path(value: object) -> schema.OutputPath:
     if len(value.encode()) > _MOST_OUTPUT_PATH:
         raise ValueError(f"is longer than {_MOST_OUTPUT_PATH} bytes")
     return schema.OutputPath(value)
+
+
+def bucket_url(value: object) -> schema.BucketUrl:
+    if not isinstance(value, str):
+        raise ValueError("must be a string such as s3://BUCKET/PREFIX")
+    parse_bucket(value)
+    return schema.BucketUrl(value)
+
+
+def bucket_endpoint(value: object) -> schema.BucketEndpoint:
+    if not isinstance(value, str):
+        raise ValueError("must be a string such as https://HOST")
+    return schema.BucketEndpoint(parse_endpoint(value))
 
 
 def port_mapping(value: object) -> schema.PortMapping:

@@ -14,6 +14,7 @@ from controller.configuration.groups import GroupPlan, asks_for_gang, plan_group
 from controller.configuration.images import DEFAULT_IMAGE, image_for
 from controller.configuration.schema import (
     ALLOWED,
+    BucketFields,
     DevEnvironmentConfiguration,
     DisconnectFields,
     FileFields,
@@ -42,7 +43,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.pending_reasons import size_words
 from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.submission import PlannedGroup
-from runner.schemas import Files
+from runner.schemas import BucketFolder, Files
 from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, Ulimit
 
 _T = TypeVar("_T")
@@ -341,6 +342,7 @@ def _job(
         tty=configuration.tty,
         env_style=configuration.env_style,
         outputs=tuple(map(str, configuration.outputs)),
+        buckets=tuple(_bucket(one) for one in configuration.buckets),
         core_dumps=int(configuration.core_dumps),
         outputs_limit=(
             defaults.outputs_limit if configuration.outputs or configuration.core_dumps else None
@@ -429,6 +431,15 @@ def _files(number: int, written: FileFields) -> Files:
         raise _not_uploaded(f"files[{number}]")
     archive, path = written.uploaded
     return Files(path=path, archive=archive)
+
+
+def _bucket(written: BucketFields) -> BucketFolder:
+    return BucketFolder(
+        url=str(written.url),
+        path=str(written.path),
+        mode=written.mode,
+        endpoint=_plain(written.endpoint),
+    )
 
 
 def _not_uploaded(field: str) -> ConfigurationError:

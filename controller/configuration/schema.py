@@ -29,7 +29,7 @@ from controller.lifecycle.model import (
     StopCriteria,
 )
 from controller.lifecycle.services.policy import RateLimitKey, ScalingMetric
-from runner.schemas import EnvStyle, IfFolderExists
+from runner.schemas import BucketMode, EnvStyle, IfFolderExists
 from shim.schemas import PullPolicy, Ulimit, VolumeMount
 
 MOST_JOBS = 10_000
@@ -276,6 +276,27 @@ class FileFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     uploaded: tuple[Text, Text] | None = None
 
 
+class BucketUrl(str):
+    """s3://BUCKET/PREFIX"""
+
+    __slots__ = ()
+
+
+class BucketEndpoint(str):
+    """https://HOST[:PORT]"""
+
+    __slots__ = ()
+
+
+class BucketFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `buckets`, which a job gets as a folder."""
+
+    url: BucketUrl
+    path: FolderName
+    mode: BucketMode = BucketMode.READ
+    endpoint: BucketEndpoint | None = None
+
+
 class Repos(tuple[RepoFields, ...]):
     __slots__ = ()
 
@@ -362,6 +383,7 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     env_style: tuple[EnvStyle, ...] = ()
     outputs: tuple[OutputPath, ...] = ()
     core_dumps: bool | CoreDumpCount = False
+    buckets: tuple[BucketFields, ...] = ()
     ssh: SshChoice | None = None
     privileged: bool = False
     cap_add: tuple[Capability, ...] = ()
@@ -625,6 +647,11 @@ ALLOWED = {
     " of variables of your environment",
     "ports": "a list of PORT or LOCAL:PORT, such as 8080 or 80:8000; LOCAL * is any free port",
     "tty": "true or false",
+    "buckets": "a list of mappings with url, path, mode and endpoint",
+    "buckets.url": "s3://BUCKET or s3://BUCKET/PREFIX",
+    "buckets.path": "an absolute path, such as /data",
+    "buckets.mode": "read or write-back",
+    "buckets.endpoint": "https://HOST[:PORT] of a storage that is not AWS",
     "core_dumps": "true (one), false, or a whole number from 0 to 16",
     "outputs": "a list of paths in the container, absolute or relative to working_dir, with the"
     " patterns * ? [a-z] and **",

@@ -230,6 +230,8 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Env: _env,
     schema.FolderName: _folder,
     schema.ImageName: lambda value: schema.ImageName(image_name(value)),
+    schema.BucketUrl: fields.bucket_url,
+    schema.BucketEndpoint: fields.bucket_endpoint,
     schema.UserName: _user,
     schema.PythonVersion: _python,
     schema.SignalName: _signal,

@@ -37,7 +37,7 @@ from controller.lifecycle.services.policy import (
     ServicePolicy,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from runner.schemas import EnvStyle, Files, Repo, RepoCredentials
+from runner.schemas import BucketFolder, EnvStyle, Files, Repo, RepoCredentials
 from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, VolumeMount
 
 
@@ -195,6 +195,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     env_style: tuple[EnvStyle, ...] = ()
     outputs: tuple[str, ...] = ()
     """Paths and patterns of what is kept beside the output folder's content."""
+    buckets: tuple[BucketFolder, ...] = ()
     core_dumps: int = 0
     """How many core dumps of its processes are kept with that."""
     outputs_limit: int | None = None

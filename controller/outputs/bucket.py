@@ -1,50 +1,27 @@
-"""A bucket of an object storage that speaks S3, for outputs that are too large for this disk.
-
-obstore does it: one wheel without dependencies, typed, with asyncio and multipart uploads, where
-boto3 blocks and brings ten times as much. Credentials come from the environment (AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION) or from the machine's role.
-"""
+"""A bucket of an object storage, for outputs that are too large for this disk."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig, S3Store
+from common import object_storage
+from common.object_storage import PART_BYTES, parse_bucket, parse_endpoint
 
-_PART_BYTES = 16 << 20
-"""S3 takes 10,000 parts: objects of up to 156 GiB."""
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
 _PARTS_AT_ONCE = 4
-_READ_BYTES = 1 << 20
-_CONNECT = timedelta(seconds=10)
-_REQUEST = timedelta(seconds=120)
-"""The time for one part, or for an answer without a body."""
-_DOWNLOAD = timedelta(days=1)
-"""The time for a whole body, which a slow reader may take; a stalled one ends much sooner."""
-_STALLED_SECONDS = 60.0
 _PROBE = "fairlead-was-here"
-_RETRY = timedelta(seconds=20)
-_MOST_OF_MESSAGE = 300
-_URL = re.compile(
-    r"s3://(?P<name>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^?#]*))?", re.ASCII
-)
-_ENDPOINT = re.compile(r"https?://[^/?#@\s]+/?", re.ASCII)
 
 
 class BucketError(OSError):
     """The bucket did not do what it was asked for; the same request may succeed later."""
-
-
-class BucketUrlInvalid(ValueError):
-    """The message says what is wrong with the URL of a bucket or endpoint."""
 
 
 class BucketObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,19 +45,9 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, url: str, endpoint: str | None = None) -> Bucket:
         """Read s3://NAME[/PREFIX]. Raises BucketUrlInvalid."""
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise BucketUrlInvalid(f"{url!r} is no bucket; write s3://BUCKET or s3://BUCKET/PREFIX")
-        prefix = (found["prefix"] or "").removesuffix("/")
-        if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
-            raise BucketUrlInvalid(f"{url!r} has an empty part, . or .. in its prefix")
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-            raise BucketUrlInvalid(f"{endpoint!r} is no endpoint; write https://HOST[:PORT]")
-        return cls(
-            name=found["name"],
-            prefix=prefix,
-            endpoint=None if endpoint is None else endpoint.rstrip("/"),
-        )
+        name, prefix = parse_bucket(url)
+        where = None if endpoint is None else parse_endpoint(endpoint)
+        return cls(name=name, prefix=prefix, endpoint=where)
 
     def object(self, key: str) -> BucketObject:
         whole = f"{self.prefix}/{key}" if self.prefix else key
@@ -92,65 +59,60 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
 async def check(bucket: Bucket) -> None:
     """Write and remove a small object, as an upload would. Raises BucketError."""
-    import obstore
-
-    place = bucket.object(_PROBE)
-    with _told(place):
-        await obstore.put_async(_store(place, _REQUEST), place.key, b"", use_multipart=False)
-    await delete(place)
+    await asyncio.to_thread(_check, bucket.object(_PROBE))
 
 
 async def upload(path: Path, length: int, place: BucketObject) -> None:
     """Write the file of that many bytes to its place, whole or not at all. Raises BucketError."""
-    import obstore
-
-    with _told(place):
-        store = _store(place, _REQUEST)
-        await obstore.put_async(
-            store, place.key, path, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
-        )
-        arrived = (await obstore.head_async(store, place.key))["size"]
+    arrived = await asyncio.to_thread(_upload, path, place)
     if arrived != length:
         raise BucketError(f"{place} has {arrived} bytes after {length} were written")
 
 
 async def read(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
     """Yield the bytes from `start` up to `end`, which is not among them. Raises BucketError."""
-    import obstore
-
-    with _told(place):
-        async with asyncio.timeout(_STALLED_SECONDS) as stalled:
-            store = _store(place, _DOWNLOAD)
-            found = await obstore.get_async(store, place.key, options={"range": (start, end)})
-            async for piece in found.stream(min_chunk_size=_READ_BYTES):
-                stalled.reschedule(None)
-                yield bytes(piece)
-                stalled.reschedule(asyncio.get_running_loop().time() + _STALLED_SECONDS)
+    store = await asyncio.to_thread(_open, place)
+    pieces = object_storage.read(store, place.key, start, end)
+    while piece := await asyncio.to_thread(_next, pieces, place):
+        yield piece
 
 
 async def delete(place: BucketObject) -> None:
     """Remove the object; one that is not there is removed. Raises BucketError."""
+    await asyncio.to_thread(_delete, place)
+
+
+def _check(place: BucketObject) -> None:
     import obstore
 
     with _told(place):
-        await obstore.delete_async(_store(place, _REQUEST), place.key)
+        obstore.put(_open(place), place.key, b"", use_multipart=False)
+    _delete(place)
 
 
-def _store(place: BucketObject, timeout: timedelta) -> S3Store:
-    from obstore.store import S3Store
+def _upload(path: Path, place: BucketObject) -> int:
+    import obstore
 
-    options: ClientConfig = {"timeout": timeout, "connect_timeout": _CONNECT}
-    retry: RetryConfig = {"max_retries": 3, "retry_timeout": _RETRY}
-    if place.endpoint is None:
-        return S3Store(place.bucket, client_options=options, retry_config=retry)
-    options["allow_http"] = place.endpoint.startswith("http://")
-    return S3Store(
-        place.bucket,
-        endpoint=place.endpoint,
-        virtual_hosted_style_request=False,
-        client_options=options,
-        retry_config=retry,
-    )
+    store = _open(place)
+    with _told(place):
+        obstore.put(store, place.key, path, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+        return obstore.head(store, place.key)["size"]
+
+
+def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
+    with _told(place):
+        return next(pieces, b"")
+
+
+def _delete(place: BucketObject) -> None:
+    import obstore
+
+    with _told(place):
+        obstore.delete(_open(place), place.key)
+
+
+def _open(place: BucketObject) -> S3Store:
+    return object_storage.open_bucket(place.bucket, place.endpoint)
 
 
 @contextmanager
@@ -159,8 +121,5 @@ def _told(place: BucketObject) -> Iterator[None]:
 
     try:
         yield
-    except TimeoutError:
-        raise BucketError(f"{place}: it sent nothing for {_STALLED_SECONDS:.0f} s") from None
     except (BaseError, FileNotFoundError) as error:
-        said = str(error).strip().partition("\n")[0]
-        raise BucketError(f"{place}: {said[:_MOST_OF_MESSAGE]}") from None
+        raise BucketError(f"{place}: {object_storage.first_line(error)}") from None

@@ -226,6 +226,7 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         fail_on_log_quota=spec.fail_on_log_quota,
         env_style=spec.env_style,
         outputs=spec.outputs,
+        buckets=spec.buckets,
         core_dumps=spec.core_dumps,
         outputs_limit=spec.outputs_limit,
         gang=_gang(context),

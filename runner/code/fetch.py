@@ -137,12 +137,12 @@ def _config() -> Any:
     from dulwich.config import ConfigDict
 
     config = ConfigDict()
-    config.set((b"http",), b"sslCAInfo", _authorities().encode())
+    config.set((b"http",), b"sslCAInfo", authorities().encode())
     config.set((b"http",), b"timeout", str(int(_TIMEOUT)).encode())
     return config
 
 
-def _authorities() -> str:
+def authorities() -> str:
     """Return the certificates of the image, if it has any: its makers may have added their own."""
     for bundle in _BUNDLES:
         if Path(bundle).is_file():

@@ -10,6 +10,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
 from runner.code.prepare import CodeStore
@@ -21,6 +22,7 @@ from runner.processes.launch import (
     Launch,
     LaunchSettings,
     find,
+    make_folder,
     place_of,
     prepare,
     read_image_config,
@@ -28,7 +30,10 @@ from runner.processes.launch import (
 )
 from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children, Ending
-from runner.schemas import SubmitRequest
+from runner.schemas import BucketFolder, SubmitRequest
+
+if TYPE_CHECKING:
+    from runner.code.helper import Helpers
 
 SECRETS_FOLDER_NAME = "secrets"
 SETUP_MARK_NAME = "setup-done"
@@ -146,6 +151,11 @@ def _write_secrets(request: SubmitRequest, scratch: Scratch) -> str | None:
     return str(folder)
 
 
+def _variables(request: SubmitRequest) -> dict[str, str]:
+    """Return what the user gives the job, secrets included."""
+    return {**request.job.env, **request.secrets}
+
+
 class Preparation:
     """Prepares one job. Call `launch` once, and `clean` when the job has ended."""
 
@@ -154,6 +164,7 @@ class Preparation:
         self._code = code
         self._children = children
         self._groundwork: Groundwork | None = None
+        self._brought: list[tuple[BucketFolder, int]] = []
 
     async def launch(self, request: SubmitRequest) -> Launch:
         """Prepare and return what to execute. Raises CannotStart. It may be cancelled while code is
@@ -163,6 +174,7 @@ class Preparation:
         try:
             await self._put_code(request, groundwork)
             await self._bring_python(request, groundwork)
+            await self._bring_buckets(request, groundwork)
         finally:
             await asyncio.to_thread(self._code.drop)
         launch = await asyncio.to_thread(groundwork.launch)
@@ -173,16 +185,14 @@ class Preparation:
     async def keep_outputs(
         self, request: SubmitRequest, ending: Ending, started_at: float
     ) -> list[str]:
-        """Copy what the job's `outputs` name, and its core dumps, to its output folder. Return the
-        lines for the log."""
+        """Copy what the job's `outputs` name, and its core dumps, to its output folder; write its
+        `buckets` back. Return the lines for the log."""
         groundwork, job = self._groundwork, request.job
-        if groundwork is None or not (job.outputs or job.core_dumps):
+        if groundwork is None or not job.leaves_something:
             return []
-        from runner.code.helper import Helpers
-        from runner.job import cores, outputs
+        from runner.job import buckets, cores, outputs
 
-        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
-        helpers = Helpers(self._children, env, groundwork.place.identity)
+        helpers = self._helpers(groundwork)
         working_dir, lines = groundwork.place.working_dir, []
         target = str(self._task / OUTPUT_FOLDER_NAME)
         if job.core_dumps:
@@ -199,6 +209,7 @@ class Preparation:
                 working_dir=working_dir, target=target, paths=job.outputs, limit=job.outputs_limit
             )
             lines += await outputs.copy(helpers, order)
+        lines += await buckets.write_back(self._brought, helpers, _variables(request))
         return lines
 
     def clean(self) -> None:
@@ -208,29 +219,41 @@ class Preparation:
         else:
             environment.remove(self._task)
 
+    def _helpers(self, groundwork: Groundwork) -> Helpers:
+        from runner.code.helper import Helpers
+
+        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
+        return Helpers(self._children, env, groundwork.place.identity)
+
     async def _bring_python(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         if request.job.python is None:
             return
-        from runner.code.helper import Helpers
         from runner.job.python import make_venv
 
-        place = groundwork.place
-        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
-        env["HOME"] = place.effective.home
-        helpers = Helpers(self._children, env, place.identity)
+        place, helpers = groundwork.place, self._helpers(groundwork)
+        helpers.env["HOME"] = place.effective.home
         groundwork.venv = await make_venv(self._task, request.job.python, helpers, place.identity)
+
+    async def _bring_buckets(self, request: SubmitRequest, groundwork: Groundwork) -> None:
+        """Copy the objects of the job's `buckets`. Raises CannotStart."""
+        if not request.job.buckets:
+            return
+        from runner.job.buckets import bring
+
+        helpers, owner = self._helpers(groundwork), groundwork.place.identity
+        for folder in request.job.buckets:
+            await asyncio.to_thread(make_folder, folder.path, owner, "buckets.path")
+            at = await bring(folder, helpers, _variables(request))
+            self._brought.append((folder, at))
 
     async def _put_code(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         if not request.job.repos and not request.job.files:
             return
         # 3 MiB and 30 ms that only jobs with code pay for.
         from runner.code.git import choose
-        from runner.code.helper import Helpers
         from runner.code.prepare import CodePreparer
 
-        place = groundwork.place
-        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
-        helpers = Helpers(self._children, env, place.identity)
-        git = choose(lambda program: find(program, env, "/"), helpers, groundwork.scratch)
+        place, helpers = groundwork.place, self._helpers(groundwork)
+        git = choose(lambda program: find(program, helpers.env, "/"), helpers, groundwork.scratch)
         preparer = CodePreparer(self._code, git, place.working_dir, place.identity)
         await preparer.prepare(request)

@@ -53,6 +53,25 @@ class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
         return "RepoCredentials(***)"
 
 
+class BucketMode(StrEnum):
+    """What a job's folder of a bucket is for."""
+
+    READ = "read"
+    """The objects are there when the job starts."""
+    WRITE_BACK = "write-back"
+    """Also, what changed is uploaded when the job has ended."""
+
+
+class BucketFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects of `url` (s3://BUCKET/PREFIX) as files in the folder `path`. `endpoint` None: AWS
+    in the region of the job's environment, which has the keys too."""
+
+    url: str
+    path: str
+    mode: BucketMode = BucketMode.READ
+    endpoint: str | None = None
+
+
 class Files(msgspec.Struct, frozen=True, kw_only=True):
     """`archive` (a blob), unpacked into the folder `path`; existing files are replaced."""
 
@@ -116,6 +135,8 @@ _CHECK = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
 
 
 __all__ = [
+    "BucketFolder",
+    "BucketMode",
     "ClusterKey",
     "EnvStyle",
     "Files",
@@ -181,6 +202,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...] = ()
     """The files to copy to the output folder when the job has ended: paths and patterns,
     absolute or relative to the working folder."""
+    buckets: tuple[BucketFolder, ...] = ()
     core_dumps: int = 0
     """How many core dumps of its processes are copied there."""
     outputs_limit: int | None = None
@@ -188,6 +210,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gang: GangInfo | None = None
     monitoring_descriptor: str | None = None
     """The name under which the job's allocation is monitored."""
+
+    @property
+    def leaves_something(self) -> bool:
+        """Whether something is copied when the job has ended."""
+        writes_back = any(one.mode is BucketMode.WRITE_BACK for one in self.buckets)
+        return bool(self.outputs or self.core_dumps or writes_back)
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import obstore
 import pytest
 
+from common.object_storage import open_bucket
 from controller.outputs.bucket import Bucket
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
@@ -27,10 +29,10 @@ _NAME = "outputs"
 class ObjectStorage:
     """It has one bucket. `away` ends it; `back` starts it again with its bucket empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str) -> None:
         port = free_port()
-        self.endpoint = f"http://127.0.0.1:{port}"
-        argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        self.endpoint = f"http://{host}:{port}"
+        argv = [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
         self._daemon = Daemon(argv, folder / "object-storage.log", outlasts_tests=True)
         self.back()
 
@@ -42,6 +44,12 @@ class ObjectStorage:
         """Return the keys of all objects."""
         with urllib.request.urlopen(f"{self.endpoint}/{_NAME}?list-type=2") as answer:
             return re.findall(r"<Key>([^<]*)</Key>", answer.read().decode())
+
+    def put(self, key: str, content: bytes) -> None:
+        obstore.put(open_bucket(_NAME, self.endpoint), key, content)
+
+    def get(self, key: str) -> bytes:
+        return bytes(obstore.get(open_bucket(_NAME, self.endpoint), key).bytes())
 
     def away(self) -> None:
         self._daemon.kill9()
@@ -58,11 +66,11 @@ class ObjectStorage:
 
 
 @contextmanager
-def object_storage(folder: Path) -> Iterator[ObjectStorage]:
-    """Start one; the environment of this process gets its keys."""
+def object_storage(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectStorage]:
+    """Start one at this address; the environment of this process gets its keys."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
-        storage = ObjectStorage(folder)
+        storage = ObjectStorage(folder, host)
         yield storage
         storage.away()

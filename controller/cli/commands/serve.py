@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from common.object_storage import BucketUrlInvalid
 from controller import daemon
 from controller.cli import output
 from controller.cli.database_url import find_database
@@ -30,7 +31,7 @@ from controller.configuration.units import (
     parse_duration,
     parse_size,
 )
-from controller.outputs.bucket import Bucket, BucketUrlInvalid
+from controller.outputs.bucket import Bucket
 from controller.proxy.entry import Settings
 from controller.proxy.forwarding import ProxyLimits
 from controller.retention import RetentionTimes

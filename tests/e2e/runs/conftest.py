@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,11 @@ def image_with_users(dockerd: DockerDaemon, testbed_folder: Path) -> str:
     )
     (root / "etc/group").write_text("root:x:0:\ncrew:x:1235:\nvideo:x:44:anna\n")
     return dockerd.import_image("users:e2e", root, "--change", "USER anna")
+
+
+@pytest.fixture(scope="session")
+def here() -> str:
+    """An address of this machine that containers reach too. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])

@@ -7,7 +7,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -58,14 +57,6 @@ def server(tmp_path: Path) -> Iterator[GitServer]:
     """Where containers can reach it, too."""
     with _ServedInThread(GitServer(tmp_path / "served"), "0.0.0.0") as running:
         yield running
-
-
-@pytest.fixture
-def here() -> str:
-    """An address of this machine that containers reach too. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
 
 
 @pytest.fixture

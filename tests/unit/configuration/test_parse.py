@@ -51,7 +51,7 @@ def test_a_missing_type_is_named() -> None:
         ({"resources": {"memroy": "1GB"}}, "resources.memroy", "did you mean memory?"),
         ({"resources": {"gpu": {"cuont": 1}}}, "resources.gpu.cuont", "did you mean count?"),
         ({"retry": {"max_failure": 1}}, "retry.max_failure", "did you mean max_failures?"),
-        ({"zzz": 1}, "zzz", "is not a field (allowed: band, cap_add"),
+        ({"zzz": 1}, "zzz", "is not a field (allowed: band, buckets"),
     ],
 )
 def test_an_unknown_field_is_named_with_the_one_that_was_meant(
@@ -70,6 +70,27 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         ({"python": True}, "python", "is not a version of Python"),
         ({"setup": ["a"], "commands": [], "image": "i"}, "setup", "has no commands after it"),
         ({"setup": "a"}, "setup", "is a string, not a list"),
+        (
+            {"buckets": [{"url": "my-data", "path": "/d"}]},
+            "buckets[0].url",
+            "'my-data' is no bucket; write s3://BUCKET or s3://BUCKET/PREFIX",
+        ),
+        (
+            {"buckets": [{"url": "s3://my-data", "path": "d"}]},
+            "buckets[0].path",
+            "'d' is not an absolute path",
+        ),
+        (
+            {"buckets": [{"url": "s3://my-data", "path": "/d", "mode": "sync"}]},
+            "buckets[0].mode",
+            "read or write-back",
+        ),
+        (
+            {"buckets": [{"url": "s3://my-data", "path": "/d", "endpoint": "storage"}]},
+            "buckets[0].endpoint",
+            "'storage' is no endpoint; write https://HOST[:PORT]",
+        ),
+        ({"core_dumps": 99}, "core_dumps", "a whole number from 0 to 16"),
         ({"nvcc": True, "image": "i"}, "nvcc", "image chooses another (allowed: nvcc or image)"),
         ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
         (

@@ -32,6 +32,7 @@ FIELDS = (
     | fields_of(schema.RegistryAuthFields, "registry_auth.")
     | fields_of(schema.RepoFields, "repos.")
     | fields_of(schema.FileFields, "files.")
+    | fields_of(schema.BucketFields, "buckets.")
     | fields_of(schema.GangFields, "gang.")
     | fields_of(schema.ConstraintFields, "constraints.")
     | fields_of(schema.DisconnectFields, "on_disconnect.")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from common.object_storage import BucketUrlInvalid
 from controller.outputs import bucket
-from controller.outputs.bucket import Bucket, BucketError, BucketUrlInvalid
+from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.store import OutputStore, StoredOutputs, WaitingOutputs
 from controller.outputs.uploads import OutputUploads
 from tests.support.object_storage import KEYS, ObjectStorage, object_storage
