@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,36 @@ def test_a_program_submits_a_task_and_shows_its_output(lab: RunLab) -> None:
     assert done.stdout.startswith("hello from ")
     assert done.stdout.endswith("\nseed 7\n")
     assert ": done: " in done.stderr.splitlines()[-1]
+
+
+def test_the_example_notebook_runs_from_its_first_cell_to_its_last(
+    lab: RunLab, tmp_path: Path
+) -> None:
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    (parameters,) = (one for one in notebook["cells"] if "tags" in one["metadata"])
+    parameters["source"] = [f"image = {lab.image!r}"]
+    (tmp_path / "run.ipynb").write_text(json.dumps(notebook))
+    subprocess.run(
+        [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "run.ipynb"],
+        cwd=tmp_path,
+        env={**os.environ, **lab.controller.env},
+        check=True,
+        timeout=120,
+    )
+    cells = json.loads((tmp_path / "run.ipynb").read_text())["cells"]
+    shown, status = _outputs(cells, "run.wait")
+    assert "done" in shown["data"]["text/plain"][0]
+    assert status["data"]["text/plain"] == ["'done'"]
+    (log,) = _outputs(cells, "run.logs")
+    assert "".join(log["text"]) == "loss 0.9\nloss 0.5\nloss 0.25\n\n"
+    assert _outputs(cells, "pull_outputs")[-1]["data"]["text/plain"] == ["'0.25\\n'"]
+
+
+def _outputs(cells: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
+    """The outputs of the cell with this word in its source."""
+    (cell,) = (one for one in cells if word in "".join(one["source"]))
+    outputs: list[dict[str, Any]] = cell["outputs"]
+    return outputs
 
 
 def test_a_program_awaits_several_runs_at_once(lab: RunLab) -> None:
