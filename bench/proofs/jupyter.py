@@ -16,8 +16,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,9 +24,10 @@ from typing import Any
 import aiohttp
 from playwright.async_api import Page, async_playwright
 
+from bench.proofs._desk import controller_with_a_node
 from bench.proofs._table import conclude
 from controller.proxy.browsers import LOGIN
-from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.processes import ControllerProcess
 from tests.support.waiting import eventually
 
 NAME = "notes"
@@ -53,7 +52,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fl-lab-", dir="/tmp"))
     try:
         venv = given.venv or _with_jupyterlab(folder / "venv")
-        with _controller(folder) as controller:
+        with controller_with_a_node(folder) as controller:
             figures, broken = asyncio.run(_prove(controller, folder, venv, given.cells))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -64,19 +63,6 @@ def _with_jupyterlab(venv: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     subprocess.run([venv / "bin/pip", "install", "--quiet", "jupyterlab"], check=True)
     return venv
-
-
-@contextmanager
-def _controller(folder: Path) -> Iterator[ControllerProcess]:
-    with ExitStack() as stack:
-        shim = ShimProcess(folder / "n", "process")
-        stack.callback(shim.close)
-        controller = ControllerProcess(folder / "controller")
-        stack.callback(controller.close)
-        shim.start()
-        controller.start()
-        controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
-        yield controller
 
 
 async def _prove(

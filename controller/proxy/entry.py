@@ -89,7 +89,7 @@ class Proxy:
                 if is_model:
                     return await self._model(request, raw)
                 if name is not None:
-                    target = Target(service=name, rest=raw, prefix="")
+                    target = Target(service=name, rest=raw, prefix="", own_origin=True)
                 else:
                     target = _target(raw)
                 return await self._service(request, target)
@@ -191,6 +191,7 @@ class Proxy:
             run_id=service.run_id,
             rest=target.rest if stripped or not target.prefix else target.prefix + target.rest,
             prefix=stripped,
+            own_origin=target.own_origin,
             headers=sent,
             body=body,
             hosts=frozenset({request.host, client.host}),

@@ -56,6 +56,7 @@ class Forwarded(msgspec.Struct, kw_only=True):
     rest: str
     prefix: str
     """The prefix that was stripped from the path."""
+    own_origin: bool
     headers: list[tuple[str, str]]
     body: Body
     hosts: frozenset[str]
@@ -288,7 +289,9 @@ def _sentence(call: Forwarded, what: str) -> str:
 
 def _response(call: Forwarded, head: ResponseHead) -> web.StreamResponse:
     response = web.StreamResponse(status=head.status, reason=head.reason or None)
-    pairs = headers.response_headers(head.headers, prefix=call.prefix, hosts=call.hosts)
+    pairs = headers.response_headers(
+        head.headers, prefix=call.prefix, hosts=call.hosts, own_origin=call.own_origin
+    )
     for name, value in pairs:
         response.headers.add(name, value)
     response[FROM_REPLICA] = frozenset(name.lower() for name, _ in pairs)

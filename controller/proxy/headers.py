@@ -54,6 +54,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Begins with `/`."""
     prefix: str
     """The path in front of it, `/services/NAME`; empty when the host name tells the service."""
+    own_origin: bool = False
+    """The host name is the service's alone."""
 
 
 def origin_form(raw: str) -> str:
@@ -180,7 +182,7 @@ def request_headers(
     return [*kept, *service.headers]
 
 
-_NOT_OF_REPLICAS = frozenset(
+_ONLY_ON_AN_OWN_ORIGIN = frozenset(
     {
         "service-worker-allowed",
         "cross-origin-opener-policy",
@@ -190,16 +192,17 @@ _NOT_OF_REPLICAS = frozenset(
 
 
 def response_headers(
-    headers: Iterable[tuple[str, str]], *, prefix: str, hosts: frozenset[str]
+    headers: Iterable[tuple[str, str]], *, prefix: str, hosts: frozenset[str], own_origin: bool
 ) -> list[tuple[str, str]]:
     """Return the headers for the client. `prefix`: what was stripped from the path; redirects and
     cookies of a replica that does not know it get it back.
 
-    No replica may widen its service worker's scope: the worker would answer for other services and
-    for the dashboard. None may have an opener policy either: a page with the dashboard's own could
-    open the dashboard and read it.
+    Without an origin of its own no replica may widen its service worker's scope: the worker would
+    answer for other services and for the dashboard. None may have an opener policy either: a page
+    with the dashboard's own could open the dashboard and read it.
     """
-    kept = [one for one in end_to_end(headers) if one[0].lower() not in _NOT_OF_REPLICAS]
+    dropped = frozenset[str]() if own_origin else _ONLY_ON_AN_OWN_ORIGIN
+    kept = [one for one in end_to_end(headers) if one[0].lower() not in dropped]
     if not prefix:
         return kept
     return [(name, _with_prefix(name.lower(), value, prefix, hosts)) for name, value in kept]

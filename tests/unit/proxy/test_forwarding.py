@@ -80,6 +80,18 @@ async def test_a_service_worker_needs_an_origin_of_the_service_alone() -> None:
             assert answer.status == 200
 
 
+async def test_only_at_its_host_name_a_service_widens_the_scope_of_its_worker() -> None:
+    async def worker(_: web.Request) -> web.Response:
+        return web.Response(headers={"Service-Worker-Allowed": "/"})
+
+    async with a_bed(domain="svc.example") as bed, an_app(worker) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/sw.js") as below:
+            assert "Service-Worker-Allowed" not in below.headers
+        async with bed.client.get("/sw.js", headers={"Host": "api.svc.example"}) as own:
+            assert own.headers["Service-Worker-Allowed"] == "/"
+
+
 async def test_a_connection_to_the_replica_is_used_again() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port)

@@ -89,15 +89,19 @@ def test_a_strangers_forwarded_headers_are_replaced_and_a_local_proxys_are_kept(
 def test_redirects_and_cookies_of_a_stripped_path_get_it_back(
     name: str, value: str, expected: str
 ) -> None:
-    made = response_headers([(name, value)], prefix="/services/api", hosts=HOSTS)
-    assert made == [(name, expected)]
-    assert response_headers([(name, value)], prefix="", hosts=HOSTS) == [(name, value)]
+    def made(prefix: str) -> list[tuple[str, str]]:
+        return response_headers([(name, value)], prefix=prefix, hosts=HOSTS, own_origin=not prefix)
+
+    assert made("/services/api") == [(name, expected)]
+    assert made("") == [(name, value)]
 
 
-def test_a_replica_cannot_reach_beyond_its_own_pages() -> None:
+def test_a_replica_without_an_origin_of_its_own_cannot_reach_beyond_its_pages() -> None:
     sent = [("Service-Worker-Allowed", "/"), ("Content-Type", "text/javascript")]
     sent += [("Cross-Origin-Opener-Policy", "same-origin")]
 
-    kept = headers.response_headers(sent, prefix="", hosts=frozenset())
+    def kept(own_origin: bool) -> list[tuple[str, str]]:
+        return response_headers(sent, prefix="", hosts=frozenset(), own_origin=own_origin)
 
-    assert kept == [("Content-Type", "text/javascript")]
+    assert kept(own_origin=False) == [("Content-Type", "text/javascript")]
+    assert kept(own_origin=True) == sent
