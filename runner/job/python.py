@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from common.task_folder import PYTHONS_NAME, Pythons
-from runner.code.helper import Helpers
+from runner.code.helper import Helpers, own_program
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 
@@ -38,12 +38,23 @@ async def make_venv(
     made = await helpers.run(_command(uv, version, venv), cwd="/", env=_env(helpers, offered, venv))
     if made.code != 0:
         raise CannotStart(_why(version, offered, made.said, root))
+    added = await helpers.run((*own_program("runner.job.python"), str(venv), str(uv)), cwd="/")
+    if added.code != 0:
+        raise CannotStart(_failed(version, added.said))
+    return str(venv)
+
+
+def main() -> int:
+    """Add uv and pip to the venv, as the job's user: the image's own interpreter made it, and may
+    have put links in the place of its folders."""
+    venv, uv = Path(sys.argv[1]), Path(sys.argv[2])
     try:
         (venv / "bin" / "uv").symlink_to(uv)
         _add_pip(venv, uv.with_name("pip"))
     except OSError as error:
-        raise CannotStart(f"python {version}: its venv cannot be made: {error}") from error
-    return str(venv)
+        print(f"{error.filename}: {error.strerror}")  # noqa: T201
+        return 1
+    return 0
 
 
 def _add_pip(venv: Path, pip: Path) -> None:
@@ -108,5 +119,13 @@ def _why(version: str, offered: Pythons, said: str, root: Path) -> str:
             f" ({offered.problem}): use an image with it, or ask the node's operator for a mirror"
             " (--python-mirror of the shim)"
         )
+    return _failed(version, said)
+
+
+def _failed(version: str, said: str) -> str:
     last = (said.splitlines() or ["uv failed without a word"])[-1]
     return f"python {version}: its venv cannot be made: {last.strip()[:300]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
