@@ -7,7 +7,7 @@ forms are dstack's. A ValueError holds the sentence for the user; the caller add
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from controller.configuration import schema
@@ -47,6 +47,20 @@ _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:(\.\.)\s*(\d{1,9})?\s*)?", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
 _URL_PATH = re.compile(r"/[!-~]{0,2000}", re.ASCII)
 _GATEWAY_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_OF_THE_CONNECTION = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""The proxy sets these for each request; a fixed value would contradict the body that it sends."""
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _OF_A_GROUP = frozenset(ReplicaGroupFields.__struct_fields__)
 _WINDOWS = {"30s": 30.0, "60s": 60.0, "1m": 60.0, "5m": 300.0}
@@ -131,7 +145,7 @@ def headers(value: object, make: Hook) -> schema.Headers:
     if isinstance(value, dict):
         pairs = list(value.items())
     elif isinstance(value, list | tuple):
-        made = [convert(one, schema.HeaderFields, make) for one in value]
+        made = [_header(number, one, make) for number, one in enumerate(value)]
         pairs = [(one.name, one.value) for one in made]
     else:
         raise ValueError("must be a mapping or a list")
@@ -140,6 +154,14 @@ def headers(value: object, make: Hook) -> schema.Headers:
         if not isinstance(content, str) or not content.isprintable():
             raise ValueError(f"the value of {name} is not a string that a header can hold")
     return schema.Headers((str(name), content) for name, content in pairs)
+
+
+def _header(number: int, value: object, make: Hook) -> schema.HeaderFields:
+    try:
+        return convert(value, schema.HeaderFields, make)
+    except ConfigurationError as error:
+        parts = (f"item {number}:", error.field, error.message)
+        raise ValueError(" ".join(part for part in parts if part)) from None
 
 
 def header_name(value: object) -> schema.HeaderName:
@@ -174,10 +196,12 @@ def check_service(configuration: ServiceConfiguration) -> None:
         _refuse("scaling", "can't be set at the top level together with groups: set it in each")
     for place, name, fields, group in _written(configuration):
         _check_scaling(place, _replica_group(name, fields, group, configuration))
+    _check_headers("headers", configuration.headers)
     for number, probe in enumerate(configuration.probes or ()):
         _check_probe(f"probes[{number}]", probe)
-    for number, limit in enumerate(configuration.rate_limits):
-        _rate_limit(f"rate_limits[{number}]", limit)
+        _check_headers(f"probes[{number}].headers", probe.headers)
+    _check_rate_limits(configuration.rate_limits)
+    _check_model(configuration.model)
     for name in ("rollout_timeout", "unhealthy_after"):
         written = getattr(configuration, name)
         seconds = getattr(written, "seconds", written)
@@ -252,6 +276,33 @@ def _check_probe(place: str, probe: ProbeFields) -> None:
         _refuse(f"{place}.timeout", "would fail at once", SERVICE_ALLOWED["probes.timeout"])
     if probe.interval is not None and probe.interval < LEAST_INTERVAL:
         _refuse(f"{place}.interval", "is less than 1s", SERVICE_ALLOWED["probes.interval"])
+
+
+def _check_headers(place: str, written: schema.Headers | None) -> None:
+    for name, _ in written or ():
+        if name.lower() in _OF_THE_CONNECTION:
+            _refuse(place, f"{name} is set for each request by the proxy: leave it out")
+
+
+def _check_rate_limits(limits: Sequence[RateLimitFields]) -> None:
+    prefixes: list[str] = []
+    for number, limit in enumerate(limits):
+        prefix = _rate_limit(f"rate_limits[{number}]", limit).prefix
+        if prefix in prefixes:
+            first = f"rate_limits[{prefixes.index(prefix)}]"
+            _refuse(
+                f"rate_limits[{number}].prefix",
+                f"{shown(prefix)} is also the prefix of {first}, and one limit holds for each path",
+            )
+        prefixes.append(prefix)
+
+
+def _check_model(model: schema.ModelFields | str | None) -> None:
+    place, name = "model", model
+    if isinstance(model, schema.ModelFields):
+        place, name = "model.name", model.name
+    if name is not None and not str(name).isprintable():
+        _refuse(place, f"{shown(str(name))} contains a control character")
 
 
 def _refuse(field: str, message: str, allowed: str | None = None) -> NoReturn:

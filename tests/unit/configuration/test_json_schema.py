@@ -51,7 +51,8 @@ ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"replicas": "0..4", "scaling": {"metric": "rps", "target": 10, "window": "30s"}},
     {"replicas": [{"count": "1..2", "scaling": {"metric": "concurrency", "target": 0.5}}]},
     {"probes": [{"type": "http", "url": "/", "headers": [{"name": "A", "value": "b"}]}]},
-    {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}, {"rps": 1}]},
+    {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}]},
+    {"rate_limits": [{"rps": 4}, {"rps": 1, "prefix": "/slow/"}]},
     {"model": {"name": "llama", "format": "openai", "type": "chat"}, "headers": {"A": "b"}},
     {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
 ]

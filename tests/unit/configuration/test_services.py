@@ -152,6 +152,9 @@ def test_values_of_headers_are_not_shown() -> None:
     assert "canary" not in str(plan.configuration)
 
 
+PROBE = {"type": "http"}
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
@@ -181,6 +184,13 @@ def test_values_of_headers_are_not_shown() -> None:
         ({"probes": [{"type": "foo"}]}, "probes[0].type", "'foo' is not known"),
         ({"rate_limits": [{"rps": 1, "key": "header"}]}, "rate_limits[0].header", "is missing"),
         ({"rate_limits": [{"rps": 0}]}, "rate_limits[0].rps", "is out of range"),
+        ({"rate_limits": [{"rps": 1}, {"rps": 2}]}, "rate_limits[1].prefix", "of rate_limits[0]"),
+        ({"headers": {"Transfer-Encoding": "x"}}, "headers", "by the proxy: leave it out"),
+        ({"headers": [1]}, "headers", "item 0: is a whole number, not a mapping"),
+        ({"probes": [PROBE | {"headers": [{"name": "a b"}]}]}, "probes[0].headers", "item 0: "),
+        ({"probes": [PROBE | {"headers": {"te": "x"}}]}, "probes[0].headers", "te is set"),
+        ({"model": "a\nb"}, "model", "contains a control character"),
+        ({"model": {"name": "a\tb"}}, "model.name", "contains a control character"),
         ({"rollout_timeout": 0}, "rollout_timeout", "at once"),
         ({"schedule": "0 8 * * *"}, "schedule", "is for tasks"),
         ({"groups": []}, "groups", "write a list as replicas"),
