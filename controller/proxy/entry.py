@@ -215,19 +215,36 @@ class Proxy:
         """Return the services with a model that the caller may use. Raises Unauthenticated."""
         found = [service for service in self._services.all() if service.model]
         seen = [one for one in found if await may_see(self._access, one, authorization)]
-        if found and not seen:
-            await self._access.admit(found[0], authorization)
+        if not seen:
+            await self._require_known(authorization)
         return seen
 
+    async def _require_known(self, authorization: str) -> None:
+        """Refuse a token or key that opens no service with a model and is no user's. No sentence
+        names a service, because the caller may see none. Raises Unauthenticated."""
+        closed = [service for service in self._services.all() if service.model and service.auth]
+        for service in closed:
+            try:
+                await self._access.admit(service, authorization)
+            except Forbidden:
+                return
+            except Unauthenticated:
+                continue
+            return
+        if closed:
+            raise Unauthenticated(
+                f"{models.MODELS} asks for a token that this controller knows; send `Authorization:"
+                " Bearer TOKEN` with a user's token, or with a key of the model's service"
+            )
+
     async def _by_model(self, model: str, authorization: str) -> Service:
-        """Return the service of this model. Raises Unauthenticated, NotFound: others' models are
-        not told from missing ones."""
+        """Return the service of this model. Raises Unauthenticated, NotFound. Other users' models
+        and missing ones are answered alike."""
         named = [service for service in self._services.all() if service.model == model]
         for service in named:
             if await may_see(self._access, service, authorization):
                 return service
-        if named and not authorization:
-            raise Unauthenticated(f"the model {model} asks for a token (Authorization: Bearer)")
+        await self._require_known(authorization)
         raise NotFound(
             f"there is no model {model!r}; {models.MODELS}/models lists those that you may use",
             code="model_not_found",

@@ -42,10 +42,13 @@ def model_of(body: bytes, content_type: str) -> str | None:
 
 
 def listing(services: Iterable[Service]) -> web.Response:
-    """Return the answer of `/models/v1/models`."""
-    data = sorted(
-        (_entry(service) for service in services if service.model), key=lambda one: str(one["id"])
-    )
+    """Return the answer of `/models/v1/models`. Each model is listed once, as clients expect it,
+    with the service that its requests reach."""
+    first: dict[str, Service] = {}
+    for service in services:
+        if service.model:
+            first.setdefault(service.model, service)
+    data = [_entry(first[model]) for model in sorted(first)]
     return _json({"object": "list", "data": data}, 200)
 
 

@@ -58,6 +58,38 @@ async def test_the_list_has_the_models_that_the_caller_may_use() -> None:
             assert (await answer.json())["owned_by"] == "ada"
 
 
+async def test_a_model_of_two_services_is_listed_once() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        serve(bed, port)
+        bed.serve(port, name="second", run_id="run-second", auth=True, model="llama")
+        async with bed.client.get("/models/v1/models", headers=as_user("ada")) as answer:
+            assert [entry["id"] for entry in (await answer.json())["data"]] == ["llama"]
+
+
+async def test_a_user_without_models_gets_an_empty_list() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        serve(bed, port)
+        async with bed.client.get("/models/v1/models", headers=as_user("bob")) as answer:
+            assert (answer.status, (await answer.json())["data"]) == (200, [])
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer fl_unknown"}])
+async def test_an_unknown_token_is_refused_without_the_names_of_services(
+    headers: dict[str, str],
+) -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, name="hidden", run_id="run-hidden", auth=True, model="llama")
+        async with bed.client.get("/models/v1/models", headers=headers) as answer:
+            listed = await error_of(answer)
+        for model in ("llama", "gpt"):
+            async with bed.client.post(
+                "/models/v1/chat/completions", json={"model": model}, headers=headers
+            ) as answer:
+                assert await error_of(answer) == listed
+    assert listed[0] == 401
+    assert "hidden" not in listed[1]["message"]
+
+
 async def test_refusals_have_the_shape_that_clients_of_the_api_read() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         serve(bed, port)
