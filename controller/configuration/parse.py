@@ -5,6 +5,8 @@ It raises only ConfigurationError, whatever the data is.
 
 from __future__ import annotations
 
+from os.path import commonpath, normpath
+
 from controller.configuration.convert import ConfigurationError, check_content, convert
 from controller.configuration.dev_environments import check_dev_environment, plan_job
 from controller.configuration.dstack import translated
@@ -56,6 +58,7 @@ def parse(data: object) -> Configuration:
     for planned in plans:
         _check_command(planned)
     _check_retry(configuration)
+    _check_buckets(configuration)
     check_limits(configuration, plans)
     return configuration
 
@@ -100,6 +103,24 @@ def _check_command(planned: GroupPlan) -> None:
             "is missing: without an own image there is nothing to run",
             ALLOWED["commands"],
         )
+
+
+def _check_buckets(configuration: RunFields) -> None:
+    """Refuse folders of buckets that would mix: with the image's own files, or with each other."""
+    seen: list[str] = []
+    for number, one in enumerate(configuration.buckets):
+        path = "/" + normpath(one.path).lstrip("/")  # normpath leaves //
+        field = f"buckets[{number}].path"
+        if path == "/":
+            raise ConfigurationError(
+                field, "is the whole file system of the container", ALLOWED["buckets.path"]
+            )
+        within = next((other for other in seen if commonpath((path, other)) in (path, other)), None)
+        if within is not None:
+            raise ConfigurationError(
+                field, f"shares files with another bucket's {within}", "a folder of its own"
+            )
+        seen.append(path)
 
 
 def _check_retry(configuration: RunFields) -> None:

@@ -90,6 +90,21 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
             "buckets[0].endpoint",
             "'storage' is no endpoint; write https://HOST[:PORT]",
         ),
+        (
+            {"buckets": [{"url": "s3://my-data", "path": "//"}]},
+            "buckets[0].path",
+            "is the whole file system of the container",
+        ),
+        (
+            {
+                "buckets": [
+                    {"url": "s3://my-data", "path": "/d"},
+                    {"url": "s3://other", "path": "/d/./e"},
+                ]
+            },
+            "buckets[1].path",
+            "shares files with another bucket's /d",
+        ),
         ({"core_dumps": 99}, "core_dumps", "a whole number from 0 to 16"),
         ({"nvcc": True, "image": "i"}, "nvcc", "image chooses another (allowed: nvcc or image)"),
         ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
