@@ -151,14 +151,24 @@ def _attempt(state: RunState, job: Job) -> Attempt:
         status = "not started" if attempt is None else attempt.status.lower()
         raise Conflict(f"the job of {name} does not run ({status})", code="not_running")
     if not attempt.ssh_host_key or SSH_PORT_NAME not in attempt.ports:
-        why = (
-            "it was submitted with `ssh: off`"
-            if job.spec.ssh == "off"
-            else "it was submitted without a public key: submit it again with `ssh: embedded`, or "
-            "with a key (ssh-keygen makes one)"
-        )
+        why = why_no_ssh(state, job) or "its node gave it none, and the log of the shim says why"
         raise Conflict(f"{name} has no SSH: {why}", code="no_ssh")
     return attempt
+
+
+def why_no_ssh(state: RunState, job: Job) -> str | None:
+    """Return why the job has no SSH when it runs, and what to write instead; None: it will."""
+    spec = job.spec
+    if spec.ssh == "off":
+        return "it was submitted with `ssh: off`; submit it again with `ssh: embedded`"
+    has_one = bool(job.attempts) and job.attempts[-1].ssh_host_key is not None
+    may_have_peers = spec.resources.whole_node and len(state.jobs) > 1
+    if has_one or spec.ssh_keys or spec.ssh != "auto" or may_have_peers:
+        return None
+    return (
+        "it was submitted without a public key; submit it again with `ssh: embedded`, or with a "
+        "key (ssh-keygen makes one)"
+    )
 
 
 def _why(error: Exception | None) -> str:

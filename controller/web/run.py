@@ -21,6 +21,7 @@ from controller.lifecycle.statuses import (
     RunStatus,
 )
 from controller.service.errors import Invalid
+from controller.service.terminals import why_no_ssh
 from controller.store.base import StoredEvent
 from controller.web.events import AFTER_ALL
 from controller.web.pages import Done, Page, PageRoute, Visit
@@ -74,6 +75,14 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     question: str
     is_dangerous: bool = False
+
+
+class Terminal(msgspec.Struct, frozen=True, kw_only=True):
+    """`missing`: groups without a terminal, each with the reason. `is_offered`: the run lives, and
+    another group has one, or there are no jobs yet."""
+
+    missing: tuple[tuple[str, str], ...]
+    is_offered: bool
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +262,15 @@ def sentence_of(state: RunState) -> str:
     return f"{said} {run.message}" if run.message else said
 
 
+def terminal_of(state: RunState) -> Terminal:
+    """Return which groups of the run never have a terminal, and why."""
+    jobs = [job for job in state.jobs if not job.scaled_down]
+    whys = {job.group: why_no_ssh(state, job) for job in jobs}
+    missing = tuple((group, why) for group, why in whys.items() if why is not None)
+    lives = state.run.status not in FINAL_RUN_STATUSES
+    return Terminal(missing=missing, is_offered=lives and (len(missing) < len(whys) or not whys))
+
+
 async def show_run(visit: Visit) -> Page:
     """Raises NotFound, Forbidden, StoreUnavailable."""
     service = visit.service
@@ -278,6 +296,7 @@ async def show_run(visit: Visit) -> Page:
             "explanation": explanation,
             "actions": actions(state),
             "groups": scalable(view),
+            "terminal": terminal_of(state),
             "configuration": configuration_text(view.configuration),
             "events": event_rows(events, {job.id: job.label for job in jobs}),
             "older_events": older,

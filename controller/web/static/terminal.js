@@ -51,6 +51,8 @@ class Shell {
     try {
       const run = await ask(`runs/${this.root.dataset.run}`);
       const options = run.jobs.map((job) => new Option(`${job.group}/${job.cookie}`, job.id));
+      const without = this.root.dataset.without.split(" ");
+      for (const [at, job] of run.jobs.entries()) options[at].disabled = without.includes(job.group);
       this.part("job").replaceChildren(...options);
     } catch (error) {
       this.say(error.message);
@@ -97,7 +99,7 @@ class Shell {
       const told = JSON.parse(data);
       this.said = told.error ?? `The shell ended with status ${told.exit ?? "unknown"}.`;
     };
-    socket.onclose = () => this.ended();
+    socket.onclose = () => this.ended(query.job);
   }
 
   // Keys of the page itself. Tab and Escape are the shell's, so there is a way out of it by keys.
@@ -115,10 +117,16 @@ class Shell {
     return true;
   }
 
-  ended() {
-    this.say(this.said || "The connection was closed; the job may have ended, or it has no SSH.");
+  async ended(job) {
+    this.say(this.said || "The connection was closed.");
     this.part("close").hidden = true;
     this.watch?.disconnect();
+    if (this.said) return;
+    try {
+      await ask(`runs/${this.root.dataset.run}/ssh`, { job }); // a browser hides why a socket is refused
+    } catch (error) {
+      if (!this.said) this.say(`The connection was closed: ${error.message}.`);
+    }
   }
 
   close() {

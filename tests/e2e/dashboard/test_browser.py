@@ -29,6 +29,11 @@ from tests.unit.store.samples import a_run, submission
 pytestmark = pytest.mark.e2e
 
 XSS = "<img src=x onerror=alert(1)>"
+TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbody tr, td")]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
+    .map((one) => `${one.tagName}.${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
+"""What would scroll sideways, or be cut off."""
+LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
 HELLO = {"type": "task", "commands": ["true"]}
 
 
@@ -273,6 +278,37 @@ async def test_axe_finds_nothing_serious(
         await page.goto(address_of(site) + path)
         await page.evaluate(AXE.read_text())
         assert await page.evaluate(SERIOUS) == [], path
-    await page.set_viewport_size({"width": 360, "height": 700})
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_a_phone_shows_every_page_without_scrolling_sideways(
+    chromium: Browser, controller: Controller, site: TestServer, theme: str
+) -> None:
+    run_id = await submit(controller, "train-a-model-with-a-long-name-of-41-letters"[:41])
+    await controller.turns.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    await page.set_viewport_size({"width": 360, "height": 640})
+    pages = ["runs", f"runs/{run_id}", "queue", "nodes", "nodes/n1", "events/all", "users"]
+    for path in pages:
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
+        await page.locator('#connection[data-state="live"]').wait_for()
+        assert await page.evaluate(TOO_WIDE) == [], path
+        await page.evaluate(AXE.read_text())
+        assert await page.evaluate(SERIOUS) == [], path
     await page.goto(f"{address_of(site)}/dashboard/runs")
-    assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+    await page.locator('#connection[data-state="live"]').wait_for()
+    shown = await page.evaluate(LABEL)  # in one step, since the table may be replaced at any time
+    assert shown == '"Status"'
+
+
+async def test_a_large_screen_is_used(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.set_viewport_size({"width": 3840, "height": 2160})
+    await expect(page.locator("#rows table")).to_be_visible()
+    width = "document.querySelector('#rows table').getBoundingClientRect().width"
+    assert await page.evaluate(width) > 0.7 * 3840
+    assert await page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") > 16

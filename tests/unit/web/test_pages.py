@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 
 import msgspec
 import pytest
@@ -125,6 +126,32 @@ async def test_a_run_shows_its_configuration_without_its_secrets(admin: Browser)
 
     assert "commands:" in text
     assert "hidden-value" not in text
+
+
+@pytest.mark.parametrize(
+    ("ssh", "is_offered", "said"),
+    [
+        ("auto", False, "main has no terminal: it was submitted without a public key"),
+        ("off", False, "main has no terminal: it was submitted with `ssh: off`"),
+        ("embedded", True, ""),
+    ],
+)
+async def test_a_run_without_ssh_says_before_a_click_how_to_get_a_terminal(
+    admin: Browser, ssh: str, is_offered: bool, said: str
+) -> None:
+    run = await submit(admin, ssh=ssh)
+    shown = html.unescape(await admin.fragment(f"/dashboard/runs/{run['id']}", "terminal"))
+    assert ("Open a shell" in shown) is is_offered
+    assert said in shown
+    assert ("submit it again with `ssh: embedded`" in shown) is not is_offered
+
+
+async def test_an_ended_run_offers_no_terminal(admin: Browser) -> None:
+    run = await submit(admin, ssh="embedded")
+    await admin.act(f"/dashboard/runs/{run['id']}/actions/stop")
+    shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "terminal")
+    assert "Open a shell" not in shown
+    assert "The run has ended" in shown
 
 
 async def test_names_and_messages_are_text_and_no_markup(admin: Browser) -> None:
