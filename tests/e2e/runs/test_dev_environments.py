@@ -3,6 +3,7 @@ left alone stops."""
 
 from __future__ import annotations
 
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from tests.e2e.runs.visitor import Visitor
+from tests.e2e.runs.visitor import Visitor, line_from
 from tests.support.lab import RunLab
+from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -29,6 +31,15 @@ STAND_IN = [
     "chmod +x /bin/jupyter-lab",
 ]
 """A program in JupyterLab's place; with the interpreter that is in each container."""
+SERVED = 8000
+INSTALL = b"""\
+set -e
+cd ~/.server
+for archive in by-*; do mkdir $archive.d; tar xzf $archive -C $archive.d; done
+(trap '' HUP; exec sh by-scp.d/serve) >log 2>&1 </dev/null &
+echo installed $(ls -d *.d | wc -l)
+"""
+"""The script of an editor."""
 
 
 @pytest.fixture
@@ -60,6 +71,43 @@ def test_a_session_keeps_a_dev_environment_and_without_one_it_stops(
     assert last["status"] == "terminated"
     assert datetime.fromisoformat(last["terminating_at"]).timestamp() >= left_at + LIMIT - 1
     assert b"without an SSH session or a request" in lab.log("desk")
+
+
+def test_an_editor_installs_its_server_and_comes_back_to_it(user: Visitor, tmp_path: Path) -> None:
+    """The steps of VS Code, Cursor, Windsurf and Zed: a script over stdin, an archive in each way
+    that one can be sent, a server on the loopback that outlives its session, and forwards to it
+    beside other channels of one connection."""
+    archive, mux, forwarded = pack(tmp_path), str(tmp_path / "mux"), free_port()
+    with user.run("editor", type="dev-environment", ide="vscode", commands=[], resources=SMALL):
+        config = str(user.config("editor"))
+        batch = f"mkdir .server\nput {archive} .server/by-sftp\n".encode()
+        sent = [
+            user.openssh("sftp", "-b", "-", "-F", config, "editor", stdin=batch),
+            user.openssh("scp", "-F", config, str(archive), "editor:.server/by-scp"),
+            user.ssh("editor", "editor", "cat > .server/by-cat", stdin=archive.read_bytes()),
+            user.ssh("editor", "-T", "editor", "sh", stdin=INSTALL),
+        ]
+        assert [(done.returncode, done.stderr) for done in sent] == [(0, b"")] * 4
+        assert sent[-1].stdout == b"installed 3\n"
+        with user.connected("editor", "-M", "-S", mux, "-L", f"{forwarded}:127.0.0.1:{SERVED}"):
+            first = wait_until(lambda: line_from(forwarded), what="the server")
+            shared = ["ssh", "-F", config, "-S", mux, "-O", "check", "editor"]
+            is_shared = user.openssh(*shared).returncode
+            beside = [user.ssh("editor", "-S", mux, "editor", f"echo {n}") for n in range(5)]
+        socks = free_port()
+        with user.connected("editor", "-D", str(socks)):
+            again = wait_until(lambda: line_from(socks, socks_to=SERVED), what="the same server")
+
+    assert (first, is_shared) == (again, 0)
+    assert first.startswith(b"server ")
+    assert [done.stdout for done in beside] == [f"{number}\n".encode() for number in range(5)]
+
+
+def pack(folder: Path) -> Path:
+    (folder / "serve").write_text(f"while :; do echo server $$ | nc -l -p {SERVED}; done\n")
+    with tarfile.open(folder / "server.tar.gz", "w:gz") as archive:
+        archive.add(folder / "serve", "serve")
+    return folder / "server.tar.gz"
 
 
 def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:

@@ -16,7 +16,7 @@ import asyncssh
 import psutil
 import pytest
 
-from tests.e2e.runs.visitor import Visitor, make_key
+from tests.e2e.runs.visitor import Visitor, line_from, make_key
 from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.processes import CommandResult
 from tests.support.ssh_daemon import JUMP_USER, free_port
@@ -143,17 +143,6 @@ def outside() -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-def line_from(port: int, socks_to: int | None = None) -> bytes:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as client:
-        if socks_to is not None:
-            client.sendall(b"\x05\x01\x00")
-            client.recv(2)
-            client.sendall(b"\x05\x01\x00\x01\x7f\x00\x00\x01" + socks_to.to_bytes(2, "big"))
-            client.recv(10)
-        return client.recv(64)
-    return b""
 
 
 def test_an_editors_script_runs_beside_a_dynamic_forward(user: Visitor) -> None:

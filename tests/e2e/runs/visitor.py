@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,3 +76,15 @@ class Visitor:
 def make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
     subprocess.run(command, check=True, timeout=20)
+
+
+def line_from(port: int, socks_to: int | None = None) -> bytes:
+    """Return what a server on this side's port says first; nothing while there is none."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as client:
+        if socks_to is not None:
+            client.sendall(b"\x05\x01\x00")
+            client.recv(2)
+            client.sendall(b"\x05\x01\x00\x01\x7f\x00\x00\x01" + socks_to.to_bytes(2, "big"))
+            client.recv(10)
+        return client.recv(64)
+    return b""
