@@ -41,6 +41,8 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From the end of a request to the head of its answer."""
     hold_seconds: float = 300.0
     """How long a request waits for a sleeping service."""
+    reconnect_seconds: float = 3.0
+    """How long a request waits for the nodes of a service whose replicas were ready."""
     most_held: int = 100
     """Requests of one service that wait at once."""
     most_body: int = 1 << 30
@@ -121,11 +123,13 @@ class Forwarder:
         service = self._service(call)
         if service.replicas:
             return service
-        if not service.is_held:
+        if not (service.is_held or service.reconnects):
             raise NoReplica(
                 f"no replica of the service {call.service} is ready; "
                 f"`fairlead service show {call.service}` tells why"
             )
+        limits = self._limits
+        seconds = limits.hold_seconds if service.is_held else limits.reconnect_seconds
         if self._held.get(call.run_id, 0) >= self._limits.most_held:
             raise NoReplica(
                 f"the service {call.service} is starting, and {self._limits.most_held} requests "
@@ -133,7 +137,7 @@ class Forwarder:
             )
         with self._counted_as_held(service):
             try:
-                async with asyncio.timeout(self._limits.hold_seconds):
+                async with asyncio.timeout(seconds):
                     while not service.replicas:
                         self._services.wake(call.run_id)
                         await self._services.changed(call.run_id)
@@ -141,7 +145,7 @@ class Forwarder:
             except TimeoutError:
                 raise NoReplica(
                     f"no replica of the service {call.service} was ready within "
-                    f"{self._limits.hold_seconds:g} s; `fairlead service show {call.service}` "
+                    f"{seconds:g} s; `fairlead service show {call.service}` "
                     "tells why"
                 ) from None
         return service

@@ -87,6 +87,7 @@ def service_of(route: Route) -> Service:
             for one in route.replicas
         ),
         is_held=not route.ending and all(group.least == 0 for group in service.groups),
+        reconnects=not route.ending and bool(route.unreached),
     )
 
 

@@ -50,6 +50,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
     is_held: bool = False
     """Requests wait while it has no replica: they wake it, or it is waking up."""
+    reconnects: bool = False
+    """Requests wait for a moment while it has no replica: it has some that were ready on nodes that
+    are not connected, as at the controller's start."""
 
 
 Connect = Callable[[Replica], Awaitable[PortStream]]

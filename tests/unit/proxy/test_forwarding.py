@@ -441,6 +441,24 @@ async def test_a_request_to_a_sleeping_service_is_held_until_a_replica_is_ready(
     assert bed.traffic.ended == [(None, False, False), (f"at-{port}", False, False)]
 
 
+async def test_a_request_waits_for_the_node_of_a_replica_that_was_ready() -> None:
+    async with a_bed(ProxyLimits(hold_seconds=0)) as bed, an_app(echo) as port:
+        bed.serve(reconnects=True)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.services.woken, SOON)
+        bed.services.put_replicas("api", replica(port))
+        async with await waiting as answer:
+            assert answer.status == 200
+
+
+async def test_a_node_that_stays_away_holds_requests_for_a_moment_only() -> None:
+    async with a_bed(ProxyLimits(reconnect_seconds=0.1)) as bed:
+        bed.serve(reconnects=True)
+        async with bed.client.get("/services/api/") as answer:
+            assert answer.status == 503
+            assert "was ready within 0.1 s" in await answer.text()
+
+
 async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
     async with a_bed(ProxyLimits(hold_seconds=0.5, most_held=1)) as bed:
         bed.serve(is_held=True)

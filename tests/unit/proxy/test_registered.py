@@ -103,6 +103,13 @@ def test_requests_are_held_only_where_no_replica_may_be_enough(
     assert service_of(route).is_held is held
 
 
+@pytest.mark.parametrize("ending", [False, True])
+def test_requests_wait_for_replicas_on_nodes_that_are_not_connected(ending: bool) -> None:
+    route = msgspec.structs.replace(ROUTE, replicas=(), unreached=ROUTE.replicas, ending=ending)
+    assert service_of(route).reconnects is not ending
+    assert service_of(ROUTE).reconnects is False
+
+
 def test_requests_count_at_their_replica_and_held_ones_for_the_group() -> None:
     traffic = Traffic(lambda: 100.5)
     counting = CountedTraffic(traffic)
