@@ -101,7 +101,7 @@ def history(service: str, /, *, json: Json = False) -> int:
                 one.state,
                 one.by,
                 one.at,
-                _about(one),
+                _about(one, has_ended=found.status in FINAL_RUN_STATUSES),
             )
             for one in found.deployments
         ],
@@ -109,7 +109,9 @@ def history(service: str, /, *, json: Json = False) -> int:
     return 0
 
 
-def _about(deployment: DeploymentView) -> str:
+def _about(deployment: DeploymentView, *, has_ended: bool) -> str:
+    if has_ended and deployment.state is DeploymentState.ROLLING:
+        return "the service ended before it was rolled out"
     if deployment.of is None:
         return deployment.message or "-"
     again = f"deployment {deployment.of} again"

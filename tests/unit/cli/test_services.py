@@ -51,6 +51,16 @@ async def test_history_lists_the_deployments_and_their_states(changed: Fairlead)
     assert [one["number"] for one in document["deployments"]] == [0, 1]
 
 
+async def test_history_tells_that_a_service_ended_during_a_rollout(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    await of(start, "apply", "-d", "-f", service(tmp_path, "serve"))
+    assert (await of(start, "stop", "web")).status == 0
+    table = (await of(start, "service", "history", "web")).out.decode().splitlines()
+    assert table[1].startswith("0 ")
+    assert table[1].endswith("the service ended before it was rolled out")
+
+
 async def test_rollback_to_a_version_begins_a_deployment_with_its_content(
     changed: Fairlead, controller: Controller
 ) -> None:
