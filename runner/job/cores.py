@@ -26,6 +26,7 @@ import msgspec
 from common.core_pattern import FIX, why_not_files
 from runner.code.helper import Helpers, own_program
 from runner.errors import CannotStart
+from runner.job.outputs import copy_whole, print_lines
 from runner.processes.spawn import Ending
 
 COPY_SECONDS = 300.0
@@ -95,22 +96,34 @@ class Kernel(NamedTuple):
 
 
 def this_kernel() -> Kernel:
-    return Kernel(_PATTERN.read_text().rstrip("\n"), _USES_PID.read_text().strip() == "1")
+    """Return what /proc tells; a sandbox that has no such files has the kernel's default."""
+    try:
+        return Kernel(_PATTERN.read_text().rstrip("\n"), _USES_PID.read_text().strip() == "1")
+    except OSError:
+        return Kernel("core", False)
+
+
+def folder_of(pattern: str, working_dir: str) -> str:
+    """Return the folder in or below which this core_pattern puts core dumps of the job."""
+    if not pattern.startswith("/"):
+        return working_dir
+    return os.path.dirname(pattern.partition("%")[0])
 
 
 async def keep(helpers: Helpers, order: Order, ended: Ending, kernel: Kernel) -> list[str]:
     """Copy core dumps as the user of the helpers, and return the lines for the job's log.
 
-    `order.names` is replaced by those of the kernel, and an absolute pattern's folder is where they
-    are.
+    `order.names` is replaced by those of the kernel; an absolute pattern says the folder too.
     """
     pattern, uses_pid = kernel
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if (why := why_none(pattern, hard)) is not None:
         return [f"core dumps: none is kept: {why}"] if ended.code in _CRASHES else []
-    if "/" in pattern:
-        order = msgspec.structs.replace(order, working_dir=os.path.dirname(pattern))
-    order = msgspec.structs.replace(order, names=names_of(pattern, uses_pid=uses_pid))
+    order = msgspec.structs.replace(
+        order,
+        working_dir=folder_of(pattern, order.working_dir),
+        names=names_of(pattern, uses_pid=uses_pid),
+    )
     argv = (*own_program("runner.job.cores"), msgspec.json.encode(order).decode())
     try:
         async with asyncio.timeout(COPY_SECONDS):
@@ -124,8 +137,8 @@ async def keep(helpers: Helpers, order: Order, ended: Ending, kernel: Kernel) ->
         lines = [f"core dumps: copying failed: {lines[-1] if lines else done.code}"]
     elif not lines and ended.code in _CRASHES:
         lines = [
-            f"core dumps: there is none in {order.working_dir}: the process may not write to its"
-            f" folder, or was in another one"
+            f"core dumps: there is none in {order.working_dir}: the job does not see that"
+            f" folder, or the process may not write to its own folder or was in another one"
         ]
     return lines
 
@@ -143,7 +156,7 @@ class CoreCopier:
         self.lines: list[str] = []
         self._order = order
         self._target = Path(order.target) / FOLDER
-        self._names = re.compile(order.names)
+        self._names = re.compile(order.names, re.DOTALL)
 
     def run(self) -> None:
         found = sorted(self._look(), key=lambda one: one.written_at)
@@ -164,7 +177,10 @@ class CoreCopier:
         """Yield the core dumps in the folder and below it, on its own file system."""
         seen = 0
         root = Path(self._order.working_dir)
-        device = root.stat().st_dev
+        try:
+            device = root.stat().st_dev
+        except OSError:
+            return
         for folder, folders, files in os.walk(root):
             at = Path(folder)
             folders[:] = [name for name in folders if _is_on(at / name, device)]
@@ -195,10 +211,10 @@ class CoreCopier:
         try:
             self._target.mkdir(exist_ok=True)
             place, number = self._target / one.path.name, 1
-            while place.exists():
+            while os.path.lexists(place):
                 number += 1
                 place = self._target / f"{one.path.name}-{number}"
-            shutil.copyfile(one.path, place, follow_symlinks=False)
+            copy_whole(one.path, place, shutil.copyfile)
         except OSError as error:
             self.lines.append(f"core dumps: {one.path}: {error.strerror or error}")
             return
@@ -217,7 +233,7 @@ def _is_on(folder: Path, device: int) -> bool:
 def main() -> None:
     copier = CoreCopier(msgspec.json.decode(sys.argv[1], type=Order))
     copier.run()
-    sys.stdout.writelines(f"{line}\n" for line in copier.lines)
+    print_lines(copier.lines)
 
 
 if __name__ == "__main__":

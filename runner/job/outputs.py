@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -118,7 +119,7 @@ class Copier:
                         f"outputs: {source} takes the place of a file of that name in the output "
                         f"folder"
                     )
-                _replace(source, target)
+                copy_whole(source, target)
         except OSError as error:
             self._cannot(error)
 
@@ -140,11 +141,11 @@ class Copier:
             self.lines.append(f"outputs: {name}: {why or error}")
 
 
-def _replace(source: Path, target: Path) -> None:
+def copy_whole(source: Path, target: Path, copy: Callable[..., object] = shutil.copy2) -> None:
     """Copy the file whole, or leave nothing of it."""
     part = target.with_name(target.name[:200] + _PART)
     try:
-        shutil.copy2(source, part, follow_symlinks=False)
+        copy(source, part, follow_symlinks=False)
         os.replace(part, target)
     except OSError:
         with suppress(OSError):
@@ -152,10 +153,15 @@ def _replace(source: Path, target: Path) -> None:
         raise
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print them, also names in them that are not UTF-8."""
+    sys.stdout.buffer.writelines(os.fsencode(f"{line}\n") for line in lines)
+
+
 def main() -> None:
     copier = Copier(msgspec.json.decode(sys.argv[1], type=Order))
     copier.run()
-    sys.stdout.writelines(f"{line}\n" for line in copier.lines)
+    print_lines(copier.lines)
 
 
 if __name__ == "__main__":

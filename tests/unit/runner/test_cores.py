@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from runner.code.helper import Helpers
-from runner.job.cores import CoreCopier, Kernel, Order, keep, names_of, why_none
+from runner.job.cores import CoreCopier, Kernel, Order, folder_of, keep, names_of, why_none
 from runner.processes.spawn import Ending
 
 CORE = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x04\x00" + b"memory"
@@ -38,6 +43,20 @@ def test_names_are_those_that_the_kernel_makes(
 ) -> None:
     found = re.fullmatch(names_of(pattern, uses_pid=uses_pid), name)
     assert (found is not None) is fits
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("core", "/work"),
+        ("cores/core.%p", "/work"),
+        ("/core", "/"),
+        ("/var/crash/core.%p", "/var/crash"),
+        ("/var/crash/%u/of-%e/core", "/var/crash"),
+    ],
+)
+def test_only_an_absolute_pattern_names_the_folder(pattern: str, folder: str) -> None:
+    assert folder_of(pattern, "/work") == folder
 
 
 def test_a_node_that_gives_them_away_and_a_limit_of_zero_are_told() -> None:
@@ -125,3 +144,39 @@ def test_two_of_one_name_are_both_kept(tmp_path: Path) -> None:
         "core": b"a",
         "core-2": b"b",
     }
+
+
+def test_a_folder_that_is_not_in_the_container_has_none(tmp_path: Path) -> None:
+    assert copied(tmp_path) == []
+
+
+def test_a_core_dump_that_cannot_be_copied_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fills_the_disk(source: Path, target: Path, *, follow_symlinks: bool) -> None:
+        target.write_bytes(source.read_bytes()[:4])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fills_the_disk)
+    write(tmp_path / "work/core", CORE, 1001.0)
+    (line,) = copied(tmp_path)
+    assert line.endswith("No space left on device")
+    assert list((tmp_path / "output/cores").iterdir()) == []
+
+
+def test_a_name_that_is_not_utf8_is_copied_and_told(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / os.fsdecode(b"\xff")
+    write(folder / "core", CORE, 1001.0)
+    (tmp_path / "output").mkdir()
+    order = Order(
+        working_dir=str(tmp_path / "work"),
+        target=str(tmp_path / "output"),
+        since=1000.0,
+        most=1,
+        names="core",
+    )
+    argv = [sys.executable, "-m", "runner.job.cores", msgspec.json.encode(order).decode()]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(argv, check=True, capture_output=True, env=env)
+    assert b"\xff/core" in done.stdout
+    assert (tmp_path / "output/cores/core").read_bytes() == CORE
