@@ -111,7 +111,12 @@ class Renderer:
         return self._environment.get_template(template).render(context)
 
     def fragment(self, template: str, block: str, context: Mapping[str, Any]) -> str | None:
-        """Return one block of the template; None: it has none of this name."""
+        """Return one block of the template; None: it has none of this name.
+
+        Without the line break at its end, which would stay on the page after each replacement.
+        """
         found = self._environment.get_template(template)
         render = found.blocks.get(block)
-        return None if render is None else "".join(render(found.new_context(dict(context))))
+        if render is None:
+            return None
+        return "".join(render(found.new_context(dict(context)))).strip()

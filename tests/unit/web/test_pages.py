@@ -64,6 +64,13 @@ async def _told_why(browser: Browser, run_id: str) -> None:
                 return
 
 
+async def test_a_part_of_a_page_leaves_nothing_beside_it_when_it_is_replaced(
+    admin: Browser,
+) -> None:
+    rows = await admin.fragment("/dashboard/runs", "rows")
+    assert (rows[0], rows[-1]) == ("<", ">")
+
+
 async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> None:
     run = await submit(admin, name="secret-plan")
     own = await submit(ada, USER_TOKEN, name="own-run")
