@@ -123,6 +123,8 @@ class Assembly:
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
+        self._pulls: dict[str, PullProgress] = {}
+        """The progress of pulls alone: what `_progress` has of an attempt may be of its outputs."""
         self.turns = RunPipeline(
             store, clock, chance, JobSubmittedPipeline(chance.new_id, snapshot.past_use)
         )
@@ -194,9 +196,11 @@ class Assembly:
 
     def task_seen(self, node_id: str, info: TaskInfo) -> None:
         if info.status is TaskStatus.PULLING and info.pull is not None:
-            self._progress[info.id] = info.pull
-        elif info.status is not TaskStatus.PULLING and not info.has_outputs:
-            self._progress.pop(info.id, None)
+            self._pulls[info.id] = self._progress[info.id] = info.pull
+        elif info.status is not TaskStatus.PULLING:
+            pull = self._pulls.pop(info.id, None)
+            if pull is not None and self._progress.get(info.id) is pull:
+                del self._progress[info.id]  # else it is that of a collection by now
 
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
         return await self._strays.settle(node_id, connection, info)

@@ -69,14 +69,15 @@ def note_loss(draft: Draft, attempt: Attempt, cause: str) -> None:
 
 def sentence(outputs: CollectedOutputs) -> str:
     """Return the stored outputs in words."""
-    said = f"{_files(outputs.files)}, {outputs.size} bytes"
+    said = f"{counted_files(outputs.files)}, {outputs.size} bytes"
     if not outputs.left_out:
         return said
     return (
-        f"{said}; left out: {_files(outputs.left_out)}, {outputs.left_out_size} bytes, which are"
-        f" beyond the limit of outputs or are no files, folders or links within"
+        f"{said}; left out: {counted_files(outputs.left_out)}, {outputs.left_out_size} bytes, which"
+        f" are beyond the limit of outputs or are no files, folders or links within"
     )
 
 
-def _files(count: int) -> str:
+def counted_files(count: int) -> str:
+    """Return the number of files in words."""
     return "1 file" if count == 1 else f"{count} files"

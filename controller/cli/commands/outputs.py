@@ -12,7 +12,7 @@ from controller.api.documents import OutputsView
 from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED, CliError
-from controller.lifecycle.outputs import OutputsState
+from controller.lifecycle.outputs import OutputsState, counted_files
 from fairlead import settings
 from fairlead.errors import OutputsMissing, UsageError
 from fairlead.outputs import left_out, listed, pull, read
@@ -90,7 +90,8 @@ def _pull(client: ControllerClient, run: str, found: tuple[OutputsView, ...], fo
         for pulled in pull(client, run, found, folder, show):
             one = pulled.outputs
             name = f"{one.group}/{one.cookie}"
-            output.note(f"{one.count} files, {one.size} bytes of job {name} are in {pulled.folder}")
+            said = f"{counted_files(one.count)}, {one.size} bytes of job {name}"
+            output.note(f"{said} are in {pulled.folder}")
             if (sentence := left_out(one)) is not None:
                 output.note(sentence)
     except OutputsMissing as error:
