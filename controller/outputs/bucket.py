@@ -71,8 +71,7 @@ async def upload(path: Path, length: int, place: BucketObject) -> None:
 
 async def read(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
     """Yield the bytes from `start` up to `end`, which is not among them. Raises BucketError."""
-    store = await asyncio.to_thread(_open, place)
-    pieces = object_storage.read(store, place.key, start, end)
+    pieces = _pieces(place, start, end)
     while piece := await asyncio.to_thread(_next, pieces, place):
         yield piece
 
@@ -93,10 +92,14 @@ def _check(place: BucketObject) -> None:
 def _upload(path: Path, place: BucketObject) -> int:
     import obstore
 
-    store = _open(place)
     with _told(place):
+        store = _open(place)
         obstore.put(store, place.key, path, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return obstore.head(store, place.key)["size"]
+
+
+def _pieces(place: BucketObject, start: int, end: int) -> Iterator[bytes]:
+    yield from object_storage.read(_open(place), place.key, start, end)
 
 
 def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
@@ -112,6 +115,7 @@ def _delete(place: BucketObject) -> None:
 
 
 def _open(place: BucketObject) -> S3Store:
+    """Raises obstore's errors, for an environment that is wrong."""
     return object_storage.open_bucket(place.bucket, place.endpoint)
 
 

@@ -142,25 +142,29 @@ class OutputStore:
                 await bucket.upload(folder / _ARCHIVE, stored.length, place)
                 await self.in_thread(_write_about, folder, replace(stored, place=place))
 
-    async def drop_moved(self) -> int:
-        """Remove the tars that have been in a bucket for a minute. Return how many are still
-        here."""
-        return await self.in_thread(_drop_moved, self._folder, time.time() - _STILL_READ_SECONDS)
+    async def drop_moved(self) -> None:
+        """Remove the tars that have been in a bucket for a minute."""
+        async with self._moving:
+            before = time.time() - _STILL_READ_SECONDS
+            await self.in_thread(_drop_moved, self._folder, before)
 
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the outputs of attempts that are not `needed` and were stored before then (Unix
         time). Return how many. What a bucket does not remove is tried again at the next sweep."""
-        removed = 0
+        removed = left = 0
+        trouble: BucketError | None = None
         async with self._moving:
             for folder in await self.in_thread(_expired, self._folder, needed, written_before):
-                try:
-                    stored = await self.in_thread(_read_about, folder)
-                    if stored is not None and stored.place is not None:
-                        await bucket.delete(stored.place)
-                except BucketError as error:
-                    log.warning("expired outputs could not be removed: %s", error)
-                    continue
+                stored = await self.in_thread(_read_about, folder)
+                if stored is not None and stored.place is not None:
+                    if trouble is None:  # a bucket that is away is asked once in a sweep
+                        trouble = await _why_not_deleted(stored.place)
+                    if trouble is not None:
+                        left += 1
+                        continue
                 removed += await self.in_thread(_remove, folder)
+        if trouble is not None:
+            log.warning("%d expired outputs stay in their bucket for now: %s", left, trouble)
         return removed
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -169,6 +173,14 @@ class OutputStore:
 
     def _folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id
+
+
+async def _why_not_deleted(place: BucketObject) -> BucketError | None:
+    try:
+        await bucket.delete(place)
+    except BucketError as error:
+        return error
+    return None
 
 
 def _open(folder: Path) -> tuple[BinaryIO, int]:
@@ -250,17 +262,13 @@ def _larger_than(folder: Path, size: int) -> dict[str, int]:
     return found
 
 
-def _drop_moved(folder: Path, moved_before: float) -> int:
-    left = 0
+def _drop_moved(folder: Path, moved_before: float) -> None:
     for archive in folder.glob(f"*/*/{_ARCHIVE}"):
         stored = _read_about(archive.parent)
         if stored is None or stored.place is None:
             continue
         if (archive.parent / _ABOUT).stat().st_mtime < moved_before:
             archive.unlink()
-        else:
-            left += 1
-    return left
 
 
 def _expired(folder: Path, needed: Collection[str], written_before: float) -> list[Path]:

@@ -47,18 +47,26 @@ class OutputUploads:
             await self._retry.wait(self._outputs.came)
 
     async def move_all(self) -> None:
-        """Move what waits. Raises BucketError, OSError: then some of it still waits."""
+        """Move what waits. Raises BucketError, OSError when some of it still waits: one that is
+        refused holds up no other."""
         await self._outputs.drop_moved()
         waiting = await self._outputs.larger_than(self._above)
         self._count(waiting)
         if not self._works:
             await bucket.check(self._bucket)
+        trouble: OSError | None = None
         for attempt_id in tuple(waiting):
             place = self._bucket.object(f"{attempt_id}/outputs.tar")
-            await self._outputs.move(attempt_id, place)
+            try:
+                await self._outputs.move(attempt_id, place)
+            except OSError as error:
+                trouble = trouble or error
+                continue
             log.info("the outputs of attempt %s are in %s", attempt_id, place)
             del waiting[attempt_id]
             self._count(waiting)
+        if trouble is not None:
+            raise trouble
         if not self._works:
             log.info("the bucket %s takes outputs of more than %d bytes", self._bucket, self._above)
             self._works = True

@@ -9,7 +9,6 @@ The copying is a program of its own, which runs as the job's user: it reads what
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import resource
@@ -24,9 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from common.core_pattern import FIX, why_not_files
-from runner.code.helper import Helpers, own_program
-from runner.errors import CannotStart
-from runner.job.outputs import copy_whole, print_lines
+from runner.code.helper import Helpers
+from runner.job.outputs import copy_whole, lines_of, print_lines
 from runner.processes.spawn import Ending
 
 COPY_SECONDS = 300.0
@@ -124,18 +122,8 @@ async def keep(helpers: Helpers, order: Order, ended: Ending, kernel: Kernel) ->
         working_dir=folder_of(pattern, order.working_dir),
         names=names_of(pattern, uses_pid=uses_pid),
     )
-    argv = (*own_program("runner.job.cores"), msgspec.json.encode(order).decode())
-    try:
-        async with asyncio.timeout(COPY_SECONDS):
-            done = await helpers.run(argv, cwd="/")
-    except TimeoutError:
-        return [f"core dumps: copying took more than {COPY_SECONDS:g} s; the rest is left out"]
-    except CannotStart as error:
-        return [f"core dumps: none could be copied: {error}"]
-    lines = [line for line in done.said.splitlines() if line.strip()]
-    if done.code != 0:
-        lines = [f"core dumps: copying failed: {lines[-1] if lines else done.code}"]
-    elif not lines and ended.code in _CRASHES:
+    lines = await lines_of("core dumps", "runner.job.cores", order, helpers, COPY_SECONDS)
+    if not lines and ended.code in _CRASHES:
         lines = [
             f"core dumps: there is none in {order.working_dir}: the job does not see that"
             f" folder, or the process may not write to its own folder or was in another one"

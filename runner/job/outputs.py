@@ -37,17 +37,25 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 async def copy(helpers: Helpers, order: Order, seconds: float = COPY_SECONDS) -> list[str]:
     """Copy as the user of the helpers, and return the lines for the log."""
-    argv = (*own_program("runner.job.outputs"), msgspec.json.encode(order).decode())
+    return await lines_of("outputs", "runner.job.outputs", order, helpers, seconds)
+
+
+async def lines_of(
+    what: str, module: str, order: msgspec.Struct, helpers: Helpers, seconds: float
+) -> list[str]:
+    """Run a copying program of ours with its order, and return the lines for the log; the ones
+    about its own failure begin with `what`."""
+    argv = (*own_program(module), msgspec.json.encode(order).decode())
     try:
         async with asyncio.timeout(seconds):
             done = await helpers.run(argv, cwd="/")
     except TimeoutError:
-        return [f"outputs: copying took more than {seconds:g} s; the rest is left out"]
+        return [f"{what}: copying took more than {seconds:g} s; the rest is left out"]
     except CannotStart as error:
-        return [f"outputs: nothing could be copied: {error}"]
+        return [f"{what}: nothing could be copied: {error}"]
     lines = [line for line in done.said.splitlines() if line.strip()]
     if done.code != 0:
-        return [f"outputs: copying failed: {lines[-1] if lines else f'exit code {done.code}'}"]
+        return [f"{what}: copying failed: {lines[-1] if lines else f'exit code {done.code}'}"]
     return lines
 
 

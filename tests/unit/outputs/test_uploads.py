@@ -13,7 +13,7 @@ import pytest
 
 from common.object_storage import BucketUrlInvalid
 from controller.outputs import bucket
-from controller.outputs.bucket import Bucket, BucketError
+from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.store import OutputStore, StoredOutputs, WaitingOutputs
 from controller.outputs.uploads import OutputUploads
 from tests.support.object_storage import KEYS, ObjectStorage, object_storage
@@ -177,3 +177,44 @@ def test_a_url_of_a_bucket_has_a_name_and_maybe_a_prefix() -> None:
 def test_what_is_no_bucket_or_endpoint_is_refused(url: str, endpoint: str | None) -> None:
     with pytest.raises(BucketUrlInvalid, match=r"write |empty part"):
         Bucket.parse(url, endpoint)
+
+
+async def test_an_output_that_is_refused_holds_up_no_other(
+    outputs: OutputStore, server: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = bucket.upload
+
+    async def refuses_first(path: Path, length: int, place: BucketObject) -> None:
+        if "/first/" in place.key:
+            raise BucketError("it is too large")
+        await upload(path, length, place)
+
+    monkeypatch.setattr(bucket, "upload", refuses_first)
+    await keep(outputs, "first", LARGE)
+    await keep(outputs, "second", LARGE)
+    with pytest.raises(BucketError, match="too large"):
+        await uploads(outputs, server).move_all()
+    assert outputs.waiting == WaitingOutputs(count=1, size=len(LARGE))
+    assert "kept/here/second/outputs.tar" in server.objects()
+
+
+async def test_a_sweep_asks_a_bucket_that_is_away_once_and_removes_the_rest(
+    outputs: OutputStore,
+    server: ObjectStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("aa", "bb"):
+        await keep(outputs, name, LARGE)
+    await uploads(outputs, server).move_all()
+    await keep(outputs, "here", SMALL)
+    asked = []
+
+    async def away(place: BucketObject) -> None:
+        asked.append(place)
+        raise BucketError("it is away")
+
+    monkeypatch.setattr(bucket, "delete", away)
+    assert await outputs.sweep((), float("inf")) == 1
+    assert len(asked) == 1
+    assert "2 expired outputs stay in their bucket for now: it is away" in caplog.text
