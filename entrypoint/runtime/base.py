@@ -16,6 +16,18 @@ from entrypoint.runtime.platform import Platform, current
 SOURCES = Path(__file__).parent
 
 _UNUSED_IN_WHEELS = ("*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.pyi")
+_UNUSED_PARTS = (
+    "cffi",
+    "pycparser",
+    "dulwich/porcelain",
+    "dulwich/cli.py",
+    "dulwich/contrib",
+    "frozenlist/_frozenlist.*.so",
+)
+"""cryptography needs the compiled half of cffi alone; dulwich's commands serve its own program;
+the compiled half of frozenlist would be the only user of libstdc++ (2.5 MB)."""
+_UNUSED_FOLDERS = ("tests", "test", "sboms")
+_FOR_WINDOWS = "*.exe"
 _INSTALLER_NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 _LOADED_LATE = ("libgcc_s.so.1",)
 """glibc opens it when a thread is cancelled; no file names it."""
@@ -115,8 +127,11 @@ def install_wheels(base: Base, lock: Path) -> None:
     for pattern in _UNUSED_IN_WHEELS:
         for path in base.site.rglob(pattern):
             _remove(path)
-    for folder in [path for path in base.site.rglob("*") if path.name in ("tests", "test")]:
+    for folder in [path for path in base.site.rglob("*") if path.name in _UNUSED_FOLDERS]:
         _remove(folder)
+    for pattern in _UNUSED_PARTS:
+        for path in base.site.glob(pattern):
+            _remove(path)
     for note in _INSTALLER_NOTES:
         for path in base.site.glob(f"*.dist-info/{note}"):
             _remove(path)
@@ -138,8 +153,9 @@ def _install_tools(base: Base, work: Path) -> None:
     shutil.copyfile(work / "bin" / "uv", base.tools / "uv")
     (base.tools / "uv").chmod(0o755)
     for part in (work / "pip", *work.glob("pip-*.dist-info")):
-        notes = shutil.ignore_patterns(*_INSTALLER_NOTES, "__pycache__")
-        shutil.copytree(part, base.tools / "pip" / part.name, ignore=notes)
+        unwanted = (*_INSTALLER_NOTES, *_UNUSED_FOLDERS, "__pycache__", _FOR_WINDOWS)
+        ignored = shutil.ignore_patterns(*unwanted)
+        shutil.copytree(part, base.tools / "pip" / part.name, ignore=ignored)
 
 
 def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:
