@@ -21,8 +21,7 @@ PART_BYTES = 16 << 20
 """S3 takes 10,000 parts: objects of up to 156 GiB."""
 PIECE_BYTES = 8 << 20
 """What one request reads."""
-_REQUEST = timedelta(seconds=120)
-"""The time for one part or piece."""
+REQUEST = timedelta(seconds=120)
 _CONNECT = timedelta(seconds=10)
 _RETRY = timedelta(seconds=20)
 _URL = re.compile(
@@ -55,13 +54,22 @@ def parse_endpoint(url: str) -> str:
     return url.removesuffix("/")
 
 
-def open_bucket(name: str, endpoint: str | None) -> S3Store:
-    """Return the bucket; nothing is asked yet. `endpoint` None: AWS in the region of the
-    environment."""
+def open_bucket(
+    name: str,
+    endpoint: str | None,
+    region: str | None = None,
+    *,
+    request: timedelta = REQUEST,
+    retries: int = 3,
+) -> S3Store:
+    """Return the bucket; nothing is asked yet. `endpoint` None: AWS in this region, or in that of
+    the environment. `request`: the time for one part or piece."""
     from obstore.store import S3Store
 
-    options: ClientConfig = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
-    retry: RetryConfig = {"max_retries": 3, "retry_timeout": _RETRY}
+    options: ClientConfig = {"timeout": request, "connect_timeout": min(request, _CONNECT)}
+    retry: RetryConfig = {"max_retries": retries, "retry_timeout": _RETRY}
+    if endpoint is None and region is not None:
+        return S3Store(name, region=region, client_options=options, retry_config=retry)
     if endpoint is None:
         return S3Store(name, client_options=options, retry_config=retry)
     options["allow_http"] = endpoint.startswith("http://")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 _PARTS_AT_ONCE = 4
+_SHORT = timedelta(seconds=8)
+"""The time of a request without content. The controller's end waits for those that it began."""
+_PIECE = timedelta(seconds=25)
 _PROBE = "fairlead-was-here"
 
 
@@ -25,11 +31,12 @@ class BucketError(OSError):
 
 
 class BucketObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one object. `endpoint` None: AWS in the region of the environment."""
+    """The place of one object. `endpoint` None: AWS, in `region` or in that of the environment."""
 
     bucket: str
     key: str
     endpoint: str | None = None
+    region: str | None = None
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
@@ -41,20 +48,36 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     prefix: str = ""
     endpoint: str | None = None
+    region: str | None = None
 
     @classmethod
-    def parse(cls, url: str, endpoint: str | None = None) -> Bucket:
-        """Read s3://NAME[/PREFIX]. Raises BucketUrlInvalid."""
+    def parse(cls, url: str, endpoint: str | None = None, region: str | None = None) -> Bucket:
+        """Read s3://NAME[/PREFIX]. `region` is that of AWS. Raises BucketUrlInvalid."""
         name, prefix = parse_bucket(url)
-        where = None if endpoint is None else parse_endpoint(endpoint)
-        return cls(name=name, prefix=prefix, endpoint=where)
+        if endpoint is not None:
+            return cls(name=name, prefix=prefix, endpoint=parse_endpoint(endpoint))
+        return cls(name=name, prefix=prefix, region=region)
 
     def object(self, key: str) -> BucketObject:
         whole = f"{self.prefix}/{key}" if self.prefix else key
-        return BucketObject(bucket=self.name, key=whole, endpoint=self.endpoint)
+        return BucketObject(bucket=self.name, key=whole, endpoint=self.endpoint, region=self.region)
 
     def __str__(self) -> str:
         return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """An order to `controller.outputs.uploading`."""
+
+    path: str
+    place: BucketObject
+
+
+class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Its answer; `error`: why it failed, empty if it did not."""
+
+    length: int = 0
+    error: str = ""
 
 
 async def check(bucket: Bucket) -> None:
@@ -63,10 +86,33 @@ async def check(bucket: Bucket) -> None:
 
 
 async def upload(path: Path, length: int, place: BucketObject) -> None:
-    """Write the file of that many bytes to its place, whole or not at all. Raises BucketError."""
-    arrived = await asyncio.to_thread(_upload, path, place)
-    if arrived != length:
-        raise BucketError(f"{place} has {arrived} bytes after {length} were written")
+    """Write the file of that many bytes to its place, whole or not at all. Raises BucketError.
+
+    A process of its own does it: a thread would hold up the controller's end until a storage that
+    does not answer has had its time.
+    """
+    order = msgspec.json.encode(Upload(path=str(path), place=place))
+    # -P: no folder of the user's is searched for modules.
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "controller.outputs.uploading"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        said, _ = await child.communicate(order)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+        raise
+    try:
+        done = msgspec.json.decode(said, type=Uploaded)
+    except msgspec.MsgspecError:
+        done = Uploaded(error=f"{place}: the upload ended with status {child.returncode}")
+    if done.error:
+        raise BucketError(done.error)
+    if done.length != length:
+        raise BucketError(f"{place} has {done.length} bytes after {length} were written")
 
 
 async def read(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
@@ -89,17 +135,19 @@ def _check(place: BucketObject) -> None:
     _delete(place)
 
 
-def _upload(path: Path, place: BucketObject) -> int:
+def put_file(path: Path, place: BucketObject) -> int:
+    """Write the file to its place; return the bytes that are there then. Blocking. Raises
+    BucketError."""
     import obstore
 
     with _told(place):
-        store = _open(place)
+        store = object_storage.open_bucket(place.bucket, place.endpoint, place.region)
         obstore.put(store, place.key, path, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return obstore.head(store, place.key)["size"]
 
 
 def _pieces(place: BucketObject, start: int, end: int) -> Iterator[bytes]:
-    yield from object_storage.read(_open(place), place.key, start, end)
+    yield from object_storage.read(_open(place, _PIECE, retries=2), place.key, start, end)
 
 
 def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
@@ -114,9 +162,10 @@ def _delete(place: BucketObject) -> None:
         obstore.delete(_open(place), place.key)
 
 
-def _open(place: BucketObject) -> S3Store:
+def _open(place: BucketObject, request: timedelta = _SHORT, retries: int = 0) -> S3Store:
     """Raises obstore's errors, for an environment that is wrong."""
-    return object_storage.open_bucket(place.bucket, place.endpoint)
+    where = (place.bucket, place.endpoint, place.region)
+    return object_storage.open_bucket(*where, request=request, retries=retries)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tarfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, ParamSpec, TypeVar
 
@@ -52,13 +52,15 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored outputs of one attempt. `length`: bytes of the tar. `place` None: it is here."""
+    """The stored outputs of one attempt. `length`: bytes of the tar. `place` None: it is here.
+    `moving_to`: an upload began, so an object may be there."""
 
     files: tuple[OutputFile, ...]
     left_out: int
     left_out_size: int
     length: int
     place: BucketObject | None = None
+    moving_to: BucketObject | None = None
 
     @property
     def size(self) -> int:
@@ -139,8 +141,18 @@ class OutputStore:
             folder = self._folder_of(attempt_id)
             stored = await self.in_thread(_read_about, folder)
             if stored is not None and stored.place is None:
+                if stored.moving_to not in (None, place):
+                    await self._leave(stored.moving_to)
+                await self.in_thread(_note_move, folder, replace(stored, moving_to=place))
                 await bucket.upload(folder / _ARCHIVE, stored.length, place)
-                await self.in_thread(_write_about, folder, replace(stored, place=place))
+                moved = replace(stored, moving_to=None, place=place)
+                await self.in_thread(_note_move, folder, moved)
+
+    async def _leave(self, place: BucketObject) -> None:
+        """Remove what an upload to another bucket may have left."""
+        error = await _why_not_deleted(place)
+        if error is not None:
+            log.warning("an object of an interrupted upload may stay for good: %s", error)
 
     async def drop_moved(self) -> None:
         """Remove the tars that have been in a bucket for a minute."""
@@ -156,11 +168,13 @@ class OutputStore:
         async with self._moving:
             for folder in await self.in_thread(_expired, self._folder, needed, written_before):
                 stored = await self.in_thread(_read_about, folder)
-                if stored is not None and stored.place is not None:
+                place = None if stored is None else stored.place or stored.moving_to
+                if place is not None:
                     if trouble is None:  # a bucket that is away is asked once in a sweep
-                        trouble = await _why_not_deleted(stored.place)
+                        trouble = await _why_not_deleted(place)
                     if trouble is not None:
                         left += 1
+                        await self.in_thread(_keep_place_alone, folder)
                         continue
                 removed += await self.in_thread(_remove, folder)
         if trouble is not None:
@@ -218,6 +232,19 @@ def _write_about(folder: Path, stored: StoredOutputs) -> None:
     write_durably(folder / _ABOUT, msgspec.json.encode(stored), _PRIVATE)
 
 
+def _note_move(folder: Path, stored: StoredOutputs) -> None:
+    """Write the list anew. The folder's time stays: its outputs expire by that."""
+    with _same_age(folder):
+        _write_about(folder, stored)
+
+
+@contextmanager
+def _same_age(folder: Path) -> Iterator[None]:
+    found = folder.stat()
+    yield
+    os.utime(folder, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 def _members(file: BinaryIO) -> Iterator[OutputFile]:
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
@@ -268,7 +295,8 @@ def _drop_moved(folder: Path, moved_before: float) -> None:
         if stored is None or stored.place is None:
             continue
         if (archive.parent / _ABOUT).stat().st_mtime < moved_before:
-            archive.unlink()
+            with _same_age(archive.parent):
+                archive.unlink()
 
 
 def _expired(folder: Path, needed: Collection[str], written_before: float) -> list[Path]:
@@ -277,6 +305,15 @@ def _expired(folder: Path, needed: Collection[str], written_before: float) -> li
         for found in folder.glob("*/*")
         if found.name not in needed and found.stat().st_mtime < written_before
     ]
+
+
+def _keep_place_alone(folder: Path) -> None:
+    """Free the disk of what has expired, and keep the place of its object, to remove that later."""
+    stored = _read_about(folder)
+    if stored is not None and stored.place is None:
+        _note_move(folder, replace(stored, place=stored.moving_to, moving_to=None))
+        with _same_age(folder):
+            (folder / _ARCHIVE).unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> int:

@@ -98,7 +98,10 @@ async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Told |
     last = next((line for line in reversed(done.said.splitlines()) if line.strip()), "")
     if done.code != 0:
         return last or f"exit code {done.code}"
-    return msgspec.json.decode(last, type=Told)
+    try:
+        return msgspec.json.decode(last, type=Told)
+    except msgspec.MsgspecError:
+        return f"it ended without a result; its last words: {last[:300]}"
 
 
 class BucketCopier:

@@ -221,7 +221,7 @@ def _bucket(url: str | None, endpoint: str | None) -> Bucket | None:
             raise CliError("--outputs-endpoint belongs to --outputs-bucket: give both", EXIT_USAGE)
         return None
     try:
-        return Bucket.parse(url, endpoint)
+        return Bucket.parse(url, endpoint, os.environ.get("AWS_REGION"))
     except BucketUrlInvalid as error:
         raise CliError(f"--outputs-bucket, --outputs-endpoint: {error}", EXIT_USAGE) from None
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.object_storage import BucketUrlInvalid
@@ -218,3 +220,76 @@ async def test_a_sweep_asks_a_bucket_that_is_away_once_and_removes_the_rest(
     assert await outputs.sweep((), float("inf")) == 1
     assert len(asked) == 1
     assert "2 expired outputs stay in their bucket for now: it is away" in caplog.text
+
+
+async def test_a_controller_that_stops_ends_an_upload_to_a_storage_that_never_answers(
+    outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    stored, before = await keep(outputs, "stuck", LARGE), psutil.Process().children()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place = Bucket.parse("s3://outputs", url).object("stuck")
+        moving = asyncio.create_task(outputs.move("stuck", place))
+        asked, _ = await asyncio.get_running_loop().sock_accept(silent)
+        with asked:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+    assert psutil.Process().children() == before
+    found = await outputs.find("stuck")
+    assert found is not None
+    assert (found.place, found.moving_to, found.length) == (None, place, stored.length)
+
+
+async def test_an_upload_that_was_never_noted_leaves_the_bucket_when_it_expires(
+    outputs: OutputStore, server: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep(outputs, "unnoted", LARGE)
+    upload = bucket.upload
+
+    async def ends_after(path: Path, length: int, place: BucketObject) -> None:
+        await upload(path, length, place)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(bucket, "upload", ends_after)
+    with pytest.raises(asyncio.CancelledError):
+        await uploads(outputs, server).move_all()
+    assert "kept/here/unnoted/outputs.tar" in server.objects()
+    assert await outputs.sweep((), float("inf")) == 1
+    assert "kept/here/unnoted/outputs.tar" not in server.objects()
+
+
+async def test_what_expires_while_its_bucket_is_gone_frees_this_disk(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    await keep(outputs, "freed", LARGE)
+    server.away()
+    with pytest.raises(BucketError):
+        await outputs.move("freed", server.bucket.object("freed/outputs.tar"))
+    assert await outputs.sweep((), float("inf")) == 0
+    assert not outputs.archive("freed").exists()
+    server.back()
+    assert await outputs.sweep((), float("inf")) == 1
+
+
+async def test_outputs_expire_by_the_time_when_they_came_not_when_they_moved(
+    outputs: OutputStore, server: ObjectStorage
+) -> None:
+    await keep(outputs, "aged", LARGE)
+    archive, before = outputs.archive("aged"), time.time() - 3600
+    os.utime(archive.parent, (before, before))
+    moving = uploads(outputs, server)
+    await moving.move_all()
+    make_older(archive)
+    await moving.move_all()
+    assert await outputs.sweep((), before - 1) == 0
+    assert await outputs.sweep((), before + 1) == 1
+
+
+def test_an_object_of_aws_keeps_its_region() -> None:
+    there = Bucket.parse("s3://outputs/kept", None, "eu-central-1").object("a")
+    assert (there.region, there.endpoint) == ("eu-central-1", None)
+    own = Bucket.parse("s3://outputs", "https://storage.test", "eu-central-1").object("a")
+    assert (own.region, own.endpoint) == (None, "https://storage.test")
