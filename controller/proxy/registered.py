@@ -36,7 +36,10 @@ class RegisteredServices:
         return None if route is None else self._service(route)
 
     def all(self) -> Iterable[Service]:
-        return [self._service(route) for route in self._routes.all()]
+        """Return the services in the order of their submission; those that are ending last, so that
+        another service of the same model gets its requests."""
+        routes = sorted(self._routes.all(), key=lambda route: route.ending)
+        return [self._service(route) for route in routes]
 
     def wake(self, run_id: str) -> None:
         route = self._routes.get(run_id)

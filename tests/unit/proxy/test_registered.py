@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -54,6 +56,9 @@ class PlantedRoutes(RouteTable):
     def named(self, name: str) -> Route | None:
         return self.planted.get(name)
 
+    def all(self) -> Iterable[Route]:
+        return self.planted.values()
+
 
 def test_a_service_is_made_once_for_each_route() -> None:
     routes = PlantedRoutes(ROUTE)
@@ -65,6 +70,15 @@ def test_a_service_is_made_once_for_each_route() -> None:
     changed = services.find("api")
     assert changed is not None
     assert changed.replicas == ()
+
+
+def test_the_first_service_of_a_model_comes_first_until_it_is_ending() -> None:
+    later = msgspec.structs.replace(ROUTE, run_id="later", name="later")
+    routes = PlantedRoutes(ROUTE, later)
+    services = RegisteredServices(routes, NotedTurns())
+    assert [service.name for service in services.all()] == ["api", "later"]
+    routes.planted["api"] = msgspec.structs.replace(ROUTE, ending=True)
+    assert [service.name for service in services.all()] == ["later", "api"]
 
 
 def test_nothing_is_kept_of_a_service_that_has_ended() -> None:
