@@ -217,14 +217,17 @@ class SubmissionService:
         """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
         upload is needed.
 
-        Raises ConfigurationError, Invalid, Unprocessable (the band was not granted).
+        Raises ConfigurationError, Invalid, Unprocessable (the band was not granted, or no gateway
+        can serve it).
         """
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
+        name = self._name(_wanted_name(submission, plan))
+        plan = self._gateways.chosen(plan, self._live_run_of(user, name))
         order = _Order(plan=plan, user=user, submission=submission, parent=None)
-        return self._new(self._name(_wanted_name(submission, plan)), order)
+        return self._new(name, order)
 
     def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
         """Return the plan of a submission; nothing is stored. `present`: the live service that it
@@ -407,6 +410,11 @@ class SubmissionService:
             code="name_taken",
             field="name",
         )
+
+    def _live_run_of(self, user: User, name: str) -> Run | None:
+        """Return the live run with this name, which the user's submission would change in place."""
+        live = self._turns.runs.get(self._live_id(name) or "")
+        return live.run if live is not None and live.run.user == user.name else None
 
     def _live_id(self, name: str) -> str | None:
         return self._turns.live_run_named(name)

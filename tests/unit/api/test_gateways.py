@@ -41,6 +41,10 @@ async def submit(person: Person, **more: Any) -> tuple[int, dict[str, Any]]:
     return await person("POST", "/v1/runs", configuration={**SERVICE, **more}, name="web")
 
 
+async def plan(person: Person, **more: Any) -> tuple[int, dict[str, Any]]:
+    return await person("POST", "/v1/plan", configuration={**SERVICE, **more}, name="web")
+
+
 async def test_a_gateway_is_added_shown_changed_and_removed(
     admin: Person, controller: Controller
 ) -> None:
@@ -207,6 +211,14 @@ async def test_a_service_that_no_gateway_can_serve_is_refused(
     status, answer = await submit(admin, **fields)
     assert (status, answer["error"]["field"]) == (422, field)
     assert sentence in answer["error"]["message"]
+    assert await plan(admin, **fields) == (status, answer)
+
+
+async def test_a_plan_of_a_live_service_keeps_its_gateway(admin: Person) -> None:
+    await add(admin)
+    assert (await submit(admin, gateway="main", https=True))[0] == 201
+    status, _ = await plan(admin, https=True)
+    assert status == 200
 
 
 async def test_a_service_is_refused_while_its_gateway_is_away_or_its_host_name_taken(
