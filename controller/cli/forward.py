@@ -14,19 +14,28 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from controller.api.documents import RunView
+from controller.api.documents import NodeView, RunView
 from controller.cli.errors import CliError
 from controller.configuration.dstack import ports_of
 from controller.configuration.fields import port_mapping
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
-from fairlead.rest import CONNECT_SECONDS, ControllerClient, run_path, why_lost
+from fairlead.rest import (
+    CONNECT_SECONDS,
+    ControllerClient,
+    decode,
+    node_path,
+    run_path,
+    why_lost,
+)
 
+LOOPBACKS = ("127.0.0.1", "::1")
 EOF = "eof"
 PIECE_BYTES = 256 << 10
 PATIENCE_SECONDS = 30.0
@@ -61,14 +70,38 @@ async def forward(
 ) -> None:
     """Forward the ports until cancelled. Raises CliError when a local port cannot be opened."""
     outages = Outages(tell)
+    same = {one.port for one in forwards if one.local == one.port and bind in LOOPBACKS}
+    if same and not await asyncio.to_thread(_is_on_this_machine, client, run):
+        same.clear()
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
+            if one.port in same:
+                tell(f"port {one.port} of {run} is {bind}:{one.port} itself: its node is here")
+                continue
             carrier = _Carrier(client, run, job, one.port, tell, outages)
             server = await _listen(carrier, one, bind, tell)
             await stack.enter_async_context(server)
             local = server.sockets[0].getsockname()[1]
             tell(f"{bind}:{local} leads to port {one.port} of {run}")
-        await asyncio.Event().wait()
+        if not same.issuperset(one.port for one in forwards):
+            await asyncio.Event().wait()
+
+
+def _is_on_this_machine(client: ControllerClient, run: str) -> bool:
+    """Return whether the run's jobs have the network of this machine: then a port here is the job's
+    own, and one that led to itself would open connections without end."""
+    if urlsplit(client.url).hostname not in (*LOOPBACKS, "localhost"):
+        return False
+    asking = client.another()
+    try:
+        jobs = asking.run(run).jobs
+        names = {job.attempts[0].node for job in jobs if job.attempts} - {None}
+        nodes = [decode(asking.get(node_path(str(name))), NodeView) for name in names]
+    except FairleadError:
+        return False
+    finally:
+        asking.close()
+    return any(node.engine == "process" and node.address.startswith("/") for node in nodes)
 
 
 async def _listen(

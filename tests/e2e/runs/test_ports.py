@@ -11,10 +11,15 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.ssh_daemon import free_port
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -85,3 +90,41 @@ def test_a_port_that_nobody_listens_on_breaks_the_connection(lab: RunLab) -> Non
         connection.recv(1)
     lab.let_go("silent")
     lab.wait_for("silent", "done")
+
+
+def test_a_port_of_a_job_on_this_machine_is_its_own_and_is_not_forwarded_to_itself(
+    testbed_folder: Path, numbers: Iterator[int], tmp_path: Path
+) -> None:
+    """The process engine's jobs have this machine's network. A listener there would keep the job
+    from listening, and each connection to it would open another one without end."""
+    folder = testbed_folder / f"own{next(numbers)}"
+    controller, shim = ControllerProcess(folder / "c"), ShimProcess(folder / "n", "process")
+    shim.start()
+    controller.start()
+    port, another = free_port(), free_port()
+    try:
+        controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
+        job = tmp_path / "job.yaml"
+        job.write_text(
+            f"type: task\nname: web\nports: [{port}, '{another}:{port}']\ncommands:\n"
+            f"- echo welcome > index.html\n- exec python3 -m http.server -b 127.0.0.1 {port}\n"
+        )
+        command = controller.spawn_cli("apply", "-f", str(job))
+        assert command.stderr is not None
+        told = ""
+        while f"{another} leads to port {port} of web" not in told:
+            told += command.stderr.readline().decode()
+        assert f"port {port} of web is 127.0.0.1:{port} itself: its node is here" in told
+        wait_until(partial(_answers, port), what="the job's server")
+        assert page_at(another) == b"welcome\n"
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=60)
+    finally:
+        controller.close()
+        shim.close()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return page_at(port) == b"welcome\n"
+    return False
