@@ -69,6 +69,16 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
         return env
 
 
+def kept_path(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what makes bash take up this PATH before its first prompt. A visitor's shell is a
+    login shell, and /etc/profile of Debian's images sets PATH anew: without the job's venv, and
+    without what the image has in its own PATH."""
+    path = variables.get("PATH")
+    if path is None or "PROMPT_COMMAND" in variables:
+        return {}
+    return {"PROMPT_COMMAND": f"PATH={shlex.quote(path)}:$PATH; unset PROMPT_COMMAND"}
+
+
 def login_as(name: str, root: Path = Path("/")) -> Login | None:
     """Return the login; None for a user that the image does not know. Without root's rights, every
     name becomes the present user."""

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.ssh.logins import locked_users
+from entrypoint.ssh.logins import kept_path, locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
 from runner.processes import environment
 from runner.processes.spawn import Children, start_in_thread
@@ -93,7 +93,7 @@ class OpenSshServer:
         variables = self._environment | environment.read(self._task)
         try:
             places = environment.in_memory(self._task, _CONFIG_NAME)
-            content = (text + set_env(variables)).encode()
+            content = (text + set_env(variables | kept_path(variables))).encode()
             config = environment.write_private(places, content)
         except OSError:  # without what may not be on a disk
             config = self._folder / _CONFIG_NAME

@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncssh
 
-from entrypoint.ssh.logins import Login, NothingToRun
+from entrypoint.ssh.logins import Login, NothingToRun, kept_path
 from entrypoint.ssh.terminal import Terminal
 from runner.processes import environment
 from runner.processes.spawn import Child, Children, Ending, start
@@ -99,6 +99,8 @@ class Sessions:
         **options: Any,
     ) -> Child:
         program, argv = login.argv(command, env)
+        if command is None:
+            env |= kept_path(env)
         identity = login.identity
         if login.change:
             options |= {"user": identity.uid, "group": identity.gid}

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 KEPT = CHECKOUT / ".build" / "images"
 FOREVER = ["sleep 3600"]
 TELL = "echo $DATA $FAIRLEAD_RUN_NAME"
+OWN_PATH = {"DATA": "/data", "PATH": "/job/bin:/usr/bin:/bin"}
 HOSTILE = {
     "LD_PRELOAD": "/usr/lib/evil.so",
     "LD_LIBRARY_PATH": "/usr/lib",
@@ -80,6 +81,12 @@ def no_containers_left(dockerd: DockerDaemon) -> Iterator[None]:
     assert "hostile" not in dockerd.docker("ps", "-a", "--format", "{{.Image}}")
 
 
+def in_a_shell(user: Visitor, name: str) -> bytes:
+    """What an interactive shell says to a question about its PATH."""
+    asked = b"echo first=${PATH%%:*}\nexit\n"
+    return user.ssh(name, "-tt", name, stdin=asked).stdout
+
+
 def test_a_visitor_gets_into_busybox(user: Visitor, busybox_image: str) -> None:
     with user.run("in-busybox", image=busybox_image, commands=FOREVER):
         assert said(user, "in-busybox", "echo hi from $0; id -u") == "hi from sh\n0\n"
@@ -107,12 +114,13 @@ def test_a_visitor_gets_into_debian_12_with_an_sshd_of_its_own(
     user: Visitor, bookworm_with_sshd: str
 ) -> None:
     """OpenSSH answers, in a session that knows the image's variables."""
-    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": {"DATA": "/data"}}
+    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": OWN_PATH}
     with user.run("in-bookworm", **fields):
         assert said(user, "in-bookworm", TELL) == "/data in-bookworm\n"
         assert server_of(user, "in-bookworm").startswith("SSH-2.0-OpenSSH_9")
         assert said(user, "in-bookworm", "cat /etc/debian_version").startswith("12")
         assert said(user, "in-bookworm", "id -un; pwd") == "root\n/root\n"
+        assert b"first=/job/bin\r" in in_a_shell(user, "in-bookworm")
         assert copied(user, "in-bookworm")
 
 
@@ -133,10 +141,11 @@ def test_a_user_that_useradd_made_gets_in_although_the_images_sshd_would_not_let
 def test_its_own_sshd_is_left_alone_when_the_embedded_one_is_asked_for(
     user: Visitor, bookworm_with_sshd: str
 ) -> None:
-    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": {"DATA": "/data"}}
+    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": OWN_PATH}
     with user.run("embedded", **fields, ssh="embedded"):
         assert said(user, "embedded", TELL) == "/data embedded\n"
         assert server_of(user, "embedded").startswith("SSH-2.0-AsyncSSH")
+        assert b"first=/job/bin\r" in in_a_shell(user, "embedded")
         assert said(user, "embedded", "cat /etc/debian_version").startswith("12")
 
 
