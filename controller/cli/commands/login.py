@@ -28,7 +28,7 @@ def login(
     /,
     *,
     name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
-    token_file: Path | None = None,
+    token_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
 ) -> int:
     """Log in to a controller: ask for a token, check it, and save both for later commands.
 

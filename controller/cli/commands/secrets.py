@@ -40,7 +40,7 @@ def set_secret(
     name: str,
     /,
     *,
-    from_file: Path | None = None,
+    from_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     shared: Shared = False,
     json: Json = False,
 ) -> int:
@@ -51,7 +51,7 @@ def set_secret(
     Parameters
     ----------
     from_file
-        Read the value from this file.
+        Read the value from this file; - for standard input.
     """
     value = _value(name, from_file)
     data = settings.client().put(_path(name), {"value": value, "shared": shared})

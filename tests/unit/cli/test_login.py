@@ -99,6 +99,11 @@ async def test_without_a_terminal_the_token_must_come_from_somewhere(home: Home)
     assert (refused.status, "--token-file" in refused.err) == (2, True)
 
 
+async def test_a_hyphen_stands_for_standard_input(home: Home) -> None:
+    refused = await home("login", home.url, "--token-file", "-")
+    assert (refused.status, "the token is empty" in refused.err) == (2, True)
+
+
 async def test_a_damaged_file_is_named(home: Home) -> None:
     home.file.parent.mkdir()
     home.file.write_text("{")
