@@ -14,6 +14,7 @@ import struct
 from contextlib import suppress
 
 from common.errors import Refused
+from common.relay import BUFFER_BYTES, RelayEnd
 
 BEGIN = b"CONNECT "
 LOOPBACKS = ("127.0.0.1", "::1")
@@ -23,7 +24,6 @@ _END_OF_HEAD = b"\r\n\r\n"
 _TARGET = re.compile(rb"CONNECT (?:/v1/ports/)?([0-9]{1,9}) HTTP/1\.[01]\r\n", re.ASCII)
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _PHRASES = {400: "Bad Request", 502: "Bad Gateway"}
-_BUFFER = 1 << 20
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -53,71 +53,7 @@ class Relay:
             del self.open[port]
 
 
-class _End(asyncio.Protocol):
-    """One of two sockets. Its input goes to the other, and it reads no faster than that one
-    writes."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
-        self._ended = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=_BUFFER)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None:
-            self.other.write(data)
-
-    def eof_received(self) -> bool:
-        self._ended = True
-        other = self.other
-        if other is None:
-            return False
-        other.write_eof()
-        if other._ended:
-            self.close()
-            other.close()
-        return True
-
-    def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        other, self.other = self.other, None
-        if other is None:
-            return
-        if exc is None:
-            other.close()
-        else:
-            other.abort()
-
-    def write(self, data: bytes) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(data)
-
-    def write_eof(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            with suppress(OSError):
-                self.transport.write_eof()
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
-
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-
-class _Near(_End):
+class _Near(RelayEnd):
     """The caller's side: names the port, and waits until it is connected."""
 
     def __init__(self, relay: Relay) -> None:
@@ -137,12 +73,12 @@ class _Near(_End):
         self._head += data
         if self._dialing is None:
             self._look_at_head()
-        elif len(self._head) > _BUFFER and self.transport is not None:
+        elif len(self._head) > BUFFER_BYTES and self.transport is not None:
             self.transport.pause_reading()
 
     def eof_received(self) -> bool:
         if self.other is None and self._dialing is not None:
-            self._ended = True
+            self.has_ended = True
             return True
         return super().eof_received()
 
@@ -175,7 +111,7 @@ class _Near(_End):
         self.write(_ESTABLISHED)
         far.write(bytes(self._head))
         self._head.clear()
-        if self._ended:
+        if self.has_ended:
             far.write_eof()
         if self.transport is not None:
             self.transport.resume_reading()
@@ -192,7 +128,7 @@ class _Near(_End):
         self.close()
 
 
-class _Far(_End):
+class _Far(RelayEnd):
     """The job's side. It reads nothing before the caller knows that it is connected."""
 
     def __init__(self, relay: Relay, port: int) -> None:

@@ -33,7 +33,12 @@ class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
     gid: int | None = None
 
     def socket(self, task_id: str, port: int) -> Path:
+        """A connection begins with one line: `ok`, or why the port cannot be reached."""
         return self.folder / f"{task_id}-{port}.sock"
+
+    def raw_socket(self, task_id: str, port: int) -> Path:
+        """A connection is the port's own from its first byte; without a listener it is closed."""
+        return self.folder / f"{task_id}-{port}.raw"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

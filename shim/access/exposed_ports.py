@@ -1,10 +1,11 @@
 """Ports of tasks that gateways reach: one unix socket each, and the keys that may open them.
 
 A gateway logs in at the node as a user of its own, who can open the sockets of one folder and
-nothing else. The shim makes a socket there when the controller exposes a port of a running task. A
-connection begins with one line, `ok` or why the port cannot be reached; then bytes are passed on
-through the task's runner. What is exposed is on disk, so that gateways go on after a restart of the
-shim, also while the controller is away.
+nothing else. The shim makes two sockets there when the controller exposes a port of a running task.
+A connection to the first begins with one line, `ok` or why the port cannot be reached; to the
+second, which is for programs that know nothing of that line, it is the port's own. Bytes are passed
+on through the task's runner. What is exposed is on disk, so that gateways go on after a restart of
+the shim, also while the controller is away.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from common.durable import sync_folder, write_beside
 from common.errors import Refused
+from common.relay import BUFFER_BYTES, RelayEnd
 from common.ssh_keys import public_key
 from shim.errors import conflict, invalid
 from shim.schemas import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
@@ -30,8 +33,8 @@ from shim.state.records import DiskRecords
 
 log = logging.getLogger(__name__)
 _MOST_KEYS = 64
-_PIECE = 1 << 16
 _MOST_HEAD = 8192
+_END_OF_HEAD = b"\r\n\r\n"
 _CONNECT_SECONDS = 15.0
 
 
@@ -56,7 +59,7 @@ class ExposedPorts:
         self._find = find
         self._executor = executor
         self._ports: dict[str, tuple[int, ...]] = {}
-        self._servers: dict[tuple[str, int], asyncio.Server] = {}
+        self._servers: dict[Path, asyncio.Server] = {}
         self._changing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
@@ -136,99 +139,163 @@ class ExposedPorts:
         async with self._changing:
             for task_id in [one for one in self._ports if not self._lives(one)]:
                 for port in self._ports.pop(task_id):
-                    server = self._servers.pop((task_id, port), None)
-                    if server is not None:
-                        server.close()
-                    with contextlib.suppress(FileNotFoundError):
-                        self._access.socket(task_id, port).unlink()
+                    for path in _paths(self._access, task_id, port):
+                        server = self._servers.pop(path, None)
+                        if server is not None:
+                            server.close()
+                        path.unlink(missing_ok=True)
                 await self._records.delete(task_id)
             for task_id, ports in self._ports.items():
                 for port in ports:
                     await self._listen(self._access, task_id, port)
 
     async def _listen(self, access: GatewayAccess, task_id: str, port: int) -> None:
-        if (task_id, port) in self._servers:
-            return
-        path = access.socket(task_id, port)
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        for path in _paths(access, task_id, port):
+            if path in self._servers:
+                continue
+            path.unlink(missing_ok=True)
+            connect = partial(self._connect, task_id, port)
+            caller = partial(_Caller, connect, tells=path == access.socket(task_id, port))
+            loop = asyncio.get_running_loop()
+            self._servers[path] = await loop.create_unix_server(caller, str(path))
+            path.chmod(0o660)
+            if access.gid is not None:
+                os.chown(path, -1, access.gid)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(task_id, port, reader, writer)
-
-        server = await asyncio.start_unix_server(serve, path, limit=_PIECE)
-        path.chmod(0o660)
-        if access.gid is not None:
-            os.chown(path, -1, access.gid)
-        self._servers[(task_id, port)] = server
-
-    async def _serve(
-        self, task_id: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connect(self, task_id: str, port: int) -> _Port:
+        """Open a connection to a port of the task, through its runner. Raises OSError."""
         info = self._find(task_id)
-        with contextlib.closing(writer):
-            try:
-                async with asyncio.timeout(_CONNECT_SECONDS):
-                    far = await _connect(info, port)
-            except (OSError, TimeoutError) as error:
-                writer.write(f"{_sentence(error)}\n".encode())
-                return
-            with contextlib.closing(far[1]):
-                writer.write(EXPOSED_OK)
-                await _pass_on((reader, writer), far)
+        if info is None:
+            raise ConnectionError("the task is gone")
+        loop = asyncio.get_running_loop()
+        _, far = await loop.create_unix_connection(lambda: _Port(port), info.runner_socket)
+        try:
+            await far.connected
+        except BaseException:
+            far.abort()
+            raise
+        return far
 
     async def _in_thread(self, act: Callable[..., None], *args: object) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, act, *args)
 
 
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+def _paths(access: GatewayAccess, task_id: str, port: int) -> tuple[Path, Path]:
+    return access.socket(task_id, port), access.raw_socket(task_id, port)
+
+
+class _Caller(RelayEnd):
+    """The gateway's side. `connect` opens the other one. `tells`: the connection begins with a line
+    that says whether that worked."""
+
+    def __init__(self, connect: Callable[[], Awaitable[_Port]], *, tells: bool) -> None:
+        super().__init__()
+        self._connect = connect
+        self._tells = tells
+        self._early = bytearray()
+        self._dialing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._dialing = asyncio.create_task(self._dial(), name="exposed port")
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+            return
+        self._early += data
+        if len(self._early) > BUFFER_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        if self.other is None:
+            self.has_ended = True
+            return True
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._dialing is not None:
+            self._dialing.cancel()
+        super().connection_lost(exc)
+
+    async def _dial(self) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                far = await self._connect()
+        except (OSError, TimeoutError) as error:
+            if self._tells:
+                self.write(f"{_sentence(error)}\n".encode())
+            self.close()
+            return
+        self.other, far.other = far, self
+        if self._tells:
+            self.write(EXPOSED_OK)
+        far.write(bytes(self._early))
+        self._early.clear()
+        if self.has_ended:
+            far.write_eof()
+        far.begin()
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class _Port(RelayEnd):
+    """The runner's side: asks for the port, and waits until it is connected. `connected` raises
+    ConnectionError."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self._port = port
+        self._head = bytearray()
+        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.write(f"CONNECT /v1/ports/{self._port} HTTP/1.1\r\n\r\n".encode())
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+            return
+        self._head += data
+        end = self._head.find(_END_OF_HEAD)
+        if end < 0 and len(self._head) <= _MOST_HEAD:
+            return
+        if self.transport is not None:
+            self.transport.pause_reading()
+        if end < 0 or b" 200 " not in self._head.partition(b"\r\n")[0]:
+            self._fail(ConnectionRefusedError(f"nothing listens on port {self._port}"))
+            return
+        del self._head[: end + len(_END_OF_HEAD)]
+        if not self.connected.done():
+            self.connected.set_result(None)
+
+    def eof_received(self) -> bool:
+        if self.other is None:
+            self._fail(ConnectionError("the runner gave no answer"))
+            return False
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionError("the runner gave no answer"))
+        super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """Pass on what came, and what comes."""
+        if self.other is not None and self._head:
+            self.other.write(bytes(self._head))
+            self._head.clear()
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _fail(self, error: ConnectionError) -> None:
+        if not self.connected.done():
+            self.connected.set_exception(error)
+            self.connected.exception()  # the caller may be gone
 
 
 def _sentence(error: OSError | TimeoutError) -> str:
     return " ".join(str(error).split()) or "its runner does not answer"
-
-
-async def _connect(info: TaskInfo | None, port: int) -> Stream:
-    """Open a stream to a port of the task, through its runner. Raises OSError."""
-    if info is None:
-        raise ConnectionError("the task is gone")
-    reader, writer = await asyncio.open_unix_connection(info.runner_socket, limit=_PIECE)
-    try:
-        writer.write(f"CONNECT /v1/ports/{port} HTTP/1.1\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        writer.close()
-        raise ConnectionError("the runner gave no answer") from error
-    except BaseException:
-        writer.close()
-        raise
-    if len(head) > _MOST_HEAD or b" 200 " not in head.partition(b"\r\n")[0]:
-        writer.close()
-        raise ConnectionRefusedError(f"nothing listens on port {port}")
-    return reader, writer
-
-
-async def _pass_on(near: Stream, far: Stream) -> None:
-    """Pass bytes and ends of both directions on; return once both have ended or one broke."""
-    copies = [
-        asyncio.create_task(_copy(near[0], far[1])),
-        asyncio.create_task(_copy(far[0], near[1])),
-    ]
-    try:
-        await asyncio.wait(copies, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for copy in copies:
-            copy.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy no faster than the other end reads, so each direction holds at most a few pieces."""
-    while piece := await reader.read(_PIECE):
-        writer.write(piece)
-        await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.write_eof()
 
 
 def render(keys: Iterable[str]) -> str:
