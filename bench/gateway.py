@@ -41,6 +41,7 @@ from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
 from tests.support.daemons import Daemon
+from tests.support.gateway import haproxy_daemon
 from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon, free_port
 from tests.support.waiting import wait_until
 
@@ -85,6 +86,7 @@ def _options(place: Place) -> agent.Options:
         socket=place.path / "agent.sock",
         traffic=place.path / "traffic.sock",
         caddy_admin=place.path / "admin.sock",
+        haproxy=place.path / "haproxy",
         ports=Ports(http=place.http),
     )
 
@@ -156,6 +158,10 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         for config, name in (({"admin": admin}, "gateway"), (_plain(place), "plain")):
             stack.callback(_caddy(folder, config, name).kill9)
         wait_until((folder / "admin.sock").exists, 20)
+        balancer = haproxy_daemon(folder / "haproxy", folder / "traffic.sock")
+        balancer.spawn()
+        stack.callback(balancer.kill9)
+        wait_until((folder / "haproxy/admin.sock").exists, 20)
         serving = stack.enter_context(program("bench.gateway", "--agent", str(described)))
         for port in (place.app, place.plain, place.http):
             wait_until(partial(answers, port), 20)

@@ -12,7 +12,9 @@ import datetime
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from gateway import caddy
 from gateway.access import AskingAccess
 from gateway.caddy import ASK_HOST, ASK_PATH, CaddyRefused, Ports
 from gateway.certificates import BadFile, HostCertificates, check_files
+from gateway.fast_path import FastPath, LogSocket, fast_services
+from gateway.haproxy import Haproxy, Places
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
@@ -47,6 +51,7 @@ from gateway.schemas import (
     Wake,
 )
 from gateway.served import GatewayTraffic, SnapshotServices, service_of
+from gateway.ssh_forwards import SshForwards
 from gateway.state import AgentState, StateUnusable
 
 log = logging.getLogger(__name__)
@@ -56,6 +61,8 @@ CADDY_AGAIN_SECONDS = 2.0
 FILES_SECONDS = 5.0
 """Seconds between two looks at a certificate's files."""
 SHUTDOWN_SECONDS = 5.0
+_FIRST_FD = 3
+_BACKLOG = 4096
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +77,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     caddy_group: int | None = None
     """It may open `traffic`."""
     ports: Ports = Ports()
+    haproxy: Path | None = None
+    """The folder of the HAProxy that stands between Caddy and the agent; None: there is none."""
+
+    @property
+    def haproxy_places(self) -> Places | None:
+        if self.haproxy is None:
+            return None
+        return Places.of(self.haproxy, self.traffic, self.socket.parent)
 
 
 class AgentCannotStart(Exception):
@@ -86,6 +101,7 @@ class Agent:
         self._reach = ReplicaReach(self.nodes.connect, self._reach_changed)
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
         self.traffic = GatewayTraffic(loop.time, self._emptied)
+        self.fast_path: FastPath | None = None
         self._access = AskingAccess(self.link.ask, loop.time)
         self._options = options
         self._state = state
@@ -122,9 +138,23 @@ class Agent:
             return Applied(version=snapshot.version, error=why)
         return await self.take(snapshot)
 
-    async def take(self, snapshot: Snapshot, *, is_known: bool = False) -> Applied:
-        """Serve the snapshot. `is_known`: it was served in an
-        earlier life."""
+    async def take(self, snapshot: Snapshot) -> Applied:
+        """Serve the snapshot."""
+        self.begin(snapshot)
+        if self.fast_path is not None:
+            await self.fast_path.update(
+                fast_services(snapshot, self.services.find),
+                seconds=snapshot.limits.timeout,
+                most_body=snapshot.limits.most_body,
+            )
+        for service in snapshot.services:
+            self._claims.pop(service.host, None)
+        applied = await self._set_caddy(snapshot)
+        self._look_at_hosts(snapshot)
+        return applied
+
+    def begin(self, snapshot: Snapshot, *, is_known: bool = False) -> None:
+        """Answer requests by this snapshot. `is_known`: it was served in an earlier life."""
         before, self._snapshot = self._snapshot, snapshot
         self.nodes.update(snapshot.nodes)
         replicas = [one for told in snapshot.services for one in service_of(told).replicas]
@@ -134,11 +164,6 @@ class Agent:
             if self._proxy is not None:
                 self._proxy.close()
             self._proxy = self._make_proxy(snapshot)
-        for service in snapshot.services:
-            self._claims.pop(service.host, None)
-        applied = await self._set_caddy(snapshot)
-        self._look_at_hosts(snapshot)
-        return applied
 
     def claim(self, host: str, seconds: float) -> str | None:
         now = asyncio.get_running_loop().time()
@@ -163,7 +188,11 @@ class Agent:
     def in_flight(self) -> InFlight:
         known = self._snapshot
         number = 0 if known is None else known.version
-        return InFlight(version=number, replicas=dict(self.traffic.in_flight))
+        counts = dict(self.traffic.in_flight)
+        if self.fast_path is not None:
+            for replica, count in self.fast_path.in_flight().items():
+                counts[replica] = counts.get(replica, 0) + count
+        return InFlight(version=number, replicas=counts)
 
     def reached(self) -> Reached:
         return Reached(replicas=self._reach.findings())
@@ -171,6 +200,8 @@ class Agent:
     def _reach_changed(self) -> None:
         if self._snapshot is not None:
             self.services.update(self._snapshot, self._reach.reached)
+            if self.fast_path is not None:
+                self.fast_path.changed(fast_services(self._snapshot, self.services.find))
         self.link.say(self.reached())
 
     def certificates(self) -> Certificates:
@@ -220,12 +251,14 @@ class Agent:
         return Applied(version=known.version)
 
     def _configuration(self, known: Snapshot, files: str) -> dict[str, Any]:
+        places = self._options.haproxy_places
         return caddy.configuration(
             known.certificate,
             known.domain,
             ports=self._options.ports,
             admin=str(self._options.caddy_admin),
             traffic=str(self._options.traffic),
+            front=None if places is None else str(places.front),
             files=files,
         )
 
@@ -273,6 +306,22 @@ class Agent:
         domain = "" if self._snapshot is None else self._snapshot.domain
         name = headers.service_of_host(host, domain)
         return name is not None and (name == MODELS_NAME or self.services.find(name) is not None)
+
+    def open_fast_path(self, key: Path) -> FastPath | None:
+        """Make the fast path, where there is a HAProxy. Raises OSError."""
+        places = self._options.haproxy_places
+        if places is None:
+            return None
+        places.servers.mkdir(mode=0o700, exist_ok=True)
+        self.fast_path = FastPath(
+            Haproxy(places),
+            partial(SshForwards, places.servers, key),
+            self.nodes,
+            self.traffic,
+            self._emptied,
+            places.server,
+        )
+        return self.fast_path
 
     async def close(self) -> None:
         await self.link.close()
@@ -327,15 +376,38 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         stack.push_async_callback(agent.close)
         keeping = asyncio.create_task(agent.keep_caddy(), name="caddy")
         stack.callback(keeping.cancel)
-        await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
         if known is not None:
-            applied = await agent.take(known, is_known=True)
+            agent.begin(known, is_known=True)
+        await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
+        _start_fast_path(stack, agent, options, state.key)
+        if known is not None:
+            applied = await agent.take(known)
             if applied.error is not None:
                 log.warning("%s", applied.error)
         await _listen(stack, control_app(agent), options.socket, options.group)
         ready()
         await stop.wait()
         await agent.link.close()  # else its handler would use up the time for requests
+        if agent.fast_path is not None:
+            await agent.fast_path.close(SHUTDOWN_SECONDS)
+
+
+def _start_fast_path(
+    stack: contextlib.AsyncExitStack, agent: Agent, options: Options, key: Path
+) -> None:
+    """Raises AgentCannotStart."""
+    places = options.haproxy_places
+    if places is None:
+        return
+    try:
+        fast_path = agent.open_fast_path(key)
+        assert fast_path is not None
+        log_socket = LogSocket(places.log, fast_path.heard)
+    except OSError as error:
+        raise AgentCannotStart(f"the fast path cannot be made: {error}") from error
+    stack.callback(log_socket.close)
+    running = asyncio.create_task(fast_path.run(), name="fast path")
+    stack.callback(running.cancel)
 
 
 def traffic_app(agent: Agent) -> web.AppRunner:
@@ -374,12 +446,30 @@ async def _listen(
     """Serve at a unix socket that only its group may open. Raises AgentCannotStart."""
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
+    held = _held_by_systemd(path)
+    if held is not None:
+        await web.SockSite(runner, held, backlog=_BACKLOG).start()
+        return
     try:
         await asyncio.to_thread(_make_room, path)
         await web.UnixSite(runner, str(path)).start()
         await asyncio.to_thread(_close_to_others, path, group)
     except OSError as error:
         raise AgentCannotStart(f"cannot listen at {path}: {error.strerror}") from error
+
+
+def _held_by_systemd(path: Path) -> socket.socket | None:
+    """Return the listening socket of this path that systemd gave (sd_listen_fds(3)). It is there
+    before the agent and after it, so that connections wait while the agent is started again."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    for number in range(int(os.environ.get("LISTEN_FDS", "0"))):
+        held = socket.socket(fileno=_FIRST_FD + number)
+        if held.getsockname() == str(path):
+            held.setblocking(False)
+            return held
+        held.detach()
+    return None
 
 
 def _make_room(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Caddy's configuration, as a whole: TLS and one way to the agent.
+"""Caddy's configuration, as a whole: TLS, and the ways to HAProxy and to the agent.
 
 It depends on the gateway's domain and certificate alone. Caddy closes WebSockets when its
 configuration changes, so no service and no replica is in it: certificates are made on demand, for
@@ -38,18 +38,16 @@ def configuration(
     ports: Ports,
     admin: str,
     traffic: str,
+    front: str | None = None,
     files: str = "",
 ) -> dict[str, Any]:
-    """Return Caddy's JSON configuration. `admin` and `traffic` are paths of unix sockets: of
-    Caddy's own API, and of the agent. `files` names what the certificate's files hold now: Caddy
-    shows that, and forgets what it read before."""
-    proxy = {
-        "handler": "reverse_proxy",
-        "upstreams": [{"dial": f"unix/{traffic}"}],
-        "flush_interval": -1,
-        "load_balancing": {"try_duration": _RETRY, "try_interval": "100ms"},
-    }
-    routes = [{"handle": [proxy]}]
+    """Return Caddy's JSON configuration. `admin`, `traffic` and `front` are paths of unix sockets:
+    of Caddy's own API, of the agent, and of HAProxy, which the agent stands in for. `files` names
+    what the certificate's files hold now: Caddy shows that, and forgets what it read before."""
+    routes: list[dict[str, Any]] = [{"handle": [_passing_on(traffic)]}]
+    if front is not None:
+        routes[0]["match"] = [{"header": {"Upgrade": ["*"]}}]
+        routes.append({"handle": [_passing_on(front, traffic)]})
     servers: dict[str, Any] = {"http": {"listen": [f":{ports.http}"], "routes": routes}}
     config: dict[str, Any] = {
         "admin": {"listen": f"unix/{admin}", "origins": ["localhost"]},
@@ -75,6 +73,21 @@ def configuration(
     }
     config["apps"]["tls"] = _tls(certificate, ports, files)
     return config
+
+
+def _passing_on(*sockets: str) -> dict[str, Any]:
+    """Return the way to the first of these sockets that answers."""
+    return {
+        "handler": "reverse_proxy",
+        "upstreams": [{"dial": f"unix/{socket}"} for socket in sockets],
+        "flush_interval": -1,
+        "load_balancing": {
+            "selection_policy": {"policy": "first"},
+            "try_duration": _RETRY,
+            "try_interval": "100ms",
+        },
+        **({"health_checks": {"passive": {"fail_duration": "1s"}}} if len(sockets) > 1 else {}),
+    }
 
 
 def _shown(certificate: Certificate, files: str) -> dict[str, Any]:

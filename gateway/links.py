@@ -50,9 +50,7 @@ class NodeLinks:
 
     async def connect(self, replica: Replica) -> PortStream:
         """Open a byte stream to the replica. Raises LinkError, RunnerError."""
-        node = self._nodes.get(replica.node_id)
-        if node is None:
-            raise LinkError("its node is not known any more")
+        node = self.node(replica)
         try:
             reader, writer = await self._stream(node, replica.socket)
         except OSError as error:
@@ -63,6 +61,22 @@ class NodeLinks:
             writer.close()
             raise
         return PortStream(reader, writer, first)
+
+    def node(self, replica: Replica) -> GatewayNode:
+        """Return the replica's node. Raises LinkError."""
+        node = self._nodes.get(replica.node_id)
+        if node is None:
+            raise LinkError("its node is not known any more")
+        return node
+
+    async def has_raw_socket(self, replica: Replica) -> bool:
+        """Return whether the node's shim makes raw sockets. Raises LinkError."""
+        try:
+            _, writer = await self._stream(self.node(replica), raw_socket(replica.socket))
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def close(self) -> None:
         connections = [*self._connections.values(), *self._lingering]
@@ -97,6 +111,11 @@ class NodeLinks:
             shim_socket="", host=node.host, port=node.port, user=node.user, host_key=node.host_key
         )
         return await SshLink(address, self._identity, _ADVICE).connect()
+
+
+def raw_socket(socket: str) -> str:
+    """Return the path of a socket without the first line (`shim.settings.GatewayAccess`)."""
+    return socket.removesuffix(".sock") + ".raw"
 
 
 async def _close(connecting: asyncio.Task[SshConnection]) -> None:

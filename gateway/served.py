@@ -88,6 +88,7 @@ class _Group:
         self.requests = 0
         self.errors = 0
         self.in_flight = 0
+        self.elsewhere: dict[str, int] = {}
         self.busy = 0.0
         self.latencies: dict[int, int] = {}
         self._at = now
@@ -97,8 +98,16 @@ class _Group:
         self.in_flight += by
 
     def advance(self, now: float) -> None:
-        self.busy += self.in_flight * (now - self._at)
+        self.busy += self.all_in_flight * (now - self._at)
         self._at = now
+
+    @property
+    def all_in_flight(self) -> int:
+        return self.in_flight + sum(self.elsewhere.values())
+
+    def count_latency(self, seconds: float) -> None:
+        part = latency_part(seconds)
+        self.latencies[part] = self.latencies.get(part, 0) + 1
 
 
 class _Request:
@@ -118,8 +127,7 @@ class _Request:
         self._group.errors += failed
         if self._replica is not None:
             if not is_stream:
-                part = latency_part(now - self._began)
-                self._group.latencies[part] = self._group.latencies.get(part, 0) + 1
+                self._group.count_latency(now - self._began)
             self._traffic.leave(self._replica)
 
 
@@ -135,8 +143,28 @@ class GatewayTraffic:
 
     def begin(self, service: Service, replica: Replica | None) -> _Request:
         name = service.groups[0] if replica is None else replica.group
-        group = self._groups.setdefault((service.run_id, name), _Group(self.now()))
+        group = self._group(service.run_id, name)
         return _Request(self, group, None if replica is None else replica.id)
+
+    def took_elsewhere(self, run_id: str, name: str, seconds: float) -> None:
+        """Count the time of a request that the agent did not carry."""
+        self._group(run_id, name).count_latency(seconds)
+
+    def count_elsewhere(
+        self, run_id: str, name: str, replica: str, *, requests: int, errors: int, in_flight: int
+    ) -> None:
+        """Count requests to a replica that the agent did not carry: those since the last call, and
+        those that are in flight now."""
+        group = self._group(run_id, name)
+        group.requests += requests
+        group.errors += errors
+        group.advance(self.now())
+        group.elsewhere.pop(replica, None)
+        if in_flight:
+            group.elsewhere[replica] = in_flight
+
+    def _group(self, run_id: str, name: str) -> _Group:
+        return self._groups.setdefault((run_id, name), _Group(self.now()))
 
     def enter(self, replica: str) -> None:
         self.in_flight[replica] = self.in_flight.get(replica, 0) + 1
@@ -159,12 +187,12 @@ class GatewayTraffic:
                     requests=group.requests,
                     errors=group.errors,
                     busy=group.busy,
-                    in_flight=group.in_flight,
+                    in_flight=group.all_in_flight,
                     latencies=tuple(sorted(group.latencies.items())),
                 )
             )
             group.requests = group.errors = 0
             group.busy, group.latencies = 0.0, {}
-            if not group.in_flight:
+            if not group.all_in_flight:
                 del self._groups[(run_id, name)]
         return tuple(taken)

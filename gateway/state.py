@@ -26,10 +26,15 @@ class AgentState:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def key(self) -> Path:
+        """The file of the agent's SSH key."""
+        return self._folder / KEY_NAME
+
     def identity(self) -> asyncssh.SSHKey:
         """Return the key by which the agent logs in at nodes; the first call makes it. Raises
         StateUnusable."""
-        path = self._folder / KEY_NAME
+        path = self.key
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():

@@ -1,4 +1,5 @@
-"""The parts of a gateway's machine: Debian's Caddy, the agent, and the controller's way in."""
+"""The parts of a gateway's machine: Debian's Caddy and HAProxy, the agent, and the controller's way
+in."""
 
 from __future__ import annotations
 
@@ -19,8 +20,16 @@ _KEYS = "/etc/ssh/fairlead_authorized_keys"
 _CADDY = f"{_UNITS}/caddy.service.d/fairlead.conf"
 _FIRST_CONFIGURATION = "/etc/fairlead/caddy.json"
 CADDY_ADMIN = "/run/caddy/admin.sock"
+_HAPROXY = "fairlead-haproxy.service"
+_HAPROXY_FILE = "/etc/fairlead/haproxy.cfg"
+HAPROXY_FOLDER = "/run/fairlead-haproxy"
+TRAFFIC_SOCKET = "/run/fairlead-traffic/agent.sock"
+"""Not in the agent's folder, whose files systemd would give to the agent's group."""
+_TRAFFIC = "fairlead-gateway.socket"
 _PROGRAMS = {
     "caddy": "caddy",
+    "haproxy": "haproxy",
+    "ssh": "openssh-client",
     "sshd": "openssh-server",
     "nft": "nftables",
     "useradd": "passwd",
@@ -79,14 +88,17 @@ _AGENT_UNIT = """\
 # network. Caddy has the ports; the two talk through unix sockets of Caddy's group.
 [Unit]
 Description=Fairlead gateway: carries requests to replicas of services
-Wants=network-online.target caddy.service
-After=network-online.target caddy.service
+Wants=network-online.target caddy.service fairlead-haproxy.service
+After=network-online.target caddy.service fairlead-haproxy.service
+Requires=fairlead-gateway.socket
 StartLimitIntervalSec=0
 
 [Service]
 Type=exec
-ExecStart={program} gateway run --data /var/lib/fairlead-gateway \\
-    --socket-group fairlead --traffic-group caddy --caddy-admin {admin}
+ExecStart={program} gateway run --data /var/lib/fairlead-gateway --haproxy {haproxy} \\
+    --socket-group fairlead --traffic {traffic} --traffic-group caddy --caddy-admin {admin}
+# Connections to nodes outlive an agent that is killed; the next one ends them.
+KillMode=process
 Restart=always
 RestartSec=1
 RestartPreventExitStatus=2
@@ -100,6 +112,7 @@ StateDirectory=fairlead-gateway
 StateDirectoryMode=0700
 RuntimeDirectory=fairlead-gateway
 RuntimeDirectoryMode=0755
+RuntimeDirectoryPreserve=yes
 LimitNOFILE=524288
 LimitCORE=0
 
@@ -112,6 +125,70 @@ PrivateDevices=yes
 ProtectControlGroups=yes
 ProtectKernelModules=yes
 ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+"""
+_TRAFFIC_UNIT = f"""\
+# systemd holds the agent's traffic socket, so that requests wait while the agent is started again.
+[Unit]
+Description=Fairlead gateway: the way of requests to its agent
+
+[Socket]
+ListenStream={TRAFFIC_SOCKET}
+SocketUser=fairlead-gateway
+SocketGroup=caddy
+SocketMode=0660
+DirectoryMode=0755
+Backlog=4096
+
+[Install]
+WantedBy=sockets.target
+"""
+_HAPROXY_UNIT = """\
+# HAProxy between Caddy and the agent. Its configuration never changes: the agent tells it at run
+# time where requests go, and all of them go to the agent until then.
+[Unit]
+Description=Fairlead gateway: HAProxy, which carries requests past the agent
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+ExecStartPre=/usr/bin/touch {folder}/slots.map {folder}/limits.map
+ExecStart=/usr/sbin/haproxy -Ws -f {file}
+SuccessExitStatus=143
+Restart=always
+RestartSec=1
+KillMode=mixed
+TimeoutStopSec=10
+
+User=fairlead-gateway
+Group=fairlead-gateway
+SupplementaryGroups=caddy
+UMask=0027
+RuntimeDirectory=fairlead-haproxy
+RuntimeDirectoryMode=0755
+LimitNOFILE=524288
+LimitCORE=0
+
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+# It opens a socket for each name server, although it asks none.
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=yes
 RestrictRealtime=yes
@@ -145,11 +222,14 @@ def problems(system: System) -> list[str]:
     return [f"programs are missing; install the packages: {' '.join(missing)}"] if missing else []
 
 
-def steps(program: str, keys: Sequence[str]) -> list[Step]:
+def steps(program: str, keys: Sequence[str], haproxy: str) -> list[Step]:
     """Return what makes the machine a gateway. `program`: the path of the `fairlead` command;
-    `keys`: of the controllers that may log in."""
+    `keys`: of the controllers that may log in; `haproxy`: the configuration of HAProxy."""
     lines = "".join(f"{KEY_OPTIONS} {key}\n" for key in keys)
-    agent = _AGENT_UNIT.format(program=program, admin=CADDY_ADMIN)
+    agent = _AGENT_UNIT.format(
+        program=program, admin=CADDY_ADMIN, haproxy=HAPROXY_FOLDER, traffic=TRAFFIC_SOCKET
+    )
+    balancer = _HAPROXY_UNIT.format(folder=HAPROXY_FOLDER, file=_HAPROXY_FILE)
     return [
         Group("fairlead"),
         User("fairlead", "fairlead", "/nonexistent"),
@@ -162,12 +242,24 @@ def steps(program: str, keys: Sequence[str]) -> list[Step]:
         File(f"{_UNITS}/{_FIREWALL}", _FIREWALL_UNIT),
         File(_FIRST_CONFIGURATION, _FIRST),
         File(_CADDY, _CADDY_UNIT),
+        File(_HAPROXY_FILE, haproxy),
+        File(f"{_UNITS}/{_HAPROXY}", balancer),
+        File(f"{_UNITS}/{_TRAFFIC}", _TRAFFIC_UNIT),
         File(f"{_UNITS}/{_AGENT}", agent),
         Command("sshd", "reloaded", frozenset({_SNIPPET}), _reload_sshd),
         Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", _RULES})),
         Unit("caddy.service", frozenset({_CADDY, _FIRST_CONFIGURATION})),
-        Unit(_AGENT, frozenset({f"{_UNITS}/{_AGENT}"})),
+        Unit(_HAPROXY, frozenset({_HAPROXY_FILE, f"{_UNITS}/{_HAPROXY}"})),
+        Command("fairlead-gateway", "stopped", frozenset({f"{_UNITS}/{_TRAFFIC}"}), _free_socket),
+        Unit(_TRAFFIC, frozenset()),
+        Unit(_AGENT, frozenset({f"{_UNITS}/{_AGENT}", f"{_UNITS}/{_TRAFFIC}"})),
     ]
+
+
+def _free_socket(system: System) -> None:
+    """An agent that listens for itself would keep systemd from doing so."""
+    if system.is_booted():
+        system.run("systemctl", "stop", _AGENT)
 
 
 def _reload_sshd(system: System) -> None:

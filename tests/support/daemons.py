@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.leaks import outlasting
+from tests.support.leaks import outlasting, outlasts
 from tests.support.waiting import LONG, wait_until
 
 _COMMAND_SECONDS = 300.0
@@ -30,8 +31,14 @@ class Daemon:
         *,
         env: Mapping[str, str] | None = None,
         outlasts_tests: bool = False,
+        listening: socket.socket | None = None,
     ) -> None:
+        """`listening` is given to it as systemd gives the sockets of a .socket unit."""
         self.argv = [str(part) for part in argv]
+        self._listening = listening
+        if listening is not None:
+            given = f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{listening.fileno()}'
+            self.argv = ["bash", "-c", given, "bash", *self.argv]
         self.log = log
         self.env = {**os.environ, **(env or {})}
         self._outlasts_tests = outlasts_tests
@@ -55,9 +62,12 @@ class Daemon:
                 stderr=log,
                 env=self.env,
                 start_new_session=True,
+                pass_fds=() if self._listening is None else (self._listening.fileno(),),
             )
         if self._outlasts_tests:
             outlasting.add(str(self.pid))
+            if self._listening is not None:
+                outlasts(self._listening.fileno())
 
     def wait_ready(self, ready: Callable[[], object], timeout: float = LONG) -> None:
         def ready_or_dead() -> object:

@@ -1,4 +1,5 @@
-"""A gateway's machine in two processes: Caddy and the agent, on free ports of the loopback."""
+"""A gateway's machine in three processes: Caddy, HAProxy and the agent, on free ports of the
+loopback."""
 
 from __future__ import annotations
 
@@ -12,11 +13,31 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from gateway.haproxy import Places, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
 
 _PROGRAMS = Path(sys.executable).parent
+
+
+def haproxy_daemon(folder: Path, agent: Path) -> Daemon:
+    """Return a HAProxy in `folder`, beside an agent with this traffic socket."""
+    folder.mkdir(parents=True)
+    places = Places.of(folder, agent, agent.parent)
+    for file in (places.slots, places.limits):
+        file.touch()
+    config = folder / "haproxy.cfg"
+    config.write_text(configuration(places))
+    program = shutil.which("haproxy") or "/usr/sbin/haproxy"
+    return Daemon([program, "-f", config], folder / "haproxy.log", outlasts_tests=True)
+
+
+def _listens(path: Path) -> bool:
+    with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.connect(str(path))
+        return True
+    return False
 
 
 class GatewayMachine:
@@ -40,33 +61,46 @@ class GatewayMachine:
         self.caddy = Daemon(
             [caddy, "run", "--config", begin], folder / "caddy.log", env=home, outlasts_tests=True
         )
-        options: list[str | Path] = ["--data", folder / "state", "--socket", self.socket]
+        self.haproxy = haproxy_daemon(folder / "haproxy", folder / "traffic.sock")
+        options: list[str | Path] = [
+            "--haproxy",
+            folder / "haproxy",
+            "--data",
+            folder / "state",
+            "--socket",
+            self.socket,
+        ]
         options += ["--traffic", folder / "traffic.sock", "--caddy-admin", admin]
         options += ["--http-port", str(self.http), "--https-port", str(self.https)]
         options += ["--ask-port", str(self._ask)]
+        self._traffic = socket.socket(socket.AF_UNIX)
+        self._traffic.bind(str(folder / "traffic.sock"))
+        self._traffic.listen(1024)
         self.agent = Daemon(
             [_PROGRAMS / "fairlead", "gateway", "run", *options],
             folder / "agent.log",
             outlasts_tests=True,
+            listening=self._traffic,
         )
 
     def start(self) -> None:
         self.caddy.spawn()
         self.caddy.wait_ready((self._folder / "admin.sock").exists)
+        self.start_haproxy()
         self.start_agent()
+
+    def start_haproxy(self) -> None:
+        self.haproxy.spawn()
+        self.haproxy.wait_ready(lambda: _listens(self._folder / "haproxy/front.sock"))
 
     def start_agent(self) -> None:
         self.agent.spawn()
-        self.agent.wait_ready(self._listens)
-
-    def _listens(self) -> bool:
-        with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as probe:
-            probe.connect(str(self.socket))
-            return True
-        return False
+        self.agent.wait_ready(lambda: _listens(self.socket))
 
     def close(self) -> None:
-        self.agent.kill9()
+        self.agent.stop()
+        self._traffic.close()
+        self.haproxy.kill9()
         self.caddy.kill9()
 
     def trust(self) -> ssl.SSLContext:
@@ -107,3 +141,17 @@ class GatewayMachine:
         plain = self.dial(timeout)
         made.sock = context.wrap_socket(plain, server_hostname=f"{name}.{self.domain}")
         return made
+
+    def fast_hosts(self) -> set[str]:
+        """The hosts whose requests HAProxy sends straight to replicas."""
+        told = self._ask_haproxy(f"show map {self._folder / 'haproxy/slots.map'}")
+        return {line.split()[1].partition("|")[2] for line in told.splitlines() if line.strip()}
+
+    def wait_until_fast(self, name: str) -> None:
+        wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), 60, f"{name} to be fast")
+
+    def _ask_haproxy(self, command: str) -> str:
+        with closing(socket.socket(socket.AF_UNIX)) as admin:
+            admin.connect(str(self._folder / "haproxy/admin.sock"))
+            admin.sendall(f"{command}\n".encode())
+            return "".join(iter(lambda: admin.recv(1 << 16).decode(), ""))

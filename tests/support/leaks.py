@@ -48,11 +48,18 @@ class Holdings:
 
 
 outlasting: set[str] = set()
-"""Pids of daemons that belong to a session but may be restarted by one of its tests."""
+"""Pids of daemons that belong to a session but may be restarted by one of its tests, and files
+that it holds for them."""
 
 
 def holdings() -> Holdings:
-    return Holdings(frozenset(_files()), frozenset(_threads()), frozenset(_children()) - outlasting)
+    files, children = frozenset(_files()) - outlasting, frozenset(_children()) - outlasting
+    return Holdings(files, frozenset(_threads()), children)
+
+
+def outlasts(number: int) -> None:
+    """Let this file descriptor outlast a test."""
+    outlasting.update(file for file in _files() if file.startswith(f"{number} "))
 
 
 def leaked_since(before: Holdings) -> list[str]:

@@ -31,6 +31,7 @@ def run(
     http_port: int = 80,
     https_port: int = 443,
     ask_port: int = 2020,
+    haproxy: Path | None = None,
 ) -> int:
     """Run the agent of a gateway, beside Caddy; `fairlead gateway setup` makes its unit.
 
@@ -50,6 +51,8 @@ def run(
         Where Caddy listens for HTTPS.
     ask_port
         Where Caddy asks, on its loopback, whether a host name is known.
+    haproxy
+        The folder of the HAProxy that stands between Caddy and the agent.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -63,6 +66,7 @@ def run(
         group=_gid(socket_group, "--socket-group"),
         caddy_group=_gid(traffic_group, "--traffic-group"),
         ports=Ports(http=http_port, https=https_port, ask=ask_port),
+        haproxy=haproxy,
     )
     try:
         uvloop.run(agent.serve(options, lambda: output.note(f"listening at {socket}")))

@@ -13,6 +13,8 @@ from common.ssh_keys import public_key
 from controller.cli import output
 from controller.cli.commands.options import Flag
 from controller.cli.errors import EXIT_USAGE, CliError
+from gateway.haproxy import Places, configuration
+from gateway.schemas import AGENT_SOCKET
 from installer import gateway
 from installer.main import install
 from installer.system import InstallError, RealSystem
@@ -28,7 +30,8 @@ Keys = Annotated[
 
 
 def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
-    """Make this machine a gateway: users, sshd's rules, the firewall, units of Caddy and the agent.
+    """Make this machine a gateway: users, sshd's rules, the firewall, units of Caddy, HAProxy and
+    the agent.
 
     It is run as root, prints a line for each thing that it changes, and nothing when all is so
     already.
@@ -56,7 +59,10 @@ def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
     if found := gateway.problems(system):
         raise CliError("\n".join(found))
     program = Path(sys.prefix) / "bin" / "fairlead"
-    wanted = gateway.steps(str(program), [key for key in keys if key is not None])
+    home = Path(AGENT_SOCKET).parent
+    places = Places.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home)
+    haproxy = configuration(places, group="caddy")
+    wanted = gateway.steps(str(program), [key for key in keys if key is not None], haproxy)
     try:
         install(system, wanted, tell, check=check)
     except (InstallError, OSError) as error:

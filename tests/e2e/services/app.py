@@ -16,6 +16,11 @@ async def name(request: web.Request) -> web.Response:
     return web.Response(text=f"{NAME} saw {sent}")
 
 
+async def seen(request: web.Request) -> web.Response:
+    """The request's headers, a line each."""
+    return web.Response(text="\n".join(f"{key.lower()}={v}" for key, v in request.headers.items()))
+
+
 async def talk(request: web.Request) -> web.WebSocketResponse:
     ws = web.WebSocketResponse()
     await ws.prepare(request)
@@ -38,5 +43,6 @@ async def count(request: web.Request) -> web.StreamResponse:
 app = web.Application()
 app.router.add_get("/count", count)
 app.router.add_get("/ws", talk)
+app.router.add_get("/seen", seen)
 app.router.add_get("/", name)
 web.run_app(app, host="127.0.0.1", port=8000, print=None)

@@ -82,7 +82,8 @@ class Machine:
         agent = Agent(self.options, self.state, await asyncio.to_thread(self.state.identity))
         known = await asyncio.to_thread(self.state.snapshot)
         if known is not None:
-            await agent.take(known, is_known=True)
+            agent.begin(known, is_known=True)
+            await agent.take(known)
         runners = [traffic_app(agent), control_app(agent)]
         for runner, path in zip(runners, (self.options.traffic, self.options.socket), strict=True):
             await runner.setup()

@@ -14,7 +14,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA"
 
 
 def files() -> dict[str, str]:
-    made = gateway.steps("/opt/fl/bin/fairlead", [KEY])
+    made = gateway.steps("/opt/fl/bin/fairlead", [KEY], "HAPROXY")
     return {step.name: step.content for step in made if isinstance(step, File)}
 
 

@@ -1,0 +1,354 @@
+"""The fast path in front of a HAProxy that a test plays: who has it, and what keeps it safe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from controller.proxy.view import Replica
+from gateway.caddy import Ports
+from gateway.caddy import configuration as of_caddy
+from gateway.fast_path import FastPath, FastService, LogSocket, fast_services
+from gateway.haproxy import SERVERS, SLOTS, Haproxy, Places, configuration
+from gateway.links import raw_socket
+from gateway.schemas import (
+    Certificate,
+    GatewayNode,
+    GatewayRateLimit,
+    GatewayReplica,
+    GatewayService,
+    Snapshot,
+)
+from gateway.served import GatewayTraffic, SnapshotServices
+from gateway.ssh_forwards import SshForwards
+from runner.client import PortStream, StreamReader, StreamWriter
+from tests.support.waiting import eventually
+
+NODE = GatewayNode(id="n", host="h", host_key="k", local=True)
+WAY = "http|api.apps.test"
+
+
+class PlayedHaproxy:
+    """Its runtime API: servers with states and counts, and one map of ways."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.begin()
+
+    def begin(self) -> None:
+        self.states = {(slot, one): "MAINT" for slot in SLOTS for one in SERVERS}
+        self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self.ways: dict[str, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(self._serve, self._places.admin)
+        try:
+            yield
+        finally:
+            server.close()
+            self._places.admin.unlink()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = self._answer((await reader.readline()).decode().split())
+        writer.write(f"{said}\n\n".encode())
+        writer.close()
+
+    def _answer(self, words: list[str]) -> str:
+        match words:
+            case ["show", "stat", *_]:
+                rows = [
+                    ",".join((*key, state, *map(str, self.counts.get(key, (0, 0, 0))), "0", "0"))
+                    for key, state in self.states.items()
+                ]
+                head = "# pxname,svname,status,scur,stot,hrsp_5xx,econ,eresp,srv_icur"
+                return "\n".join((head, *(f"{row},0" for row in rows)))
+            case ["set", "server", where, "state", state]:
+                slot, _, name = where.partition("/")
+                self.states[(slot, name)] = {"ready": "UP"}.get(state, state.upper())
+            case ["clear", "map", _]:
+                self.ways.clear()
+            case ["add", "map", where, key, value] if where == str(self._places.slots):
+                self.ways[key] = value
+            case ["del", "map", where, key] if where == str(self._places.slots):
+                del self.ways[key]
+        return ""
+
+
+class PlayedLinks:
+    """All replicas are on this machine."""
+
+    def __init__(self) -> None:
+        self.has_raw_sockets = True
+        self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def node(self, replica: Replica) -> GatewayNode:
+        return NODE
+
+    async def has_raw_socket(self, replica: Replica) -> bool:
+        self.asked.set()
+        return self.has_raw_sockets
+
+    async def connect(self, replica: Replica) -> PortStream:
+        await self.answers.wait()
+        reader, writer = await asyncio.open_unix_connection(raw_socket(replica.socket))
+        return PortStream(cast(StreamReader, reader), cast(StreamWriter, writer), b"")
+
+
+class Bed:
+    def __init__(self, folder: Path) -> None:
+        self.places = Places.of(folder, folder / "agent.sock", folder)
+        self.places.servers.mkdir()
+        self.haproxy = PlayedHaproxy(self.places)
+        self.links = PlayedLinks()
+        self.emptied: list[str] = []
+        loop = asyncio.get_running_loop()
+        self.traffic = GatewayTraffic(loop.time, lambda id: None)
+        self._folder = folder
+
+    def replica(self, id: str) -> Replica:
+        socket = str(self._folder / f"{id}.sock")
+        return Replica(id=id, group="main", node_id="n", socket=socket, port=0)
+
+    def service(self, *ids: str) -> dict[str, FastService]:
+        replicas = tuple(self.replica(id) for id in ids)
+        return {"r": FastService(run_id="r", ways=(WAY,), replicas=replicas)}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FastPath]:
+        def forwards(lost: Callable[[str], None]) -> SshForwards:
+            return SshForwards(self.places.servers, self._folder / "key", lost)
+
+        made = FastPath(
+            Haproxy(self.places),
+            forwards,
+            self.links,
+            self.traffic,
+            self.emptied.append,
+            self.places.server,
+        )
+        running = asyncio.create_task(made.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await made.close(5.0)
+
+    def server_of(self, id: str) -> tuple[str, str]:
+        """The slot and server whose socket leads to the replica."""
+        (found,) = (
+            path
+            for path in self.places.servers.iterdir()
+            if path.is_symlink() and path.readlink().stem == id
+        )
+        slot, _, name = found.name.partition("-")
+        return slot, name
+
+    def state_of(self, id: str) -> str:
+        return self.haproxy.states[self.server_of(id)]
+
+
+@pytest.fixture
+async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+    made = Bed(tmp_path)
+    async with made.haproxy.serving():
+        yield made
+
+
+async def update(path: FastPath, wanted: dict[str, FastService]) -> None:
+    await path.update(wanted, seconds=300.0, most_body=1 << 30)
+
+
+async def test_the_way_of_a_service_opens_with_its_first_server(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a", "b"))
+        await eventually(lambda: bed.haproxy.ways)
+        slot = bed.haproxy.ways[WAY]
+        await eventually(lambda: len(list(bed.places.servers.iterdir())) == 2)
+        await eventually(lambda: {bed.state_of("a"), bed.state_of("b")} == {"UP"})
+        assert {bed.server_of("a")[0], bed.server_of("b")[0]} == {slot}
+
+
+async def test_a_service_that_is_not_wanted_loses_its_way_before_the_update_returns(
+    bed: Bed,
+) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.haproxy.ways)
+        await update(path, {})
+        assert bed.haproxy.ways == {}
+
+
+async def test_a_replica_that_drains_gets_no_request_and_counts_until_its_last_one_ended(
+    bed: Bed,
+) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a", "b"))
+        await eventually(lambda: len(list(bed.places.servers.iterdir())) == 2)
+        key = bed.server_of("a")
+        bed.haproxy.counts[key] = (1, 7, 0)
+        await update(path, bed.service("b"))
+        assert bed.state_of("a") == "DRAIN"
+        assert path.in_flight() == {"a": 1}
+        assert bed.emptied == []
+        bed.haproxy.counts[key] = (0, 7, 0)
+        await eventually(lambda: bed.emptied)
+        assert set(bed.emptied) == {"a"}
+        assert path.in_flight() == {}
+        await eventually(lambda: bed.haproxy.states[key] == "MAINT")
+
+
+async def test_requests_past_the_agent_are_counted(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.haproxy.ways)
+        slot, name = bed.server_of("a")
+        path.heard([f"{slot} {name} 30 --".encode(), b"agent agent 5 --", b"nonsense"])
+        bed.haproxy.counts[(slot, name)] = (3, 10, 2)
+        await eventually(lambda: path.in_flight() == {"a": 3})
+        (counted,) = bed.traffic.take()
+        bed.haproxy.counts.clear()
+        assert (counted.requests, counted.errors, counted.in_flight) == (10, 2, 3)
+        assert sum(count for _, count in counted.latencies) == 1
+
+
+async def test_a_replica_that_failed_gets_no_request_until_it_answers(bed: Bed) -> None:
+    async with bed.running() as path:
+        server = await asyncio.start_unix_server(
+            lambda reader, writer: writer.close(), raw_socket(bed.replica("a").socket)
+        )
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.haproxy.ways)
+        bed.links.answers.clear()
+        slot, name = bed.server_of("a")
+        path.heard([f"{slot} {name} 0 SH".encode()])
+        await eventually(lambda: bed.state_of("a") == "MAINT")
+        await eventually(lambda: bed.haproxy.ways == {})
+        bed.links.answers.set()
+        await eventually(lambda: bed.state_of("a") == "UP" and bed.haproxy.ways)
+        server.close()
+
+
+async def test_without_a_raw_socket_on_its_node_a_service_has_no_fast_path(bed: Bed) -> None:
+    bed.links.has_raw_sockets = False
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await bed.links.asked.wait()
+        await update(path, bed.service("a"))
+        assert bed.haproxy.ways == {}
+
+
+async def test_what_an_earlier_agent_left_is_taken_out_of_traffic(bed: Bed) -> None:
+    bed.haproxy.ways["http|old.apps.test"] = "s3"
+    bed.haproxy.states[("s3", "r0")] = "UP"
+    async with bed.running() as path:
+        await update(path, {})
+        assert bed.haproxy.ways == {}
+        assert bed.haproxy.states[("s3", "r0")] == "MAINT"
+
+
+async def test_a_haproxy_that_was_started_again_is_set_anew(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.haproxy.ways)
+        bed.haproxy.begin()
+        await eventually(lambda: bed.haproxy.ways and bed.state_of("a") == "UP")
+
+
+async def test_without_haproxy_nothing_is_in_flight_there(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.running() as path:
+        async with bed.haproxy.serving():
+            await update(path, bed.service("a"))
+            await eventually(lambda: bed.haproxy.ways)
+            bed.haproxy.counts[bed.server_of("a")] = (2, 2, 0)
+            await eventually(lambda: path.in_flight() == {"a": 2})
+        await update(path, {})
+        assert path.in_flight() == {}
+
+
+async def test_the_log_socket_passes_lines_on(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+    made = LogSocket(tmp_path / "log", heard.extend)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for number in range(3):
+            sender.sendto(b"s0 r0 %d --" % number, str(tmp_path / "log"))
+    await eventually(lambda: len(heard) == 3)
+    made.close()
+    assert heard[-1] == b"s0 r0 2 --"
+
+
+# -- which services ---------------------------------------------------------------------------
+
+
+def told(**fields: object) -> GatewayService:
+    replica = GatewayReplica(id="a", group="main", node_id="n", socket="/a.sock")
+    given = {"run_id": "r", "name": "api", "owner": "o", "host": "api.apps.test", "auth": False}
+    return GatewayService(**{**given, "replicas": (replica,), **fields})  # type: ignore[arg-type]
+
+
+def ways(service: GatewayService, kind: str = "none") -> list[str]:
+    snapshot = Snapshot(
+        version=1,
+        gateway="g",
+        domain="apps.test",
+        certificate=Certificate(kind=kind),
+        services=(service,),
+    )
+    services = SnapshotServices(lambda run_id: None)
+    services.update(snapshot, lambda replicas: replicas)
+    return [way for one in fast_services(snapshot, services.find).values() for way in one.ways]
+
+
+def test_a_public_service_is_fast_at_the_schemes_that_it_serves() -> None:
+    assert ways(told()) == ["http|api.apps.test"]
+    assert ways(told(), "internal") == ["https|api.apps.test"]
+    assert ways(told(https="off"), "internal") == ["https|api.apps.test", "http|api.apps.test"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"auth": True},
+        {"rate_limits": (GatewayRateLimit(rps=1.0),)},
+        {"headers": (("X-A", "b"),)},
+        {"replicas": ()},
+    ],
+)
+def test_a_service_that_needs_a_decision_is_not(fields: dict[str, object]) -> None:
+    assert ways(told(**fields)) == []
+
+
+def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
+    text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path), group="caddy")
+    for condition in ('"bearer fl"', "req.cook(fairlead-service)", "upgrade", "text/event-stream"):
+        assert condition in text
+    assert f"bind unix@{tmp_path}/front.sock mode 660 group caddy" in text
+    assert text.count("backup") == len(SLOTS)
+    assert text.count(" disabled\n") == len(SLOTS) * len(SERVERS)
+
+
+def test_caddy_passes_upgrades_to_the_agent_and_all_else_to_haproxy_first() -> None:
+    config = of_caddy(
+        Certificate(kind="none"),
+        "apps.test",
+        ports=Ports(),
+        admin="/admin",
+        traffic="/agent",
+        front="/front",
+    )
+    upgrades, others = config["apps"]["http"]["servers"]["http"]["routes"]
+    assert upgrades["match"] == [{"header": {"Upgrade": ["*"]}}]
+    assert upgrades["handle"][0]["upstreams"] == [{"dial": "unix//agent"}]
+    assert others["handle"][0]["upstreams"] == [{"dial": "unix//front"}, {"dial": "unix//agent"}]
+    assert others["handle"][0]["load_balancing"]["selection_policy"] == {"policy": "first"}
