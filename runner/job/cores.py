@@ -15,10 +15,11 @@ import resource
 import shutil
 import signal
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -49,6 +50,12 @@ _CRASHES = frozenset(
 _SPECIFIER = re.compile(r"%(.?)")
 _ELF_CORE = (b"\x04\x00", b"\x00\x04")
 """The ELF type of core dumps, in both orders of bytes."""
+_HEADS = {
+    1: ("28xI10xHH", "4xI8xI", 52),
+    2: ("32xQ14xHH", "8xQ16xQ", 64),
+}
+"""By ELF class (elf(5)): where the file header has the place, size and number of program headers,
+where one of those has its segment's place and size, and the length of the file header."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +139,11 @@ async def keep(helpers: Helpers, order: Order, ended: Ending, kernel: Kernel) ->
 
 
 class Found(msgspec.Struct, frozen=True):
+    """`whole`: the bytes that its head promises."""
+
     path: Path
     size: int
+    whole: int
     written_at: float
 
 
@@ -185,12 +195,13 @@ class CoreCopier:
             if not stat.S_ISREG(info.st_mode) or info.st_mtime < self._order.since:
                 return None
             with path.open("rb") as file:
-                head = file.read(18)
+                head = file.read(64)
+                if not head.startswith(b"\x7fELF") or head[16:18] not in _ELF_CORE:
+                    return None
+                whole = _promised(file, head)
         except OSError:
             return None
-        if not head.startswith(b"\x7fELF") or head[16:18] not in _ELF_CORE:
-            return None
-        return Found(path, info.st_size, info.st_mtime)
+        return Found(path, info.st_size, whole, info.st_mtime)
 
     def _copy(self, one: Found) -> None:
         if one.path.is_relative_to(self._order.target):
@@ -206,9 +217,31 @@ class CoreCopier:
         except OSError as error:
             self.lines.append(f"core dumps: {one.path}: {error.strerror or error}")
             return
-        self.lines.append(
-            f"core dumps: {one.path} ({one.size} bytes) is kept as {FOLDER}/{place.name}"
-        )
+        line = f"core dumps: {one.path} ({one.size} bytes) is kept as {FOLDER}/{place.name}"
+        if one.whole > one.size:
+            line += (
+                f", but it was cut: the whole one has {one.whole} bytes, more than `ulimit -c`"
+                " or the disk allowed"
+            )
+        self.lines.append(line)
+
+
+def _promised(file: BinaryIO, head: bytes) -> int:
+    """Return where the last segment of this ELF file ends; 0: its head does not tell."""
+    order = "<" if head[5] == 1 else ">"
+    file_head, segment_head, length = _HEADS.get(head[4], _HEADS[2])
+    if len(head) < length:
+        return 0
+    at, size, number = struct.unpack_from(order + file_head, head)
+    if size < struct.calcsize(segment_head):
+        return 0
+    file.seek(at)
+    table = file.read(size * number)
+    segments = (
+        struct.unpack_from(order + segment_head, table, start)
+        for start in range(0, len(table) - size + 1, size)
+    )
+    return max((place + length for place, length in segments), default=0)
 
 
 def _is_on(folder: Path, device: int) -> bool:

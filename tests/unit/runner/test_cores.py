@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,33 @@ def test_one_that_is_beyond_the_limit_is_told_and_a_later_one_kept(tmp_path: Pat
     first, second = copied(tmp_path, most=2, limit=100)
     assert first.endswith("is beyond the limit of outputs")
     assert second.endswith("is kept as cores/core.2")
+
+
+def whole_of(segments: list[tuple[int, int]], order: str, bits: int) -> bytes:
+    """The head of a core dump whose segments are at these places with these sizes (elf(5))."""
+    head = b"\x7fELF" + bytes((bits // 32, 1 if order == "<" else 2, 1)) + bytes(9)
+    head += struct.pack(f"{order}HHI", 4, 62, 1)
+    if bits == 64:
+        head += struct.pack(f"{order}QQQIHHHHHH", 0, 64, 0, 0, 64, 56, len(segments), 0, 0, 0)
+        parts = [struct.pack(f"{order}IIQQQQQQ", 1, 4, at, 0, 0, n, n, 1) for at, n in segments]
+    else:
+        head += struct.pack(f"{order}IIIIHHHHHH", 0, 52, 0, 0, 52, 32, len(segments), 0, 0, 0)
+        parts = [struct.pack(f"{order}IIIIIIII", 1, at, 0, 0, n, n, 4, 1) for at, n in segments]
+    return head + b"".join(parts)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_one_that_the_kernel_cut_is_kept_and_told(tmp_path: Path, order: str, bits: int) -> None:
+    core = whole_of([(200, 100), (300, 4096)], order, bits).ljust(1000, b"x")
+    write(tmp_path / "work/core", core, 1001.0)
+    write(tmp_path / "work/core.2", core.ljust(4396, b"x"), 1002.0)
+    cut, whole = copied(tmp_path, most=2)
+    assert cut.endswith(
+        "(1000 bytes) is kept as cores/core, but it was cut: the whole one has 4396 bytes,"
+        " more than `ulimit -c` or the disk allowed"
+    )
+    assert whole.endswith("(4396 bytes) is kept as cores/core.2")
 
 
 def test_two_of_one_name_are_both_kept(tmp_path: Path) -> None:
