@@ -126,7 +126,7 @@ class FastPath:
         self._by_name: dict[tuple[str, str], _Server] = {}
         self._without: set[str] = set()
         """Replicas whose node has no raw sockets."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._free: set[tuple[str, str]] = set()
         """Slots and servers that nothing uses."""
         self._reserved: set[tuple[str, str]] = set()
@@ -135,6 +135,7 @@ class FastPath:
         self._said: dict[str, str] = {}
         self._is_known = False
         """HAProxy holds what is noted here."""
+        self._is_closing = False
         now = asyncio.get_running_loop().time()
         self._leftovers_until: float | None = now + LEFTOVER_SECONDS
         self._lock = asyncio.Lock()
@@ -149,17 +150,21 @@ class FastPath:
 
         `seconds`: a replica may be silent for so long; `most_body`: bytes of a request.
         """
+        if self._is_closing:
+            return
         self._wanted = wanted
         async with self._lock:
-            if self._limits != (seconds, most_body):
-                self._limits, self._is_known = (seconds, most_body), False
+            before, self._limits = self._limits, (seconds, most_body)
+            if self._is_known and before != self._limits:
+                await self._guarded(self._set_limits())
             await self._guarded(self._withdraw())
         self._news.set()
 
     def changed(self, wanted: dict[str, FastService]) -> None:
         """Serve this soon."""
-        self._wanted = wanted
-        self._news.set()
+        if not self._is_closing:
+            self._wanted = wanted
+            self._news.set()
 
     def in_flight(self) -> dict[str, int]:
         """Return the requests at each replica that has any, or may have while it is drained."""
@@ -185,7 +190,7 @@ class FastPath:
 
     async def close(self, seconds: float) -> None:
         """Send all requests to the agent, and wait up to `seconds` for those in flight."""
-        self._wanted = {}
+        self._wanted, self._is_closing = {}, True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -237,9 +242,12 @@ class FastPath:
         for one in await self._haproxy.counts():
             if not one.is_closed:
                 await self._haproxy.close_server(one.slot, one.server)
+        await self._set_limits()
+        self._is_known = True
+
+    async def _set_limits(self) -> None:
         seconds, most_body = self._limits
         await self._haproxy.set_limits(seconds=seconds, most_body=most_body)
-        self._is_known = True
 
     async def _withdraw(self) -> None:
         """Take the ways and replicas that are not wanted out of traffic."""
@@ -254,6 +262,9 @@ class FastPath:
             if id not in wanted and not server.is_drained:
                 await self._haproxy.drain_server(server.slot, server.name)
                 server.is_drained = True
+            elif id in wanted and server.is_drained and server.is_open:
+                await self._haproxy.open_server(server.slot, server.name)
+                server.is_drained = False
 
     async def _match(self) -> None:
         await self._withdraw()
@@ -262,14 +273,14 @@ class FastPath:
             slot = self._slot(service.run_id)
             for replica in service.replicas:
                 if slot is not None and self._needs_server(replica):
-                    self._start(replica.id, self._prepare(service.run_id, replica))
+                    self._start(replica, self._prepare(service.run_id, replica))
             await self._set_ways(service, slot)
         used = {server.run_id for server in self._servers.values()}
         self._slots = {
             id: slot for id, slot in self._slots.items() if id in self._wanted or id in used
         }
         replicas = [replica for one in self._wanted.values() for replica in one.replicas]
-        replicas += [server.replica for server in self._servers.values()]
+        replicas += [*self._tasks, *(server.replica for server in self._servers.values())]
         await self._forwards.keep_nodes({replica.node_id for replica in replicas})
         ids = {replica.id for replica in replicas}
         self._without &= ids
@@ -341,15 +352,16 @@ class FastPath:
     # -- replicas ---------------------------------------------------------------------------
 
     def _needs_server(self, replica: Replica) -> bool:
-        return replica.id not in self._servers and replica.id not in self._tasks
+        is_new = replica.id not in self._servers and replica not in self._tasks
+        return is_new and not self._is_closing
 
-    def _start(self, id: str, doing: Coroutine[None, None, None]) -> None:
+    def _start(self, replica: Replica, doing: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            if self._tasks.get(id) is task:
-                del self._tasks[id]
+            if self._tasks.get(replica) is task:
+                del self._tasks[replica]
 
-        self._tasks[id] = asyncio.create_task(doing, name=f"fast path to {id}")
-        self._tasks[id].add_done_callback(ended)
+        self._tasks[replica] = asyncio.create_task(doing, name=f"fast path to {replica.id}")
+        self._tasks[replica].add_done_callback(ended)
 
     def _is_wanted(self, run_id: str, replica: Replica) -> bool:
         service = self._wanted.get(run_id)
@@ -441,7 +453,7 @@ class FastPath:
         """Send it no requests until it has answered."""
         if server.is_open and not server.is_drained:
             server.is_open = False
-            self._start(server.replica.id, self._heal(server, is_gone=is_gone))
+            self._start(server.replica, self._heal(server, is_gone=is_gone))
 
     async def _heal(self, server: _Server, *, is_gone: bool) -> None:
         async with self._lock:

@@ -45,6 +45,7 @@ class PlayedHaproxy:
         self.states = {(slot, one): "MAINT" for slot in SLOTS for one in SERVERS}
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
         self.ways: dict[str, str] = {}
+        self.limits: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -78,6 +79,8 @@ class PlayedHaproxy:
                 self.ways[key] = value
             case ["del", "map", where, key] if where == str(self._places.slots):
                 del self.ways[key]
+            case ["add", "map", where, key, value] if where == str(self._places.limits):
+                self.limits[key] = value
         return ""
 
 
@@ -156,6 +159,10 @@ class Bed:
     def state_of(self, id: str) -> str:
         return self.haproxy.states[self.server_of(id)]
 
+    def are_up(self, *ids: str) -> bool:
+        led = {path.readlink().stem for path in self.places.servers.iterdir()}
+        return led >= set(ids) and all(self.state_of(id) == "UP" for id in ids)
+
 
 @pytest.fixture
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
@@ -173,8 +180,7 @@ async def test_the_way_of_a_service_opens_with_its_first_server(bed: Bed) -> Non
         await update(path, bed.service("a", "b"))
         await eventually(lambda: bed.haproxy.ways)
         slot = bed.haproxy.ways[WAY]
-        await eventually(lambda: len(list(bed.places.servers.iterdir())) == 2)
-        await eventually(lambda: {bed.state_of("a"), bed.state_of("b")} == {"UP"})
+        await eventually(lambda: bed.are_up("a", "b"))
         assert {bed.server_of("a")[0], bed.server_of("b")[0]} == {slot}
 
 
@@ -193,7 +199,7 @@ async def test_a_replica_that_drains_gets_no_request_and_counts_until_its_last_o
 ) -> None:
     async with bed.running() as path:
         await update(path, bed.service("a", "b"))
-        await eventually(lambda: len(list(bed.places.servers.iterdir())) == 2)
+        await eventually(lambda: bed.are_up("a", "b"))
         key = bed.server_of("a")
         bed.haproxy.counts[key] = (1, 7, 0)
         await update(path, bed.service("b"))
@@ -205,6 +211,45 @@ async def test_a_replica_that_drains_gets_no_request_and_counts_until_its_last_o
         assert set(bed.emptied) == {"a"}
         assert path.in_flight() == {}
         await eventually(lambda: bed.haproxy.states[key] == "MAINT")
+
+
+async def test_a_replica_that_is_wanted_again_while_it_drains_gets_requests(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a", "b"))
+        await eventually(lambda: bed.are_up("a", "b"))
+        key = bed.server_of("a")
+        bed.haproxy.counts[key] = (1, 7, 0)
+        await update(path, bed.service("b"))
+        assert bed.haproxy.states[key] == "DRAIN"
+        await update(path, bed.service("a", "b"))
+        assert bed.haproxy.states[key] == "UP"
+        assert path.in_flight() == {"a": 1}
+
+
+async def test_other_limits_leave_the_servers_as_they_are(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.are_up("a") and bed.haproxy.ways)
+        known = bed.server_of("a")
+        await path.update(bed.service("a"), seconds=60.0, most_body=7)
+        assert bed.haproxy.limits == {"timeout": "60000", "most_body": "7"}
+        assert (bed.server_of("a"), bed.state_of("a")) == (known, "UP")
+        assert bed.haproxy.ways
+
+
+async def test_a_fast_path_that_closes_takes_nothing_more(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.are_up("a") and bed.haproxy.ways)
+        bed.haproxy.counts[bed.server_of("a")] = (1, 7, 0)
+        closing = asyncio.create_task(path.close(30.0))
+        await eventually(lambda: not bed.haproxy.ways)
+        await update(path, bed.service("a", "b"))
+        path.changed(bed.service("a", "b"))
+        bed.haproxy.counts.clear()
+        await closing
+        assert set(bed.haproxy.states.values()) == {"MAINT"}
+        assert bed.haproxy.ways == {}
 
 
 async def test_requests_past_the_agent_are_counted(bed: Bed) -> None:
