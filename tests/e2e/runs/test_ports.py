@@ -113,7 +113,9 @@ def test_a_port_of_a_job_on_this_machine_is_its_own_and_is_not_forwarded_to_itse
         assert command.stderr is not None
         told = ""
         while f"{another} leads to port {port} of web" not in told:
-            told += command.stderr.readline().decode()
+            line = command.stderr.readline().decode()
+            assert line, f"the command ended: {told}"
+            told += line
         assert f"port {port} of web is 127.0.0.1:{port} itself: its node is here" in told
         wait_until(partial(_answers, port), what="the job's server")
         assert page_at(another) == b"welcome\n"
