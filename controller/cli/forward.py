@@ -70,12 +70,12 @@ async def forward(
 ) -> None:
     """Forward the ports until cancelled. Raises CliError when a local port cannot be opened."""
     outages = Outages(tell)
-    same = {one.port for one in forwards if one.local == one.port and bind in LOOPBACKS}
-    if same and not await asyncio.to_thread(_is_on_this_machine, client, run):
-        same.clear()
+    own = [one for one in forwards if one.local == one.port and bind in LOOPBACKS]
+    if own and not await asyncio.to_thread(_is_on_this_machine, client, run):
+        own.clear()
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
-            if one.port in same:
+            if one in own:
                 tell(f"port {one.port} of {run} is {bind}:{one.port} itself: its node is here")
                 continue
             carrier = _Carrier(client, run, job, one.port, tell, outages)
@@ -83,7 +83,7 @@ async def forward(
             await stack.enter_async_context(server)
             local = server.sockets[0].getsockname()[1]
             tell(f"{bind}:{local} leads to port {one.port} of {run}")
-        if not same.issuperset(one.port for one in forwards):
+        if len(own) < len(forwards):
             await asyncio.Event().wait()
 
 
