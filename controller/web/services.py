@@ -23,13 +23,14 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`versions`: the deployments with replicas, and how many of them get requests."""
+    """`address`: where it answers requests. `versions`: the deployments with replicas, and how many
+    of them get requests."""
 
     id: str
     name: str
     user: str
     status: str
-    path: str
+    address: str
     deployment: int
     versions: tuple[str, ...]
     groups: tuple[GroupRow, ...]
@@ -66,7 +67,7 @@ def service_row(service: ServiceView) -> ServiceRow:
         name=service.name,
         user=service.user,
         status=service.status.lower(),
-        path=service.path,
+        address=service.url or service.path,
         deployment=service.deployment,
         versions=tuple(
             f"version {number}: {ready[number]} of {count} ready"

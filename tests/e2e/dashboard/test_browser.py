@@ -33,13 +33,16 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
     .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
     .map((one) => `${one.tagName}.${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
 """What would scroll sideways, or be cut off."""
+WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
+    .map((one) => one.getBoundingClientRect().width))"""
 LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
 HELLO = {"type": "task", "commands": ["true"]}
+SERVICE = {"type": "service", "port": 8000}
 
 
-async def submit(controller: Controller, name: str, user: str = "admin") -> str:
+async def submit(controller: Controller, name: str, user: str = "admin", **more: object) -> str:
     service = controller.service
-    submission = Submission(configuration={**HELLO, "name": name})
+    submission = Submission(configuration={**HELLO, "name": name, **more})
     submitted = await service.submissions.submit(submission, user=service.gate.users[user])
     return submitted.state.run.id
 
@@ -272,10 +275,11 @@ async def test_axe_finds_nothing_serious(
     chromium: Browser, controller: Controller, site: TestServer, theme: str
 ) -> None:
     run_id = await submit(controller, "train")
+    await submit(controller, "api", **SERVICE)
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-    for path in ("/dashboard/runs", f"/dashboard/runs/{run_id}", "/dashboard/login"):
-        await page.goto(address_of(site) + path)
+    for path in ("runs", f"runs/{run_id}", "services", "login"):
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.evaluate(AXE.read_text())
         assert await page.evaluate(SERIOUS) == [], path
 
@@ -285,12 +289,13 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     chromium: Browser, controller: Controller, site: TestServer, theme: str
 ) -> None:
     run_id = await submit(controller, "train-a-model-with-a-long-name-of-41-letters"[:41])
+    await submit(controller, "answer-under-a-long-name-with-41-letters-"[:40], **SERVICE)
     await controller.turns.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     await page.set_viewport_size({"width": 360, "height": 640})
-    pages = ["runs", f"runs/{run_id}", "queue", "nodes", "nodes/n1", "events/all", "users"]
-    for path in pages:
+    pages = ("queue", "nodes", "nodes/n1", "services", "events/all", "users")
+    for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.locator('#connection[data-state="live"]').wait_for()
         assert await page.evaluate(TOO_WIDE) == [], path
@@ -302,13 +307,19 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     assert shown == '"Status"'
 
 
-async def test_a_large_screen_is_used(
+async def test_a_large_screen_is_used_by_every_page(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
-    await submit(controller, "train")
+    run_id = await submit(controller, "train")
+    await submit(controller, "api", **SERVICE)
+    await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.set_viewport_size({"width": 3840, "height": 2160})
-    await expect(page.locator("#rows table")).to_be_visible()
-    width = "document.querySelector('#rows table').getBoundingClientRect().width"
-    assert await page.evaluate(width) > 0.7 * 3840
-    assert await page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") > 16
+    pages = ("queue", "nodes", "nodes/n1", "services", "events/all", "users")
+    for path in ("runs", f"runs/{run_id}", *pages):
+        await page.goto(f"{address_of(site)}/dashboard/{path}")
+        await page.locator('#connection[data-state="live"]').wait_for()
+        assert await page.evaluate(WIDEST) > 0.7 * 3840, path
+        assert await page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") > 16
+        await page.evaluate(AXE.read_text())
+        assert await page.evaluate(SERIOUS) == [], path
