@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import pytest
@@ -36,13 +37,15 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
 WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
     .map((one) => one.getBoundingClientRect().width))"""
 LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
-HELLO = {"type": "task", "commands": ["true"]}
+TASK = {"type": "task"}
 SERVICE = {"type": "service", "port": 8000}
 
 
-async def submit(controller: Controller, name: str, user: str = "admin", **more: object) -> str:
+async def submit(
+    controller: Controller, name: str, user: str = "admin", like: Mapping[str, object] = TASK
+) -> str:
     service = controller.service
-    submission = Submission(configuration={**HELLO, "name": name, **more})
+    submission = Submission(configuration={**like, "commands": ["true"], "name": name})
     submitted = await service.submissions.submit(submission, user=service.gate.users[user])
     return submitted.state.run.id
 
@@ -275,7 +278,7 @@ async def test_axe_finds_nothing_serious(
     chromium: Browser, controller: Controller, site: TestServer, theme: str
 ) -> None:
     run_id = await submit(controller, "train")
-    await submit(controller, "api", **SERVICE)
+    await submit(controller, "api", like=SERVICE)
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     for path in ("runs", f"runs/{run_id}", "services", "login"):
@@ -289,7 +292,7 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     chromium: Browser, controller: Controller, site: TestServer, theme: str
 ) -> None:
     run_id = await submit(controller, "train-a-model-with-a-long-name-of-41-letters"[:41])
-    await submit(controller, "answer-under-a-long-name-with-41-letters-"[:40], **SERVICE)
+    await submit(controller, "answer-under-a-long-name-with-41-letters-"[:40], like=SERVICE)
     await controller.turns.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
@@ -311,7 +314,7 @@ async def test_a_large_screen_is_used_by_every_page(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
     run_id = await submit(controller, "train")
-    await submit(controller, "api", **SERVICE)
+    await submit(controller, "api", like=SERVICE)
     await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.set_viewport_size({"width": 3840, "height": 2160})
