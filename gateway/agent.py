@@ -1,6 +1,6 @@
-"""The agent put together: the controller's link, the way of requests, and Caddy.
+"""The agent put together: the controller's link, the way of requests, and certificates.
 
-It serves two unix sockets: one for the controller, through SSH, and one for Caddy, which has all
+It serves two unix sockets: one for the controller, through SSH, and one for HAProxy, which has all
 requests from outside. What it serves is on disk, so it goes on while the controller is away.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import asyncssh
 import msgspec
@@ -30,10 +29,10 @@ from controller.proxy.entry import Proxy, Settings, tidy
 from controller.proxy.forwarding import ProxyLimits
 from gateway import caddy
 from gateway.access import AskingAccess
-from gateway.caddy import ASK_HOST, ASK_PATH, CaddyRefused, Ports
-from gateway.certificates import BadFile, HostCertificates, check_files
+from gateway.caddy import CaddyRefused
+from gateway.certificates import BadFile, HostCertificates, Pair, check_files
 from gateway.fast_path import FastPath, LogSocket, fast_services
-from gateway.haproxy import Haproxy, Places
+from gateway.haproxy import Haproxy, Limits, Places, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
@@ -57,9 +56,9 @@ from gateway.state import AgentState, StateUnusable
 log = logging.getLogger(__name__)
 MODELS_NAME = "gateway"
 """The host `gateway.DOMAIN` leads to the services' models."""
-CADDY_AGAIN_SECONDS = 2.0
+AGAIN_SECONDS = 2.0
 FILES_SECONDS = 5.0
-"""Seconds between two looks at a certificate's files."""
+"""Seconds between two looks at the operator's files of a certificate."""
 SHUTDOWN_SECONDS = 5.0
 _FIRST_FD = 3
 _BACKLOG = 4096
@@ -72,19 +71,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path
     traffic: Path
     caddy_admin: Path
+    haproxy: Path
+    """The folder of HAProxy."""
     group: int | None = None
     """It may open `socket`: that of the controller's SSH user."""
-    caddy_group: int | None = None
-    """It may open `traffic`."""
     ports: Ports = Ports()
-    haproxy: Path | None = None
-    """The folder of the HAProxy that stands between Caddy and the agent; None: there is none."""
 
     @property
-    def haproxy_places(self) -> Places | None:
-        if self.haproxy is None:
-            return None
-        return Places.of(self.haproxy, self.traffic, self.socket.parent)
+    def places(self) -> Places:
+        return Places.of(self.haproxy, self.traffic, self.socket.parent, self.data)
 
 
 class AgentCannotStart(Exception):
@@ -92,7 +87,7 @@ class AgentCannotStart(Exception):
 
 
 class Agent:
-    """Performs what the link commands (`gateway.link.Served`), and answers Caddy."""
+    """Performs what the link commands (`gateway.link.Served`), and answers HAProxy."""
 
     def __init__(self, options: Options, state: AgentState, identity: asyncssh.SSHKey) -> None:
         loop = asyncio.get_running_loop()
@@ -109,12 +104,15 @@ class Agent:
         self._snapshot: Snapshot | None = None
         self._claims: dict[str, float] = {}
         self._proxy: Proxy | None = None
-        self._wants_caddy = asyncio.Event()
-        self._caddy_has: tuple[str, Certificate, str] | None = None
+        self._wants_settings = asyncio.Event()
+        self._caddy_has: tuple[Certificate, frozenset[str]] | None = None
         self._refused: str | None = None
-        """Why Caddy does not have the newest settings."""
+        """Why the newest settings do not hold."""
+        self.haproxy = Haproxy(options.places)
         self._certificates = HostCertificates(
-            options.ports.https, lambda: self.link.say(self.certificates())
+            options.places.certificates,
+            self.haproxy,
+            lambda: self.link.say(self.certificates()),
         )
 
     # -- what the link asks (`Served`) ------------------------------------------------------
@@ -142,16 +140,15 @@ class Agent:
         """Serve the snapshot."""
         self.begin(snapshot)
         if self.fast_path is not None:
-            await self.fast_path.update(
-                fast_services(snapshot, self.services.find),
+            limits = Limits(
                 seconds=snapshot.limits.timeout,
                 most_body=snapshot.limits.most_body,
+                has_challenges=snapshot.certificate.kind == "lets-encrypt",
             )
+            await self.fast_path.update(fast_services(snapshot, self.services.find), limits)
         for service in snapshot.services:
             self._claims.pop(service.host, None)
-        applied = await self._set_caddy(snapshot)
-        self._look_at_hosts(snapshot)
-        return applied
+        return await self._set_certificates(snapshot)
 
     def begin(self, snapshot: Snapshot, *, is_known: bool = False) -> None:
         """Answer requests by this snapshot. `is_known`: it was served in an earlier life."""
@@ -207,11 +204,6 @@ class Agent:
     def certificates(self) -> Certificates:
         return Certificates(hosts=self._certificates.found())
 
-    def _look_at_hosts(self, snapshot: Snapshot, *, anew: bool = False) -> None:
-        has_some = self._caddy_has is not None and snapshot.certificate.kind != "none"
-        hosts = [service.host for service in snapshot.services] if has_some else []
-        self._certificates.update(hosts, anew=anew)
-
     def _emptied(self, replica: str) -> None:
         known = self._snapshot
         services = () if known is None else known.services
@@ -232,58 +224,72 @@ class Agent:
             settings=Settings(is_behind_proxy=True, limits=limits),
         )
 
-    # -- Caddy ------------------------------------------------------------------------------
+    # -- certificates -----------------------------------------------------------------------
 
-    async def _set_caddy(self, known: Snapshot) -> Applied:
-        """Set Caddy's configuration where it differs. A failure is tried again in the
-        background."""
+    async def _set_certificates(self, known: Snapshot) -> Applied:
+        """Get certificates as the snapshot says. A failure is tried again in the background."""
         try:
-            files = await asyncio.to_thread(_files, known)
-            if self._caddy_has != (known.domain, known.certificate, files):
-                await caddy.apply(self._configuration(known, files), str(self._options.caddy_admin))
-                self._caddy_has = (known.domain, known.certificate, files)
-                self._look_at_hosts(known, anew=True)
+            source = await self._source(known)
         except (BadFile, CaddyRefused) as refused:
-            self._wants_caddy.set()
+            self._wants_settings.set()
             self._refused = str(refused)
             return Applied(version=known.version, error=self._refused, field=refused.field)
+        hosts = [service.host for service in known.services]
+        self._certificates.update(hosts, source, others=(_host_of_models(known),))
         self._refused = None
         return Applied(version=known.version)
 
-    def _configuration(self, known: Snapshot, files: str) -> dict[str, Any]:
-        places = self._options.haproxy_places
-        return caddy.configuration(
-            known.certificate,
-            known.domain,
-            ports=self._options.ports,
-            admin=str(self._options.caddy_admin),
-            traffic=str(self._options.traffic),
-            front=None if places is None else str(places.front),
-            files=files,
-        )
+    async def _source(self, known: Snapshot) -> Pair | Path | None:
+        """Return where certificates come from. Raises BadFile, CaddyRefused."""
+        if caddy.gets_certificates(known.certificate):
+            hosts = frozenset(service.host for service in known.services)
+            return await self._set_caddy(known.certificate, hosts | {_host_of_models(known)})
+        with contextlib.suppress(CaddyRefused):  # it has nothing to do
+            await self._set_caddy(known.certificate, frozenset())
+        if known.certificate.kind == "none":
+            return None
+        now = datetime.datetime.now(datetime.UTC)
+        return await asyncio.to_thread(check_files, known.certificate, known.domain, now)
 
-    async def keep_caddy(self) -> None:
-        """Set Caddy's configuration again while it failed, and when the files of a certificate
-        changed, until cancelled."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FILES_SECONDS):
-                    await self._wants_caddy.wait()
-                    await asyncio.sleep(CADDY_AGAIN_SECONDS)
-            self._wants_caddy.clear()
-            if self._snapshot is not None:
-                before = self._refused
-                applied = await self._set_caddy(self._snapshot)
-                if applied.error != before:
-                    self.link.say(applied)
+    async def _set_caddy(self, certificate: Certificate, hosts: frozenset[str]) -> Path:
+        """Let Caddy get these certificates; return where it keeps them. Raises CaddyRefused."""
+        storage = caddy.storage_of(self._options.data / "caddy", certificate)
+        if self._caddy_has != (certificate, hosts):
+            admin = str(self._options.caddy_admin)
+            config = caddy.configuration(
+                certificate,
+                hosts,
+                admin=admin,
+                storage=storage,
+                challenges=self._options.ports.challenges,
+            )
+            await caddy.apply(config, admin)
+            self._caddy_has = (certificate, hosts)
+        return storage
+
+    async def keep_certificates(self) -> None:
+        """Keep them in step, and try again what failed, until cancelled."""
+        showing = asyncio.create_task(self._certificates.keep(), name="certificates")
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FILES_SECONDS):
+                        await self._wants_settings.wait()
+                        await asyncio.sleep(AGAIN_SECONDS)
+                self._wants_settings.clear()
+                if self._snapshot is not None:
+                    before = self._refused
+                    applied = await self._set_certificates(self._snapshot)
+                    if applied.error != before:
+                        self.link.say(applied)
+        finally:
+            showing.cancel()
 
     # -- requests ---------------------------------------------------------------------------
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request that Caddy passed on."""
+        """Answer a request that HAProxy passed on."""
         host = request.host.rsplit(":", 1)[0].lower()
-        if host == ASK_HOST and request.path == ASK_PATH:
-            return web.Response(status=200 if self._knows(request.query.get("domain", "")) else 404)
         known, proxy = self._snapshot, self._proxy
         if known is None or proxy is None:
             return _refusal(503, "this gateway was not told yet what it serves")
@@ -301,20 +307,12 @@ class Agent:
             return await proxy.answer_as(request, None)
         return await proxy.answer_as(request, name)
 
-    def _knows(self, host: str) -> bool:
-        """Return whether Caddy may get a certificate for this host name."""
-        domain = "" if self._snapshot is None else self._snapshot.domain
-        name = headers.service_of_host(host, domain)
-        return name is not None and (name == MODELS_NAME or self.services.find(name) is not None)
-
-    def open_fast_path(self, key: Path) -> FastPath | None:
-        """Make the fast path, where there is a HAProxy. Raises OSError."""
-        places = self._options.haproxy_places
-        if places is None:
-            return None
+    def open_fast_path(self, key: Path) -> FastPath:
+        """Make the fast path. Raises OSError."""
+        places = self._options.places
         places.servers.mkdir(mode=0o700, exist_ok=True)
         self.fast_path = FastPath(
-            Haproxy(places),
+            self.haproxy,
             partial(SshForwards, places.servers, key),
             self.nodes,
             self.traffic,
@@ -328,16 +326,11 @@ class Agent:
         if self._proxy is not None:
             self._proxy.close()
         await self._reach.close()
-        await self._certificates.close()
         await self.nodes.close()
 
 
-def _files(snapshot: Snapshot) -> str:
-    """Return a name for what the certificate's files hold. Raises BadFile."""
-    if snapshot.certificate.kind != "files":
-        return ""
-    now = datetime.datetime.now(datetime.UTC)
-    return check_files(snapshot.certificate, snapshot.domain, now)
+def _host_of_models(known: Snapshot) -> str:
+    return f"{MODELS_NAME}.{known.domain}"
 
 
 def _secure(request: web.Request, options: Options) -> str:
@@ -374,11 +367,11 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
     agent = Agent(options, state, identity)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(agent.close)
-        keeping = asyncio.create_task(agent.keep_caddy(), name="caddy")
+        keeping = asyncio.create_task(agent.keep_certificates(), name="settings")
         stack.callback(keeping.cancel)
         if known is not None:
             agent.begin(known, is_known=True)
-        await _listen(stack, traffic_app(agent), options.traffic, options.caddy_group)
+        await _listen(stack, traffic_app(agent), options.traffic, None)
         _start_fast_path(stack, agent, options, state.key)
         if known is not None:
             applied = await agent.take(known)
@@ -396,13 +389,9 @@ def _start_fast_path(
     stack: contextlib.AsyncExitStack, agent: Agent, options: Options, key: Path
 ) -> None:
     """Raises AgentCannotStart."""
-    places = options.haproxy_places
-    if places is None:
-        return
     try:
         fast_path = agent.open_fast_path(key)
-        assert fast_path is not None
-        log_socket = LogSocket(places.log, fast_path.heard)
+        log_socket = LogSocket(options.places.log, fast_path.heard)
     except OSError as error:
         raise AgentCannotStart(f"the fast path cannot be made: {error}") from error
     stack.callback(log_socket.close)
@@ -411,7 +400,7 @@ def _start_fast_path(
 
 
 def traffic_app(agent: Agent) -> web.AppRunner:
-    """Return what Caddy passes requests to."""
+    """Return what HAProxy passes requests to."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", agent.answer)
     app.on_response_prepare.append(tidy)

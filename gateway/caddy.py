@@ -1,14 +1,15 @@
-"""Caddy's configuration, as a whole: TLS, and the ways to HAProxy and to the agent.
+"""Caddy's configuration, as a whole: which host names it gets certificates for, and from whom.
 
-It depends on the gateway's domain and certificate alone. Caddy closes WebSockets when its
-configuration changes, so no service and no replica is in it: certificates are made on demand, for
-the host names that the agent knows, and the agent finds the replica.
+No request passes through Caddy. It asks an authority, answers its challenges, renews in time, and
+keeps the certificates in its storage, from where they go to HAProxy (`gateway.certificates`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,110 +17,57 @@ import msgspec
 
 from gateway.schemas import Certificate
 
-ASK_HOST = "ask.fairlead.internal"
-ASK_PATH = "/ask"
 _SECONDS = 20.0
-_RETRY = "20s"
-"""Caddy tries the agent again for so long, so that a restart of the agent loses no request."""
 
 
-class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Caddy listens. `ask`: on its loopback, for its own questions to the agent."""
+def gets_certificates(certificate: Certificate) -> bool:
+    """Return whether Caddy gets the certificates of this gateway."""
+    return certificate.kind in {"lets-encrypt", "internal"}
 
-    http: int = 80
-    https: int = 443
-    ask: int = 2020
+
+def storage_of(folder: Path, certificate: Certificate) -> Path:
+    """Return where Caddy keeps the certificates of this authority, and no others."""
+    if certificate.directory is None:
+        return folder / certificate.kind
+    return folder / f"acme-{hashlib.sha256(certificate.directory.encode()).hexdigest()[:12]}"
 
 
 def configuration(
-    certificate: Certificate,
-    domain: str,
-    *,
-    ports: Ports,
-    admin: str,
-    traffic: str,
-    front: str | None = None,
-    files: str = "",
+    certificate: Certificate, hosts: Iterable[str], *, admin: str, storage: Path, challenges: int
 ) -> dict[str, Any]:
-    """Return Caddy's JSON configuration. `admin`, `traffic` and `front` are paths of unix sockets:
-    of Caddy's own API, of the agent, and of HAProxy, which the agent stands in for. `files` names
-    what the certificate's files hold now: Caddy shows that, and forgets what it read before."""
-    routes: list[dict[str, Any]] = [{"handle": [_passing_on(traffic)]}]
-    if front is not None:
-        routes[0]["match"] = [{"header": {"Upgrade": ["*"]}}]
-        routes.append({"handle": [_passing_on(front, traffic)]})
-    servers: dict[str, Any] = {"http": {"listen": [f":{ports.http}"], "routes": routes}}
+    """Return Caddy's JSON configuration. `admin`: the unix socket of its own API; `challenges`: the
+    port of the loopback at which it answers an authority's challenges."""
     config: dict[str, Any] = {
         "admin": {"listen": f"unix/{admin}", "origins": ["localhost"]},
-        "apps": {
-            "http": {"http_port": ports.http, "https_port": ports.https, "servers": servers},
-            # Caddy would add its own authority to what this machine trusts.
-            "pki": {"certificate_authorities": {"local": {"install_trust": False}}},
-        },
+        "storage": {"module": "file_system", "root": str(storage)},
+        # Caddy would add its own authority to what this machine trusts.
+        "apps": {"pki": {"certificate_authorities": {"local": {"install_trust": False}}}},
     }
-    if certificate.kind == "none":
-        servers["http"]["automatic_https"] = {"disable": True}
-        return config
-    servers["https"] = {
-        "listen": [f":{ports.https}"],
-        "routes": routes,
-        "tls_connection_policies": [_shown(certificate, files)],
-        "automatic_https": {"disable_redirects": True},
-    }
-    servers["ask"] = {
-        "listen": [f"127.0.0.1:{ports.ask}"],
-        "routes": [{"handle": [_asking(traffic)]}],
-        "automatic_https": {"disable": True},
-    }
-    config["apps"]["tls"] = _tls(certificate, ports, files)
+    if gets_certificates(certificate):
+        config["apps"]["tls"] = {
+            "certificates": {"automate": sorted(hosts)},
+            "automation": {"policies": [{"issuers": [_issuer(certificate, challenges)]}]},
+        }
     return config
 
 
-def _passing_on(*sockets: str) -> dict[str, Any]:
-    """Return the way to the first of these sockets that answers."""
-    return {
-        "handler": "reverse_proxy",
-        "upstreams": [{"dial": f"unix/{socket}"} for socket in sockets],
-        "flush_interval": -1,
-        "load_balancing": {
-            "selection_policy": {"policy": "first"},
-            "try_duration": _RETRY,
-            "try_interval": "100ms",
+def _issuer(certificate: Certificate, challenges: int) -> dict[str, Any]:
+    if certificate.kind == "internal":
+        return {"module": "internal"}
+    issuer: dict[str, Any] = {
+        "module": "acme",
+        "challenges": {
+            "bind_host": "127.0.0.1",
+            "http": {"alternate_port": challenges},
+            "tls-alpn": {"disabled": True},
         },
-        **({"health_checks": {"passive": {"fail_duration": "1s"}}} if len(sockets) > 1 else {}),
     }
-
-
-def _shown(certificate: Certificate, files: str) -> dict[str, Any]:
-    if certificate.kind != "files":
-        return {}
-    return {"certificate_selection": {"any_tag": [files]}}
-
-
-def _asking(traffic: str) -> dict[str, Any]:
-    return {
-        "handler": "reverse_proxy",
-        "upstreams": [{"dial": f"unix/{traffic}"}],
-        "headers": {"request": {"set": {"Host": [ASK_HOST]}}},
+    given = {
+        "email": certificate.email,
+        "ca": certificate.directory,
+        "trusted_roots_pem_files": certificate.directory_ca and [certificate.directory_ca],
     }
-
-
-def _tls(certificate: Certificate, ports: Ports, files: str) -> dict[str, Any]:
-    if certificate.kind == "files":
-        pair = {"certificate": certificate.cert, "key": certificate.key, "tags": [files]}
-        return {"certificates": {"load_files": [pair]}}
-    issuer: dict[str, Any] = {"module": "internal"}
-    if certificate.kind == "lets-encrypt":
-        issuer = {"module": "acme"}
-        if certificate.email is not None:
-            issuer["email"] = certificate.email
-        if certificate.directory is not None:
-            issuer["ca"] = certificate.directory
-        if certificate.directory_ca is not None:
-            issuer["trusted_roots_pem_files"] = [certificate.directory_ca]
-    policy = {"on_demand": True, "issuers": [issuer]}
-    ask = f"http://127.0.0.1:{ports.ask}{ASK_PATH}"
-    return {"automation": {"policies": [policy], "on_demand": {"ask": ask}}}
+    return issuer | {name: value for name, value in given.items() if value is not None}
 
 
 class CaddyRefused(Exception):
@@ -149,23 +97,13 @@ async def apply(config: dict[str, Any], admin: str) -> None:
                 raise _refusal(await answer.text())
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise CaddyRefused(
-            f"Caddy does not answer at {admin} ({error}); is caddy.service running?"
+            f"Caddy does not answer at {admin} ({error}); is fairlead-caddy.service running?"
         ) from error
 
 
-_TAKEN = re.compile(r"listen tcp \S*:(\d+): bind: address already in use")
-
-
 def _refusal(said: str) -> CaddyRefused:
-    """Say what Caddy answered, and what to do about it."""
+    """Say what Caddy answered."""
     with contextlib.suppress(msgspec.DecodeError):
         said = msgspec.json.decode(said, type=dict[str, str]).get("error", said)
-    taken = _TAKEN.search(said)
-    if taken is not None:
-        return CaddyRefused(
-            f"Caddy cannot listen at port {taken[1]}: another program on the gateway's machine has "
-            f"it; stop that program (`ss -ltnp sport = :{taken[1]}` names it)"
-        )
-    is_file = "certificate" in said and ("permission denied" in said or "tls:" in said)
-    field = "certificate" if is_file else "host"
+    field = "certificate" if "tls" in said else "host"
     return CaddyRefused(f"Caddy refuses its configuration: {said[:500]}", field)

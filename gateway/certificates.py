@@ -1,7 +1,6 @@
-"""Certificates of a gateway: its operator's files before Caddy gets them, and what hosts show.
+"""Certificates of a gateway: from Caddy's storage, or from files of its operator, to HAProxy.
 
-Caddy reads the files of a certificate once. They are watched here, so that a renewed certificate
-is served without a restart.
+Both are looked at again and again, so that a renewed certificate is shown without a restart.
 """
 
 from __future__ import annotations
@@ -9,26 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import hashlib
-import ssl
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from controller.links.base import why_unreachable
+from common.durable import write_durably
+from gateway.haproxy import HaproxyAway, HaproxyRefused
 from gateway.schemas import Certificate, HostCertificate
 
-LOOK_SECONDS = 15.0
-FIRST_PAUSE_SECONDS = 60.0
-MOST_PAUSE_SECONDS = 1800.0
-"""A look at a host without a certificate lets Caddy ask its authority for one, which allows few
-failures in an hour."""
-GOOD_SECONDS = 3600.0
-LOOKS_AT_ONCE = 4
-"""So many hosts get their first certificate at once: authorities limit that, too."""
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 2.0
+SOON_SECONDS = 0.2
+"""The pause between two looks while a host waits for its first certificate."""
+_FILES = "files"
+"""The name of the certificate that the operator gave, which is for all hosts."""
 
 
 class BadFile(Exception):
@@ -39,41 +38,49 @@ class BadFile(Exception):
         self.field = field
 
 
-def check_files(certificate: Certificate, domain: str, now: datetime.datetime) -> str:
-    """Return a name for what the two files hold now. Raises BadFile.
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A certificate and its key. `content`: the chain and the key (PEM); `expires`: Unix time."""
 
-    The agent may be unable to read them: then Caddy decides, and their times name them.
-    """
-    pair = _contents("cert", certificate.cert or ""), _contents("key", certificate.key or "")
-    cert, key = pair
-    if cert is not None:
-        _check_certificate(certificate.cert or "", cert, domain, now)
-    if key is not None:
-        _check_key(certificate.key or "", key, cert)
-    if cert is None or key is None:
-        return f"{_time(certificate.cert)}-{_time(certificate.key)}"
-    return hashlib.sha256(cert + key).hexdigest()[:16]
+    content: str
+    issuer: str
+    expires: float
 
 
-def _contents(name: str, path: str) -> bytes | None:
+def check_files(certificate: Certificate, domain: str, now: datetime.datetime) -> Pair:
+    """Return what the two files hold. Raises BadFile."""
+    cert = _contents("cert", certificate.cert or "")
+    key = _contents("key", certificate.key or "")
+    leaf = _check_certificate(certificate.cert or "", cert, domain, now)
+    _check_key(certificate.key or "", key, leaf)
+    return _pair(cert, key, leaf)
+
+
+def _pair(cert: bytes, key: bytes, leaf: x509.Certificate) -> Pair:
+    return Pair(
+        content=f"{cert.decode().strip()}\n{key.decode().strip()}\n",
+        issuer=leaf.issuer.rfc4514_string(),
+        expires=leaf.not_valid_after_utc.timestamp(),
+    )
+
+
+def _contents(name: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except PermissionError:
-        return None
+    except PermissionError as error:
+        raise BadFile(
+            f"certificate.{name}",
+            f"{path} on the gateway's machine: the user fairlead-gateway cannot read it; let its "
+            "group do so",
+        ) from error
     except OSError as error:
         raise BadFile(
             f"certificate.{name}", f"{path} on the gateway's machine: {error.strerror}"
         ) from error
 
 
-def _time(path: str | None) -> int:
-    try:
-        return Path(path or "").stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _check_certificate(path: str, content: bytes, domain: str, now: datetime.datetime) -> None:
+def _check_certificate(
+    path: str, content: bytes, domain: str, now: datetime.datetime
+) -> x509.Certificate:
     field = "certificate.cert"
     try:
         leaf = x509.load_pem_x509_certificates(content)[0]
@@ -88,9 +95,10 @@ def _check_certificate(path: str, content: bytes, domain: str, now: datetime.dat
         )
     if leaf.not_valid_after_utc < now:
         raise BadFile(field, f"{path} expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
+    return leaf
 
 
-def _check_key(path: str, content: bytes, certificate: bytes | None) -> None:
+def _check_key(path: str, content: bytes, leaf: x509.Certificate) -> None:
     field = "certificate.key"
     try:
         key = load_pem_private_key(content, password=None)
@@ -98,9 +106,6 @@ def _check_key(path: str, content: bytes, certificate: bytes | None) -> None:
         raise BadFile(field, f"{path} is encrypted; store the key without a password") from None
     except ValueError:
         raise BadFile(field, f"{path} is no private key in PEM form") from None
-    if certificate is None:
-        return
-    leaf = x509.load_pem_x509_certificates(certificate)[0]
     if _same(key.public_key(), leaf.public_key()):
         return
     raise BadFile(field, f"{path} does not belong to the certificate")
@@ -118,79 +123,146 @@ def _names(leaf: x509.Certificate) -> list[str]:
     return found.value.get_values_for_type(x509.DNSName)
 
 
-async def look(host: str, port: int) -> HostCertificate:
-    """Look at the certificate that Caddy, on this machine, shows for a host name."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # who signed it is told, not judged
-    try:
-        async with asyncio.timeout(LOOK_SECONDS):
-            _, writer = await asyncio.open_connection(
-                "127.0.0.1", port, ssl=context, server_hostname=host
-            )
-    except TimeoutError:
-        return HostCertificate(
-            host=host, error=f"Caddy is still waiting for it after {LOOK_SECONDS:g} s"
-        )
-    except ssl.SSLError as error:
-        why = (error.reason or "no reason given").lower().replace("_", " ")
-        return HostCertificate(
-            host=host,
-            error=f"Caddy has none ({why}); `journalctl -u caddy` on its machine says why",
-        )
-    except OSError as error:
-        return HostCertificate(
-            host=host, error=f"Caddy does not listen at port {port}: {why_unreachable(error)}"
-        )
-    with contextlib.closing(writer):
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    leaf = x509.load_der_x509_certificate(shown)
-    return HostCertificate(
-        host=host,
-        issuer=leaf.issuer.rfc4514_string(),
-        expires=leaf.not_valid_after_utc.timestamp(),
-    )
+class Shows(Protocol):
+    """What shows certificates to clients (`gateway.haproxy.Haproxy`)."""
+
+    async def show_certificate(self, file: Path, content: str) -> None: ...
+
+    async def hide_certificate(self, file: Path) -> None: ...
 
 
 class HostCertificates:
-    """The certificates of the hosts of all services. `changed` is called with each new finding."""
+    """The certificates of the hosts of all services, in `folder`, with the list of its files that
+    HAProxy reads when it starts. `changed` is called with each new finding."""
 
-    def __init__(self, port: int, changed: Callable[[], None]) -> None:
-        self._port = port
+    def __init__(self, folder: Path, shows: Shows, changed: Callable[[], None]) -> None:
+        self._folder = folder
+        self._shows = shows
         self._changed = changed
-        self._found: dict[str, HostCertificate] = {}
-        self._looks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._hosts: frozenset[str] = frozenset()
+        self._others: frozenset[str] = frozenset()
+        self._source: Pair | Path | None = None
+        self._is_told = False
+        """There was an update: until then, what an earlier agent left is shown on."""
+        self._found: tuple[HostCertificate, ...] = ()
+        self._given: dict[str, str] | None = None
+        """What HAProxy shows, by name; None: not known yet."""
+        self._news = asyncio.Event()
 
-    def update(self, hosts: Iterable[str], *, anew: bool) -> None:
-        """Look at exactly these hosts. `anew`: Caddy was given another configuration."""
-        wanted = set(hosts)
-        for host in [one for one in self._looks if anew or one not in wanted]:
-            self._looks.pop(host).cancel()
-        self._found = {host: one for host, one in self._found.items() if host in wanted}
-        for host in wanted - self._looks.keys():
-            self._looks[host] = asyncio.create_task(self._keep(host), name=f"certificate {host}")
+    def update(
+        self, hosts: Iterable[str], source: Pair | Path | None, *, others: Iterable[str] = ()
+    ) -> None:
+        """Show certificates for exactly these hosts, and for `others`, of which nothing is told.
+        `source`: one for all, or Caddy's storage; None: there are none."""
+        self._hosts, self._others = frozenset(hosts), frozenset(others)
+        self._source, self._is_told = source, True
+        self._news.set()
 
     def found(self) -> tuple[HostCertificate, ...]:
-        return tuple(self._found[host] for host in sorted(self._found))
+        return self._found
 
-    async def close(self) -> None:
-        looks = list(self._looks.values())
-        for task in looks:
-            task.cancel()
-        await asyncio.gather(*looks, return_exceptions=True)
-
-    async def _keep(self, host: str) -> None:
-        pause = FIRST_PAUSE_SECONDS
+    async def keep(self) -> None:
+        """Look again and again until cancelled."""
         while True:
-            async with self._slots:
-                found = await look(host, self._port)
-            if self._found.get(host) != found:
-                self._found[host] = found
-                self._changed()
-            if found.error is None:
-                pause = FIRST_PAUSE_SECONDS
-                await asyncio.sleep(GOOD_SECONDS)
-            else:
-                await asyncio.sleep(pause)
-                pause = min(MOST_PAUSE_SECONDS, pause * 5)
+            if self._is_told:
+                await self._look()
+            is_waiting = any(one.error is not None for one in self._found)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SOON_SECONDS if is_waiting else LOOK_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+
+    async def _look(self) -> None:
+        hosts, others, source = self._hosts, self._others, self._source
+        pairs = await asyncio.to_thread(_pairs, source, hosts | others)
+        try:
+            await self._show(pairs, _names_of(source, hosts | others))
+            why = "there is none yet; `journalctl -u fairlead-caddy` on its machine says more"
+        except (HaproxyAway, HaproxyRefused, OSError) as error:
+            self._given, pairs = None, {}
+            why = f"HAProxy does not show it: {error}"
+        if source is None:
+            hosts = frozenset()
+        found = tuple(
+            _told(host, pairs.get(host) or pairs.get(_FILES), why) for host in sorted(hosts)
+        )
+        if self._found != found:
+            self._found = found
+            self._changed()
+
+    async def _show(self, pairs: dict[str, Pair], names: frozenset[str]) -> None:
+        """Show these, and on, what there was of the other `names`: a new one may be being written.
+
+        Raises HaproxyAway, HaproxyRefused, OSError.
+        """
+        if self._given is None:
+            self._given = dict.fromkeys(await asyncio.to_thread(self._left), "")
+        fresh = {
+            name: pair.content
+            for name, pair in pairs.items()
+            if self._given.get(name) != pair.content
+        }
+        gone = self._given.keys() - names
+        if not fresh and not gone:
+            return
+        await asyncio.to_thread(
+            self._write, fresh, sorted((self._given.keys() & names) | pairs.keys())
+        )
+        for name in gone:
+            await self._shows.hide_certificate(self._file(name))
+            self._file(name).unlink(missing_ok=True)
+            del self._given[name]
+        for name, content in fresh.items():
+            await self._shows.show_certificate(self._file(name), content)
+            self._given[name] = content
+            log.info("showing a certificate for %s", name)
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.pem"
+
+    def _left(self) -> list[str]:
+        """Return what an earlier agent left. Blocking."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return [path.stem for path in self._folder.glob("*.pem")]
+
+    def _write(self, fresh: dict[str, str], listed: list[str]) -> None:
+        for name, content in fresh.items():
+            write_durably(self._file(name), content.encode(), 0o600)
+        lines = "".join(f"{self._file(name)}\n" for name in listed)
+        write_durably(self._folder / "shown.list", lines.encode(), 0o600)
+
+
+def _told(host: str, pair: Pair | None, why_none: str) -> HostCertificate:
+    if pair is None:
+        return HostCertificate(host=host, error=why_none)
+    return HostCertificate(host=host, issuer=pair.issuer, expires=pair.expires)
+
+
+def _names_of(source: Pair | Path | None, hosts: frozenset[str]) -> frozenset[str]:
+    """Return the names that certificates of this source may have."""
+    if isinstance(source, Pair):
+        return frozenset((_FILES,))
+    return frozenset() if source is None else hosts
+
+
+def _pairs(source: Pair | Path | None, hosts: frozenset[str]) -> dict[str, Pair]:
+    """Return what there is, by name. Blocking."""
+    if isinstance(source, Pair):
+        return {_FILES: source}
+    if source is None:
+        return {}
+    found = ((host, _stored(source, host)) for host in hosts)
+    return {host: pair for host, pair in found if pair is not None}
+
+
+def _stored(storage: Path, host: str) -> Pair | None:
+    """Return the host's certificate in Caddy's storage, which writes the key first."""
+    for cert in storage.glob(f"certificates/*/{host}/{host}.crt"):
+        try:
+            content, key = cert.read_bytes(), cert.with_suffix(".key").read_bytes()
+            leaf = x509.load_pem_x509_certificates(content)[0]
+            if _same(load_pem_private_key(key, password=None).public_key(), leaf.public_key()):
+                return _pair(content, key, leaf)
+        except (OSError, ValueError, IndexError):
+            continue  # it is being written
+    return None

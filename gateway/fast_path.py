@@ -20,7 +20,15 @@ import msgspec
 
 from controller.links.base import LinkError
 from controller.proxy.view import Replica, Service
-from gateway.haproxy import SERVERS, SLOTS, Haproxy, HaproxyAway, HaproxyRefused, ServerCounts
+from gateway.haproxy import (
+    SERVERS,
+    SLOTS,
+    Haproxy,
+    HaproxyAway,
+    HaproxyRefused,
+    Limits,
+    ServerCounts,
+)
 from gateway.links import raw_socket
 from gateway.schemas import GatewayNode, GatewayService, Snapshot
 from gateway.served import GatewayTraffic
@@ -119,7 +127,7 @@ class FastPath:
         self._emptied = emptied
         self._place = place
         self._wanted: dict[str, FastService] = {}
-        self._limits: tuple[float, int] = (300.0, 0)
+        self._limits = Limits()
         self._slots: dict[str, str] = {}
         self._ways: dict[str, str] = {}
         self._servers: dict[str, _Server] = {}
@@ -135,6 +143,7 @@ class FastPath:
         self._said: dict[str, str] = {}
         self._is_known = False
         """HAProxy holds what is noted here."""
+        self._life = ""
         self._is_closing = False
         now = asyncio.get_running_loop().time()
         self._leftovers_until: float | None = now + LEFTOVER_SECONDS
@@ -143,18 +152,13 @@ class FastPath:
 
     # -- what the agent says ----------------------------------------------------------------
 
-    async def update(
-        self, wanted: dict[str, FastService], *, seconds: float, most_body: int
-    ) -> None:
-        """Serve this. When it returns, a replica that is not wanted gets no new requests.
-
-        `seconds`: a replica may be silent for so long; `most_body`: bytes of a request.
-        """
+    async def update(self, wanted: dict[str, FastService], limits: Limits) -> None:
+        """Serve this. When it returns, a replica that is not wanted gets no new requests."""
         if self._is_closing:
             return
         self._wanted = wanted
         async with self._lock:
-            before, self._limits = self._limits, (seconds, most_body)
+            before, self._limits = self._limits, limits
             if self._is_known and before != self._limits:
                 await self._guarded(self._set_limits())
             await self._guarded(self._withdraw())
@@ -212,7 +216,7 @@ class FastPath:
             await doing
         except HaproxyAway as away:
             if self._is_known:
-                log.warning("HAProxy is away, so requests go through the agent: %s", away)
+                log.warning("HAProxy is away: %s", away)
             await self._forget()
         except HaproxyRefused as refused:
             log.error("HAProxy is set anew, because it refused: %s", refused)
@@ -237,6 +241,7 @@ class FastPath:
 
     async def _begin(self) -> None:
         """Take away all that HAProxy has from an earlier life of the agent."""
+        self._life = await self._haproxy.life()
         await self._haproxy.forget_ways()
         await self._forget()
         for one in await self._haproxy.counts():
@@ -246,8 +251,7 @@ class FastPath:
         self._is_known = True
 
     async def _set_limits(self) -> None:
-        seconds, most_body = self._limits
-        await self._haproxy.set_limits(seconds=seconds, most_body=most_body)
+        await self._haproxy.set_limits(self._limits)
 
     async def _withdraw(self) -> None:
         """Take the ways and replicas that are not wanted out of traffic."""
@@ -313,7 +317,7 @@ class FastPath:
     async def _look(self) -> None:
         """Read the counts; remove servers that are drained and have no requests left."""
         counts = {(one.slot, one.server): one for one in await self._haproxy.counts()}
-        if any(one.is_open and counts[key].is_closed for key, one in self._by_name.items()):
+        if await self._haproxy.life() != self._life:
             log.warning("HAProxy was started again; it is set anew")
             await self._begin()
             return

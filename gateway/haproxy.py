@@ -1,16 +1,19 @@
-"""HAProxy between Caddy and the agent: its configuration, which never changes, and its runtime API.
+"""HAProxy, which has the gateway's ports: its configuration, which never changes, and its runtime
+API.
 
-Caddy passes requests to HAProxy. A request that needs no decision of the agent's goes from there
-straight to a replica; every other one goes to the agent, and all of them while the agent has told
-HAProxy nothing. A service that has this way gets a slot: one of the backends, whose servers are its
-replicas. Each server has a socket of its own, to which the agent gives its other end. So all is set
-at run time, and no connection ends because something changes. (HAProxy 2.6 can add servers, too,
-but such ones open a connection for each request.)
+It terminates TLS. A request that needs no decision of the agent's goes straight to a replica; every
+other one goes to the agent, and all of them while the agent has told HAProxy nothing. A service
+that has this way gets a slot: one of the backends, whose servers are its replicas. Each server has
+a socket of its own, to which the agent gives its other end. Certificates are files, named in a list
+that HAProxy reads when it starts, and are changed at run time. So no connection ends because
+something changes. (HAProxy 2.6 can add servers, too, but such ones open a connection for each
+request.)
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,8 +36,9 @@ _CONFIGURATION = """\
 global
     stats socket {admin} mode 600 level admin
     log {log} len 256 format raw local0
-    maxconn 8000
+    fd-hard-limit 50000
     tune.bufsize 65536
+    ssl-default-bind-options ssl-min-ver TLSv1.2
 
 defaults
     mode http
@@ -42,15 +46,22 @@ defaults
     timeout connect 10s
     timeout client 24d
     timeout server 24d
+    timeout http-request 60s
     timeout http-keep-alive 60s
+    option clitcpka
+    clitcpka-idle 60s
+    clitcpka-intvl 20s
+    clitcpka-cnt 4
     retries 3
     option redispatch 1
 {failures}
 frontend traffic
-    bind unix@{front} mode 660{group}
-    log-format "%b %s %Ta %ts"
+{binds}    log-format "%b %s %Ta %ts"
+    http-request set-header X-Forwarded-For %[src]
+    http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]
+    http-request set-header X-Forwarded-Host %[req.hdr(host)]
     http-request set-var(txn.host) req.hdr(host),field(1,:),lower
-    http-request set-var(txn.way) req.hdr(x-forwarded-proto),lower,concat(|,txn.host)
+    http-request set-var(txn.way) ssl_fc,iif(https,http),concat(|,txn.host)
     http-request set-var(txn.slot) var(txn.way),map_str({slots})
     http-request set-var(txn.most) str(most_body),map_str_int({limits},0)
     acl fast var(txn.slot) -m found
@@ -62,11 +73,19 @@ frontend traffic
     acl asks req.hdr(transfer-encoding) -m found
     acl asks req.hdr_val(content-length),sub(txn.most) gt 0
     acl asks path_sub -i .. %2e
+    acl challenge path_beg /.well-known/acme-challenge/
+    acl challenged str(challenges),map_str_int({limits},0) gt 0
+    use_backend caddy if challenge challenged !{{ ssl_fc }}
     use_backend %[var(txn.slot)] if fast !asks
     default_backend agent
 
+backend caddy
+    server caddy 127.0.0.1:{challenges}
+
 backend agent
     option http-no-delay
+    retry-on conn-failure empty-response
+    http-request disable-l7-retry unless {{ method GET HEAD OPTIONS PUT DELETE TRACE }}
     server agent unix@{agent}
 """
 _SLOT = """
@@ -84,30 +103,48 @@ backend {slot}
 _SERVER = "    server {server} unix@{socket} pool-purge-delay 1s disabled\n"
 
 
-class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """The sockets and files of HAProxy. `front`: Caddy passes requests on to it; `admin`: its
-    runtime API; `log`: the agent reads a line there for each request; `agent`: the agent's own
-    traffic socket; `maps`: the folder of its maps, which begin as empty files; `servers`: the
-    folder of the servers' sockets, which the agent makes."""
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """`http` and `https`: where HAProxy listens; `challenges`: where Caddy answers those of an
+    authority, on the loopback."""
 
-    front: Path
+    http: int = 80
+    https: int = 443
+    challenges: int = 2080
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """`seconds`: a replica may be silent for so long; `most_body`: bytes of a request;
+    `has_challenges`: an authority asks the hosts by plain HTTP."""
+
+    seconds: float = 300.0
+    most_body: int = 0
+    has_challenges: bool = False
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """The sockets and files of HAProxy. `admin`: its runtime API; `log`: the agent reads a line
+    there for each request; `agent`: the agent's own traffic socket; `maps`: the folder of its maps,
+    which begin as empty files; `servers`: the folder of the servers' sockets, which the agent
+    makes; `certificates`: the folder of certificates with their keys."""
+
     admin: Path
     log: Path
     agent: Path
     maps: Path
     servers: Path
+    certificates: Path
 
     @classmethod
-    def of(cls, folder: Path, agent: Path, home: Path) -> Places:
-        """Return those of a HAProxy in `folder`, beside an agent with this traffic socket and
-        `home` for its own sockets."""
+    def of(cls, folder: Path, agent: Path, home: Path, data: Path) -> Places:
+        """Return those of a HAProxy in `folder`, beside an agent with this traffic socket, `home`
+        for its own sockets and `data` for what outlasts the machine's restart."""
         return cls(
-            front=folder / "front.sock",
             admin=folder / "admin.sock",
             log=home / "log.sock",
             agent=agent,
             maps=folder,
             servers=home / "replicas",
+            certificates=data / "certificates",
         )
 
     def server(self, slot: str, server: str) -> Path:
@@ -121,9 +158,17 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> Path:
         return self.maps / "limits.map"
 
+    @property
+    def shown(self) -> Path:
+        """The list of the certificates that HAProxy shows (its `crt-list`)."""
+        return self.certificates / "shown.list"
 
-def configuration(places: Places, *, group: str | None = None) -> str:
-    """Return HAProxy's configuration file. `group` may open the front socket."""
+
+def configuration(
+    places: Places, *, ports: Ports | None = None, addresses: Sequence[str] = ("*",)
+) -> str:
+    """Return HAProxy's configuration file. It listens at these addresses; IPv6 is in brackets."""
+    ports = ports or Ports()
     failures = "".join(
         f"    http-error status {status} content-type application/json string "
         f'\'{{"error":{{"code":"{code}","message":"{message}"}}}}\'\n'
@@ -132,11 +177,11 @@ def configuration(places: Places, *, group: str | None = None) -> str:
     words = {
         "admin": places.admin,
         "log": places.log,
-        "front": places.front,
         "agent": places.agent,
         "slots": places.slots,
         "limits": places.limits,
-        "group": "" if group is None else f" group {group}",
+        "challenges": ports.challenges,
+        "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
         "failures": failures,
         "cookie": COOKIE,
         "tokens": _TOKENS,
@@ -148,6 +193,12 @@ def configuration(places: Places, *, group: str | None = None) -> str:
         )
         slots.append(_SLOT.format(slot=slot, servers=servers, **words))
     return _CONFIGURATION.format(**words) + "".join(slots)
+
+
+def _binds(address: str, ports: Ports, shown: Path) -> str:
+    only = " v6only" if address.startswith("[") else ""
+    tls = f"ssl strict-sni alpn h2,http/1.1 crt-list {shown}"
+    return f"    bind {address}:{ports.http}{only}\n    bind {address}:{ports.https}{only} {tls}\n"
 
 
 class HaproxyAway(Exception):
@@ -201,11 +252,42 @@ class Haproxy:
         """Send the requests of this way to the agent."""
         await self._do(f"del map {self._places.slots} {way}")
 
-    async def set_limits(self, *, seconds: float, most_body: int) -> None:
-        values = {"timeout": round(seconds * 1000), "most_body": most_body}
+    async def set_limits(self, limits: Limits) -> None:
+        values = {
+            "timeout": round(limits.seconds * 1000),
+            "most_body": limits.most_body,
+            "challenges": int(limits.has_challenges),
+        }
         for name, value in values.items():
             await self._do(f"del map {self._places.limits} {name}", "not found")
             await self._do(f"add map {self._places.limits} {name} {value}")
+
+    async def show_certificate(self, file: Path, content: str) -> None:
+        """Show the certificate of this file to clients of its host names. `content`: the chain and
+        the key (PEM), which the file has, too."""
+        listed = await self._ask(f"show ssl crt-list {self._places.shown}")
+        is_listed = str(file) in listed.split()
+        if not is_listed:
+            await self._do(f"new ssl cert {file}", "New empty", "already exists")
+        lines = "\n".join(line for line in content.splitlines() if line.strip())
+        await self._do(f"set ssl cert {file} <<\n{lines}\n", "Transaction ")
+        await self._do(f"commit ssl cert {file}", "Success")
+        if not is_listed:
+            await self._do(f"add ssl crt-list {self._places.shown} {file}", "Success")
+
+    async def hide_certificate(self, file: Path) -> None:
+        """Show the certificate of this file no more."""
+        gone = "can't be found", "doesn't exist", "deleted"
+        await self._do(f"del ssl crt-list {self._places.shown} {file}", *gone)
+        await self._do(f"del ssl cert {file}", *gone)
+
+    async def life(self) -> str:
+        """Return a name for this life of HAProxy, which begins with nothing that was set."""
+        for line in (await self._ask("show info")).splitlines():
+            name, _, value = line.partition(": ")
+            if name == "Pid":
+                return value
+        raise HaproxyRefused("show info: it tells no Pid")
 
     async def forget_ways(self) -> None:
         """Send all requests to the agent."""
@@ -224,7 +306,7 @@ class Haproxy:
         for line in lines:
             cells = line.split(",")
             slot, server, status, *numbers = (cells[place] for place in places)
-            if server == "agent":
+            if slot not in SLOTS or server == "agent":
                 continue
             in_flight, idle, requests, *errors = (int(number or 0) for number in numbers)
             counts.append(

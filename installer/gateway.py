@@ -1,4 +1,4 @@
-"""The parts of a gateway's machine: Debian's Caddy and HAProxy, the agent, and the controller's way
+"""The parts of a gateway's machine: Debian's HAProxy and Caddy, the agent, and the controller's way
 in."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from installer.options import KEY_OPTIONS
 from installer.plan import GATEWAY_UNIT as _AGENT
 from installer.plan import OPTIONS as OF_A_NODE
 from installer.plan import reload_sshd_unit
-from installer.steps import Command, File, Folder, Group, Step, Unit, User, at
+from installer.steps import Command, File, Folder, Group, NoFile, Step, Unit, User, at
 from installer.system import InstallError, System, must
 
 _UNITS = "/etc/systemd/system"
@@ -17,9 +17,12 @@ _FIREWALL = "fairlead-firewall.service"
 _RULES = "/etc/fairlead/firewall.nft"
 _SNIPPET = "/etc/ssh/sshd_config.d/fairlead.conf"
 _KEYS = "/etc/ssh/fairlead_authorized_keys"
-_CADDY = f"{_UNITS}/caddy.service.d/fairlead.conf"
+_CADDY = "fairlead-caddy.service"
 _FIRST_CONFIGURATION = "/etc/fairlead/caddy.json"
-CADDY_ADMIN = "/run/caddy/admin.sock"
+CADDY_ADMIN = "/run/fairlead-caddy/admin.sock"
+_DEBIANS = ("caddy.service", "haproxy.service")
+"""They would have the ports."""
+DATA = "/var/lib/fairlead-gateway"
 _HAPROXY = "fairlead-haproxy.service"
 _HAPROXY_FILE = "/etc/fairlead/haproxy.cfg"
 HAPROXY_FOLDER = "/run/fairlead-haproxy"
@@ -83,41 +86,16 @@ ExecStop=/usr/sbin/nft delete table inet fairlead
 [Install]
 WantedBy=multi-user.target nftables.service
 """
-_AGENT_UNIT = """\
-# The gateway's agent. It needs no rights on its machine: a user of its own, one folder, and the
-# network. Caddy has the ports; the two talk through unix sockets of Caddy's group.
-[Unit]
-Description=Fairlead gateway: carries requests to replicas of services
-Wants=network-online.target caddy.service fairlead-haproxy.service
-After=network-online.target caddy.service fairlead-haproxy.service
-Requires=fairlead-gateway.socket
-StartLimitIntervalSec=0
-
-[Service]
-Type=exec
-ExecStart={program} gateway run --data /var/lib/fairlead-gateway --haproxy {haproxy} \\
-    --socket-group fairlead --traffic {traffic} --traffic-group caddy --caddy-admin {admin}
-# Connections to nodes outlive an agent that is killed; the next one ends them.
-KillMode=process
-Restart=always
-RestartSec=1
-RestartPreventExitStatus=2
-TimeoutStopSec=30
-
+_HARDENING = """\
 User=fairlead-gateway
 Group=fairlead-gateway
-SupplementaryGroups=fairlead caddy
 UMask=0027
 StateDirectory=fairlead-gateway
 StateDirectoryMode=0700
-RuntimeDirectory=fairlead-gateway
-RuntimeDirectoryMode=0755
-RuntimeDirectoryPreserve=yes
 LimitNOFILE=524288
 LimitCORE=0
 
 NoNewPrivileges=yes
-CapabilityBoundingSet=
 ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
@@ -133,7 +111,34 @@ LockPersonality=yes
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
+"""
+_AGENT_UNIT = f"""\
+# The gateway's agent. It needs no rights on its machine: a user of its own, one folder, and the
+# network. HAProxy has the ports; the two talk through unix sockets.
+[Unit]
+Description=Fairlead gateway: carries requests to replicas of services
+Wants=network-online.target {_CADDY} {_HAPROXY}
+After=network-online.target {_CADDY} {_HAPROXY}
+Requires={_TRAFFIC}
+StartLimitIntervalSec=0
 
+[Service]
+Type=exec
+ExecStart={{program}} gateway run --data {DATA} --socket-group fairlead \\
+    --traffic {TRAFFIC_SOCKET} --haproxy {HAPROXY_FOLDER} --caddy-admin {CADDY_ADMIN}
+# Connections to nodes outlive an agent that is killed; the next one ends them.
+KillMode=process
+Restart=always
+RestartSec=1
+RestartPreventExitStatus=2
+TimeoutStopSec=30
+
+SupplementaryGroups=fairlead
+RuntimeDirectory=fairlead-gateway
+RuntimeDirectoryMode=0755
+RuntimeDirectoryPreserve=yes
+CapabilityBoundingSet=
+{_HARDENING}
 [Install]
 WantedBy=multi-user.target
 """
@@ -145,7 +150,7 @@ Description=Fairlead gateway: the way of requests to its agent
 [Socket]
 ListenStream={TRAFFIC_SOCKET}
 SocketUser=fairlead-gateway
-SocketGroup=caddy
+SocketGroup=fairlead-gateway
 SocketMode=0660
 DirectoryMode=0755
 Backlog=4096
@@ -153,65 +158,61 @@ Backlog=4096
 [Install]
 WantedBy=sockets.target
 """
-_HAPROXY_UNIT = """\
-# HAProxy between Caddy and the agent. Its configuration never changes: the agent tells it at run
-# time where requests go, and all of them go to the agent until then.
+_HAPROXY_UNIT = f"""\
+# HAProxy has the ports. Its configuration never changes: the agent tells it at run time where
+# requests go and which certificates it shows, and all requests go to the agent until then.
 [Unit]
-Description=Fairlead gateway: HAProxy, which carries requests past the agent
+Description=Fairlead gateway: HAProxy, which has its ports
+Wants=network-online.target
+After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-ExecStartPre=/usr/bin/touch {folder}/slots.map {folder}/limits.map
-ExecStart=/usr/sbin/haproxy -Ws -f {file}
+ExecStartPre=/usr/bin/mkdir -p -m 700 {DATA}/certificates
+ExecStartPre=/usr/bin/touch {HAPROXY_FOLDER}/slots.map {HAPROXY_FOLDER}/limits.map \\
+    {DATA}/certificates/shown.list
+ExecStart=/usr/sbin/haproxy -Ws -f {_HAPROXY_FILE}
 SuccessExitStatus=143
 Restart=always
 RestartSec=1
 KillMode=mixed
 TimeoutStopSec=10
 
-User=fairlead-gateway
-Group=fairlead-gateway
-SupplementaryGroups=caddy
-UMask=0027
 RuntimeDirectory=fairlead-haproxy
 RuntimeDirectoryMode=0755
-LimitNOFILE=524288
-LimitCORE=0
-
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-ProtectSystem=strict
-ProtectHome=yes
-PrivateTmp=yes
-PrivateDevices=yes
-ProtectControlGroups=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-# It opens a socket for each name server, although it asks none.
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallErrorNumber=EPERM
-
+AmbientCapabilities=CAP_NET_BIND_SERVICE
+CapabilityBoundingSet=CAP_NET_BIND_SERVICE
+{_HARDENING}
 [Install]
 WantedBy=multi-user.target
 """
 _CADDY_UNIT = f"""\
-# Caddy is configured by the gateway's agent, over this socket; it begins with what it had last.
+# Caddy gets the certificates. It is configured by the gateway's agent, over its socket, and begins
+# with what it had last.
+[Unit]
+Description=Fairlead gateway: Caddy, which gets its certificates
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
 [Service]
-ExecStart=
-ExecStart=/usr/bin/caddy run --environ --resume --config {_FIRST_CONFIGURATION}
-ExecReload=
-UMask=0007
-RuntimeDirectory=caddy
-RuntimeDirectoryMode=0750
+Type=notify
+ExecStart=/usr/bin/caddy run --resume --config {_FIRST_CONFIGURATION}
+Environment=HOME={DATA} XDG_DATA_HOME={DATA} XDG_CONFIG_HOME={DATA}
+Restart=always
+RestartSec=1
+TimeoutStopSec=10
+
+RuntimeDirectory=fairlead-caddy
+RuntimeDirectoryMode=0700
+CapabilityBoundingSet=
+{_HARDENING}
+[Install]
+WantedBy=multi-user.target
 """
 _FIRST = f'{{"admin": {{"listen": "unix/{CADDY_ADMIN}", "origins": ["localhost"]}}}}\n'
+_OF_BEFORE = f"{_UNITS}/caddy.service.d/fairlead.conf"
 
 
 def problems(system: System) -> list[str]:
@@ -226,10 +227,7 @@ def steps(program: str, keys: Sequence[str], haproxy: str) -> list[Step]:
     """Return what makes the machine a gateway. `program`: the path of the `fairlead` command;
     `keys`: of the controllers that may log in; `haproxy`: the configuration of HAProxy."""
     lines = "".join(f"{KEY_OPTIONS} {key}\n" for key in keys)
-    agent = _AGENT_UNIT.format(
-        program=program, admin=CADDY_ADMIN, haproxy=HAPROXY_FOLDER, traffic=TRAFFIC_SOCKET
-    )
-    balancer = _HAPROXY_UNIT.format(folder=HAPROXY_FOLDER, file=_HAPROXY_FILE)
+    agent = _AGENT_UNIT.format(program=program)
     return [
         Group("fairlead"),
         User("fairlead", "fairlead", "/nonexistent"),
@@ -240,20 +238,37 @@ def steps(program: str, keys: Sequence[str], haproxy: str) -> list[Step]:
         File(_SNIPPET, _SSHD),
         File(_RULES, _NFT),
         File(f"{_UNITS}/{_FIREWALL}", _FIREWALL_UNIT),
+        NoFile(_OF_BEFORE),
         File(_FIRST_CONFIGURATION, _FIRST),
-        File(_CADDY, _CADDY_UNIT),
+        File(f"{_UNITS}/{_CADDY}", _CADDY_UNIT),
         File(_HAPROXY_FILE, haproxy),
-        File(f"{_UNITS}/{_HAPROXY}", balancer),
+        File(f"{_UNITS}/{_HAPROXY}", _HAPROXY_UNIT),
         File(f"{_UNITS}/{_TRAFFIC}", _TRAFFIC_UNIT),
         File(f"{_UNITS}/{_AGENT}", agent),
         Command("sshd", "reloaded", frozenset({_SNIPPET}), _reload_sshd),
         Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", _RULES})),
-        Unit("caddy.service", frozenset({_CADDY, _FIRST_CONFIGURATION})),
+        Command("ports", "freed", frozenset({f"{_UNITS}/{_HAPROXY}"}), _free_ports),
+        Unit(_CADDY, frozenset({f"{_UNITS}/{_CADDY}", _FIRST_CONFIGURATION})),
         Unit(_HAPROXY, frozenset({_HAPROXY_FILE, f"{_UNITS}/{_HAPROXY}"})),
         Command("fairlead-gateway", "stopped", frozenset({f"{_UNITS}/{_TRAFFIC}"}), _free_socket),
         Unit(_TRAFFIC, frozenset()),
         Unit(_AGENT, frozenset({f"{_UNITS}/{_AGENT}", f"{_UNITS}/{_TRAFFIC}"})),
     ]
+
+
+def _free_ports(system: System) -> None:
+    """Debian starts both programs as services of their own. Raises InstallError: another program
+    has a port."""
+    if not system.is_booted():
+        return
+    for unit in _DEBIANS:
+        system.run("systemctl", "disable", "--now", unit)
+    listening = system.run("ss", "-Hltnp", "sport = :80 or sport = :443")
+    others = [line for line in listening.output.splitlines() if '"haproxy"' not in line]
+    if listening.status == 0 and others:
+        raise InstallError(
+            f"another program has port 80 or 443; stop it: {' '.join(others[0].split())}"
+        )
 
 
 def _free_socket(system: System) -> None:

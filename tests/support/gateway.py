@@ -1,4 +1,4 @@
-"""A gateway's machine in three processes: Caddy, HAProxy and the agent, on free ports of the
+"""A gateway's machine in three processes: HAProxy, Caddy and the agent, on free ports of the
 loopback."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gateway.haproxy import Places, configuration
+from gateway.haproxy import Places, Ports, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
@@ -21,16 +21,16 @@ from tests.support.waiting import wait_until
 _PROGRAMS = Path(sys.executable).parent
 
 
-def haproxy_daemon(folder: Path, agent: Path) -> Daemon:
-    """Return a HAProxy in `folder`, beside an agent with this traffic socket."""
-    folder.mkdir(parents=True)
-    places = Places.of(folder, agent, agent.parent)
-    for file in (places.slots, places.limits):
+def haproxy_daemon(places: Places, ports: Ports) -> Daemon:
+    """Return a HAProxy at these ports of the loopback."""
+    for folder in (places.maps, places.certificates):
+        folder.mkdir(parents=True)
+    for file in (places.slots, places.limits, places.shown):
         file.touch()
-    config = folder / "haproxy.cfg"
-    config.write_text(configuration(places))
+    config = places.maps / "haproxy.cfg"
+    config.write_text(configuration(places, ports=ports, addresses=("127.0.0.1",)))
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"
-    return Daemon([program, "-f", config], folder / "haproxy.log", outlasts_tests=True)
+    return Daemon([program, "-f", config], places.maps / "haproxy.log", outlasts_tests=True)
 
 
 def _listens(path: Path) -> bool:
@@ -48,7 +48,7 @@ class GatewayMachine:
         folder.mkdir(parents=True)
         self.domain = domain
         self.socket = folder / "agent.sock"
-        self.http, self.https, self._ask = free_port(), free_port(), free_port()
+        self.http, self.https, challenges = free_port(), free_port(), free_port()
         self._folder = folder
         self.key = folder / "state" / "id_ed25519"
         admin = folder / "admin.sock"
@@ -61,18 +61,15 @@ class GatewayMachine:
         self.caddy = Daemon(
             [caddy, "run", "--config", begin], folder / "caddy.log", env=home, outlasts_tests=True
         )
-        self.haproxy = haproxy_daemon(folder / "haproxy", folder / "traffic.sock")
-        options: list[str | Path] = [
-            "--haproxy",
-            folder / "haproxy",
-            "--data",
-            folder / "state",
-            "--socket",
-            self.socket,
-        ]
-        options += ["--traffic", folder / "traffic.sock", "--caddy-admin", admin]
-        options += ["--http-port", str(self.http), "--https-port", str(self.https)]
-        options += ["--ask-port", str(self._ask)]
+        haproxy, traffic, data = folder / "haproxy", folder / "traffic.sock", folder / "state"
+        self.haproxy = haproxy_daemon(
+            Places.of(haproxy, traffic, folder, data),
+            Ports(http=self.http, https=self.https, challenges=challenges),
+        )
+        self._root = data / "caddy/internal/pki/authorities/local/root.crt"
+        options: list[str | Path] = ["--data", data, "--socket", self.socket]
+        options += ["--traffic", traffic, "--haproxy", haproxy, "--caddy-admin", admin]
+        options += ["--https-port", str(self.https), "--challenge-port", str(challenges)]
         self._traffic = socket.socket(socket.AF_UNIX)
         self._traffic.bind(str(folder / "traffic.sock"))
         self._traffic.listen(1024)
@@ -91,7 +88,7 @@ class GatewayMachine:
 
     def start_haproxy(self) -> None:
         self.haproxy.spawn()
-        self.haproxy.wait_ready(lambda: _listens(self._folder / "haproxy/front.sock"))
+        self.haproxy.wait_ready(lambda: _listens(self._folder / "haproxy/admin.sock"))
 
     def start_agent(self) -> None:
         self.agent.spawn()
@@ -106,9 +103,18 @@ class GatewayMachine:
     def trust(self) -> ssl.SSLContext:
         """A context that trusts Caddy's own authority, which is there once it made a
         certificate."""
-        root = self._folder / "caddy/pki/authorities/local/root.crt"
-        wait_until(root.exists, what="Caddy's root certificate")
-        return ssl.create_default_context(cafile=str(root))
+        wait_until(self._root.exists, what="Caddy's root certificate")
+        return ssl.create_default_context(cafile=str(self._root))
+
+    def wait_until_shown(self, name: str) -> None:
+        """Until a client gets a certificate for this service."""
+
+        def shows() -> bool:
+            with suppress(OSError), closing(self.connection(name, self.trust())):
+                return True
+            return False
+
+        wait_until(shows, 60, f"a certificate for {name}")
 
     def get(
         self,
@@ -127,7 +133,7 @@ class GatewayMachine:
             return answer.status, answer.read().decode(), answer.headers
 
     def dial(self, timeout: float = 60) -> socket.socket:
-        """Connect to where Caddy listens for HTTPS."""
+        """Connect to where HAProxy listens for HTTPS."""
         return socket.create_connection(("127.0.0.1", self.https), timeout)
 
     def connection(

@@ -13,8 +13,9 @@ from cyclopts import Parameter
 from controller.cli import output
 from controller.cli.errors import EXIT_USAGE, CliError
 from gateway import agent
-from gateway.caddy import Ports
+from gateway.haproxy import Ports
 from gateway.schemas import AGENT_SOCKET
+from installer.gateway import CADDY_ADMIN, HAPROXY_FOLDER, TRAFFIC_SOCKET
 
 _RUN = Path(AGENT_SOCKET).parent
 Group = Annotated[str | None, Parameter(help="The group that may open this socket.")]
@@ -25,15 +26,14 @@ def run(
     data: Path = Path("/var/lib/fairlead-gateway"),
     socket: Path = Path(AGENT_SOCKET),
     socket_group: Group = None,
-    traffic: Path = _RUN / "traffic.sock",
-    traffic_group: Group = None,
-    caddy_admin: Path = _RUN / "caddy-admin.sock",
-    http_port: int = 80,
+    traffic: Path = Path(TRAFFIC_SOCKET),
+    caddy_admin: Path = Path(CADDY_ADMIN),
+    haproxy: Path = Path(HAPROXY_FOLDER),
     https_port: int = 443,
-    ask_port: int = 2020,
-    haproxy: Path | None = None,
+    challenge_port: int = 2080,
 ) -> int:
-    """Run the agent of a gateway, beside Caddy; `fairlead gateway setup` makes its unit.
+    """Run the agent of a gateway, beside HAProxy and Caddy; `fairlead gateway setup` makes its
+    unit.
 
     Parameters
     ----------
@@ -42,17 +42,15 @@ def run(
     socket
         Where the controller reaches it, through SSH.
     traffic
-        Where Caddy passes requests on to it.
+        Where HAProxy passes requests on to it.
     caddy_admin
         The socket of Caddy's own API.
-    http_port
-        Where Caddy listens for HTTP.
-    https_port
-        Where Caddy listens for HTTPS.
-    ask_port
-        Where Caddy asks, on its loopback, whether a host name is known.
     haproxy
-        The folder of the HAProxy that stands between Caddy and the agent.
+        The folder of HAProxy's sockets.
+    https_port
+        Where HAProxy listens for HTTPS.
+    challenge_port
+        Where Caddy, on the loopback, answers the challenges of an authority.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -64,9 +62,8 @@ def run(
         traffic=traffic,
         caddy_admin=caddy_admin,
         group=_gid(socket_group, "--socket-group"),
-        caddy_group=_gid(traffic_group, "--traffic-group"),
-        ports=Ports(http=http_port, https=https_port, ask=ask_port),
         haproxy=haproxy,
+        ports=Ports(https=https_port, challenges=challenge_port),
     )
     try:
         uvloop.run(agent.serve(options, lambda: output.note(f"listening at {socket}")))

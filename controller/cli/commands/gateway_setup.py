@@ -20,6 +20,7 @@ from installer.main import install
 from installer.system import InstallError, RealSystem
 
 WOULD_CHANGE = 3
+_HAS_IPV6 = Path("/proc/net/if_inet6")
 Keys = Annotated[
     tuple[str, ...],
     Parameter(
@@ -30,7 +31,7 @@ Keys = Annotated[
 
 
 def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
-    """Make this machine a gateway: users, sshd's rules, the firewall, units of Caddy, HAProxy and
+    """Make this machine a gateway: users, sshd's rules, the firewall, units of HAProxy, Caddy and
     the agent.
 
     It is run as root, prints a line for each thing that it changes, and nothing when all is so
@@ -60,8 +61,10 @@ def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
         raise CliError("\n".join(found))
     program = Path(sys.prefix) / "bin" / "fairlead"
     home = Path(AGENT_SOCKET).parent
-    places = Places.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home)
-    haproxy = configuration(places, group="caddy")
+    data = Path(gateway.DATA)
+    places = Places.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home, data)
+    addresses = ("*", "[::]") if _HAS_IPV6.exists() else ("*",)
+    haproxy = configuration(places, addresses=addresses)
     wanted = gateway.steps(str(program), [key for key in keys if key is not None], haproxy)
     try:
         install(system, wanted, tell, check=check)

@@ -86,7 +86,7 @@ def add(
     default: Annotated[bool, Flag] = False,
     json: Json = False,
 ) -> int:
-    """Add a gateway: a machine with `fairlead gateway run` and Caddy.
+    """Add a gateway: a machine that `fairlead gateway setup` made one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The lab of the tests of runs, with a gateway: a real Caddy and the agent."""
+"""The lab of the tests of runs, with a gateway: a real HAProxy, a real Caddy, and the agent."""
 
 from __future__ import annotations
 

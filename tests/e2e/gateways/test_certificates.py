@@ -1,13 +1,14 @@
 """Certificates of a gateway from an ACME authority: a second Caddy, in a network of their own.
 
-The gateway's Caddy gets exactly the configuration that the agent sets, and asks the test whether a
-host name is known, as it would ask the agent.
+The gateway's Caddy gets exactly the configuration that the agent sets. The authority asks it
+through HAProxy, which shows what it got.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -20,14 +21,16 @@ from aiohttp import web
 from cryptography import x509
 
 from gateway import caddy
+from gateway.certificates import HostCertificates
+from gateway.haproxy import Haproxy, Limits, Places, Ports
 from gateway.schemas import Certificate
 from tests.e2e.gateways.test_gateway import as_admin, fields_of
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon, run
-from tests.support.gateway import GatewayMachine
+from tests.support.gateway import GatewayMachine, haproxy_daemon
 from tests.support.lab import RunLab
 from tests.support.processes import CommandResult
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
 
 pytestmark = pytest.mark.e2e
 DOMAIN = "apps.test"
@@ -57,8 +60,15 @@ class Town:
         (self._names / "hosts").write_text(f"127.0.0.1 {hosts}\n")
         self.root = folder / "ca/caddy/pki/authorities/local/root.crt"
         self.admin = folder / "gateway/admin.sock"
+        self.storage = folder / "kept"
         self.traffic = folder / "traffic.sock"
+        self.places = Places.of(folder / "haproxy", self.traffic, folder, folder)
+        balancer = haproxy_daemon(self.places, Ports())
+        balancer.argv = [*map(str, self.here()), *balancer.argv]
+        balancer.spawn()
+        balancer.wait_ready(self.places.admin.exists)
         self._daemons = [
+            balancer,
             self._caddy("ca", _authority(folder / "ca/admin.sock")),
             self._caddy(
                 "gateway",
@@ -85,7 +95,7 @@ class Town:
         return ["ip", "netns", "exec", self.name]
 
     def ask(self, host: str) -> subprocess.CompletedProcess[str]:
-        """Ask the gateway's Caddy by HTTPS, with the authority's root alone trusted."""
+        """Ask the gateway by HTTPS, with the authority's root alone trusted."""
         command = [*self.here(), sys.executable, "-c", _ASK, host, self.root]
         return subprocess.run(
             [str(word) for word in command],
@@ -123,21 +133,16 @@ def _authority(admin: Path) -> dict[str, object]:
 @pytest.fixture
 def town(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Town]:
     number = next(numbers)
-    made = Town(f"flacme{number}", testbed_folder / f"town{number}")
+    made = Town(f"flacme{os.getpid()}-{number}", testbed_folder / f"town{number}")
     yield made
     made.close()
 
 
 @pytest.fixture
-async def agent(town: Town) -> AsyncIterator[list[str]]:
-    """Knows the host `known` alone; notes the hosts that Caddy asked for."""
-    asked: list[str] = []
+async def agent(town: Town) -> AsyncIterator[HostCertificates]:
+    """Answers requests, and gives HAProxy the certificates that Caddy got."""
 
     async def answer(request: web.Request) -> web.Response:
-        if request.host == caddy.ASK_HOST:
-            asked.append(request.query["domain"])
-            is_known = asked[-1] == f"known.{DOMAIN}"
-            return web.Response(status=200 if is_known else 404)
         return web.Response(text=f"{request.headers['X-Forwarded-Proto']} at {request.host}")
 
     app = web.Application()
@@ -145,28 +150,40 @@ async def agent(town: Town) -> AsyncIterator[list[str]]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.UnixSite(runner, str(town.traffic)).start()
-    yield asked
+    made = HostCertificates(town.places.certificates, Haproxy(town.places), lambda: None)
+    keeping = asyncio.create_task(made.keep())
+    yield made
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
     await runner.cleanup()
 
 
-async def test_a_known_host_gets_a_certificate_at_its_first_request_and_another_none(
-    town: Town, agent: list[str]
+async def test_an_authority_gives_each_host_a_certificate_and_another_name_has_none(
+    town: Town, agent: HostCertificates
 ) -> None:
     certificate = Certificate(
         email="ops@apps.test",
         directory="https://acme.test:9443/acme/local/directory",
         directory_ca=str(town.root),
     )
+    host = f"known.{DOMAIN}"
+    await Haproxy(town.places).set_limits(Limits(has_challenges=True))
     config = caddy.configuration(
-        certificate, DOMAIN, ports=caddy.Ports(), admin=str(town.admin), traffic=str(town.traffic)
+        certificate,
+        [host],
+        admin=str(town.admin),
+        storage=town.storage,
+        challenges=Ports().challenges,
     )
     await caddy.apply(config, str(town.admin))
-    answered = await asyncio.to_thread(town.ask, f"known.{DOMAIN}")
-    assert answered.stdout == f"https at known.{DOMAIN}\n", answered.stderr
+    agent.update([host], town.storage)
+    await eventually(lambda: agent.found() and agent.found()[0].error is None, 60)
+    assert "CN=Caddy Local Authority" in (agent.found()[0].issuer or "")
+    answered = await asyncio.to_thread(town.ask, host)
+    assert answered.stdout == f"https at {host}\n", answered.stderr
     refused = await asyncio.to_thread(town.ask, f"other.{DOMAIN}")
     assert refused.returncode != 0
     assert "SSL" in refused.stderr
-    assert set(agent) == {f"known.{DOMAIN}", f"other.{DOMAIN}"}
 
 
 @pytest.fixture

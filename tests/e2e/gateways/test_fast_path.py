@@ -32,7 +32,7 @@ def requests_of(lab: RunLab, name: str) -> float:
     return float(group["rps"] or 0)
 
 
-def test_requests_go_on_while_the_agent_is_dead_and_while_haproxy_is(
+def test_requests_go_on_while_the_agent_is_dead_or_restarted(
     lab: RunLab, gateway: GatewayMachine
 ) -> None:
     lab.submit("open", **public())
@@ -53,11 +53,19 @@ def test_requests_go_on_while_the_agent_is_dead_and_while_haproxy_is(
         gateway.start_agent()
         load.wait_for(30)
     assert load.failed == []
+
+
+def test_a_haproxy_that_was_killed_serves_by_tls_as_soon_as_it_is_back(
+    lab: RunLab, gateway: GatewayMachine
+) -> None:
+    lab.submit("back", **public())
+    context = trusted(gateway, lab, "back")
+    gateway.wait_until_fast("back")
     gateway.haproxy.kill9()
-    assert gateway.get("open", context=context)[0] == 200
     gateway.start_haproxy()
-    gateway.wait_until_fast("open")
-    assert gateway.get("open", context=context)[0] == 200
+    assert gateway.get("back", context=context)[0] == 200
+    gateway.wait_until_fast("back")
+    assert gateway.get("back", context=context)[0] == 200
 
 
 def test_replicas_come_go_and_die_without_a_lost_request_past_the_agent(

@@ -1,4 +1,4 @@
-"""Services at a gateway: a real Caddy with TLS, the agent, its SSH connection to the node."""
+"""Services at a gateway: a real HAProxy with TLS, the agent, its SSH connection to the node."""
 
 from __future__ import annotations
 
@@ -200,6 +200,7 @@ def test_a_sleeping_service_is_woken_by_a_request_at_its_gateway(
         return gateway.get("asleep", headers=headers, context=None)[0] == 308
 
     wait_until(registered, what="the service at the gateway")
+    gateway.wait_until_shown("asleep")
     context = gateway.trust()
     assert gateway.get("asleep", headers=as_admin(lab), context=context, timeout=120)[0] == 200
     (group,) = lab.get("/v1/services/asleep")["groups"]

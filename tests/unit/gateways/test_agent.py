@@ -74,6 +74,7 @@ class Machine:
             socket=folder / "agent.sock",
             traffic=folder / "traffic.sock",
             caddy_admin=folder / "no-caddy.sock",
+            haproxy=folder / "haproxy",
         )
         self.state = AgentState(self.options.data)
 
@@ -96,7 +97,7 @@ class Machine:
                 await runner.cleanup()
 
     async def ask(self, path: str, host: str = "web.apps.test", **headers: str) -> tuple[int, str]:
-        """As Caddy passes it on, which had it by TLS."""
+        """As HAProxy passes it on, which had it by TLS."""
         sent = {"Host": host, "X-Forwarded-Proto": "https", **headers}
         connector = aiohttp.UnixConnector(str(self.options.traffic))
         async with (
@@ -194,18 +195,6 @@ async def test_hosts_that_are_no_service_and_plain_http_are_told_so(
         assert plain == (308, "https://web.apps.test/a")
         await agent.take(a_snapshot(replica, https="off"))
         assert (await machine.ask("/a", **{"X-Forwarded-Proto": "http"}))[0] == 200
-
-
-async def test_caddy_may_get_certificates_for_known_hosts_alone(
-    machine: Machine, replica: PlayedReplica
-) -> None:
-    async with machine.agent() as agent:
-        await agent.take(a_snapshot(replica))
-        known = {
-            host: (await machine.ask(f"/ask?domain={host}", host="ask.fairlead.internal"))[0]
-            for host in ("web.apps.test", "gateway.apps.test", "x.apps.test", "web.evil.test")
-        }
-        assert list(known.values()) == [200, 200, 404, 404]
 
 
 async def test_requests_are_counted_and_a_draining_replica_is_left_with_its_last(

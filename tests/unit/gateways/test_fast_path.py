@@ -12,10 +12,8 @@ from typing import cast
 import pytest
 
 from controller.proxy.view import Replica
-from gateway.caddy import Ports
-from gateway.caddy import configuration as of_caddy
 from gateway.fast_path import FastPath, FastService, LogSocket, fast_services
-from gateway.haproxy import SERVERS, SLOTS, Haproxy, Places, configuration
+from gateway.haproxy import SERVERS, SLOTS, Haproxy, Limits, Places, Ports, configuration
 from gateway.links import raw_socket
 from gateway.schemas import (
     Certificate,
@@ -34,15 +32,22 @@ NODE = GatewayNode(id="n", host="h", host_key="k", local=True)
 WAY = "http|api.apps.test"
 
 
+OTHERS = (("agent", "agent"), ("caddy", "caddy"), ("s0", "agent"))
+"""Servers that are no replicas."""
+
+
 class PlayedHaproxy:
     """Its runtime API: servers with states and counts, and one map of ways."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._lives = 0
         self.begin()
 
     def begin(self) -> None:
+        self._lives += 1
         self.states = {(slot, one): "MAINT" for slot in SLOTS for one in SERVERS}
+        self.states |= dict.fromkeys(OTHERS, "UP")
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
         self.ways: dict[str, str] = {}
         self.limits: dict[str, str] = {}
@@ -70,6 +75,8 @@ class PlayedHaproxy:
                 ]
                 head = "# pxname,svname,status,scur,stot,hrsp_5xx,econ,eresp,srv_icur"
                 return "\n".join((head, *(f"{row},0" for row in rows)))
+            case ["show", "info"]:
+                return f"Name: HAProxy\nPid: {self._lives}\n"
             case ["set", "server", where, "state", state]:
                 slot, _, name = where.partition("/")
                 self.states[(slot, name)] = {"ready": "UP"}.get(state, state.upper())
@@ -108,7 +115,7 @@ class PlayedLinks:
 
 class Bed:
     def __init__(self, folder: Path) -> None:
-        self.places = Places.of(folder, folder / "agent.sock", folder)
+        self.places = Places.of(folder, folder / "agent.sock", folder, folder)
         self.places.servers.mkdir()
         self.haproxy = PlayedHaproxy(self.places)
         self.links = PlayedLinks()
@@ -172,7 +179,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 
 
 async def update(path: FastPath, wanted: dict[str, FastService]) -> None:
-    await path.update(wanted, seconds=300.0, most_body=1 << 30)
+    await path.update(wanted, Limits(most_body=1 << 30))
 
 
 async def test_the_way_of_a_service_opens_with_its_first_server(bed: Bed) -> None:
@@ -223,7 +230,8 @@ async def test_a_replica_that_is_wanted_again_while_it_drains_gets_requests(bed:
         assert bed.haproxy.states[key] == "DRAIN"
         await update(path, bed.service("a", "b"))
         assert bed.haproxy.states[key] == "UP"
-        assert path.in_flight() == {"a": 1}
+        await eventually(lambda: path.in_flight() == {"a": 1})
+        assert bed.server_of("a") == key
 
 
 async def test_other_limits_leave_the_servers_as_they_are(bed: Bed) -> None:
@@ -231,8 +239,8 @@ async def test_other_limits_leave_the_servers_as_they_are(bed: Bed) -> None:
         await update(path, bed.service("a"))
         await eventually(lambda: bed.are_up("a") and bed.haproxy.ways)
         known = bed.server_of("a")
-        await path.update(bed.service("a"), seconds=60.0, most_body=7)
-        assert bed.haproxy.limits == {"timeout": "60000", "most_body": "7"}
+        await path.update(bed.service("a"), Limits(seconds=60.0, most_body=7))
+        assert bed.haproxy.limits == {"timeout": "60000", "most_body": "7", "challenges": "0"}
         assert (bed.server_of("a"), bed.state_of("a")) == (known, "UP")
         assert bed.haproxy.ways
 
@@ -248,7 +256,8 @@ async def test_a_fast_path_that_closes_takes_nothing_more(bed: Bed) -> None:
         path.changed(bed.service("a", "b"))
         bed.haproxy.counts.clear()
         await closing
-        assert set(bed.haproxy.states.values()) == {"MAINT"}
+        replicas = {key: state for key, state in bed.haproxy.states.items() if key not in OTHERS}
+        assert set(replicas.values()) == {"MAINT"}
         assert bed.haproxy.ways == {}
 
 
@@ -299,6 +308,7 @@ async def test_what_an_earlier_agent_left_is_taken_out_of_traffic(bed: Bed) -> N
         await update(path, {})
         assert bed.haproxy.ways == {}
         assert bed.haproxy.states[("s3", "r0")] == "MAINT"
+        assert {bed.haproxy.states[one] for one in OTHERS} == {"UP"}
 
 
 async def test_a_haproxy_that_was_started_again_is_set_anew(bed: Bed) -> None:
@@ -307,6 +317,15 @@ async def test_a_haproxy_that_was_started_again_is_set_anew(bed: Bed) -> None:
         await eventually(lambda: bed.haproxy.ways)
         bed.haproxy.begin()
         await eventually(lambda: bed.haproxy.ways and bed.state_of("a") == "UP")
+
+
+async def test_limits_outlast_a_haproxy_that_has_no_server(bed: Bed) -> None:
+    async with bed.running() as path:
+        await path.update({}, Limits(most_body=7, has_challenges=True))
+        known = dict(bed.haproxy.limits)
+        assert known["challenges"] == "1"
+        bed.haproxy.begin()
+        await eventually(lambda: bed.haproxy.limits == known)
 
 
 async def test_without_haproxy_nothing_is_in_flight_there(tmp_path: Path) -> None:
@@ -375,25 +394,23 @@ def test_a_service_that_needs_a_decision_is_not(fields: dict[str, object]) -> No
 
 
 def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
-    text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path), group="caddy")
+    text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path))
     for condition in ('"bearer fl"', "req.cook(fairlead-service)", "upgrade", "text/event-stream"):
         assert condition in text
-    assert f"bind unix@{tmp_path}/front.sock mode 660 group caddy" in text
     assert text.count("backup") == len(SLOTS)
     assert text.count(" disabled\n") == len(SLOTS) * len(SERVERS)
 
 
-def test_caddy_passes_upgrades_to_the_agent_and_all_else_to_haproxy_first() -> None:
-    config = of_caddy(
-        Certificate(kind="none"),
-        "apps.test",
-        ports=Ports(),
-        admin="/admin",
-        traffic="/agent",
-        front="/front",
-    )
-    upgrades, others = config["apps"]["http"]["servers"]["http"]["routes"]
-    assert upgrades["match"] == [{"header": {"Upgrade": ["*"]}}]
-    assert upgrades["handle"][0]["upstreams"] == [{"dial": "unix//agent"}]
-    assert others["handle"][0]["upstreams"] == [{"dial": "unix//front"}, {"dial": "unix//agent"}]
-    assert others["handle"][0]["load_balancing"]["selection_policy"] == {"policy": "first"}
+def test_haproxy_listens_at_each_address_and_passes_challenges_to_caddy(tmp_path: Path) -> None:
+    places = Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path)
+    ports = Ports(http=8, https=9, challenges=7)
+    text = configuration(places, ports=ports, addresses=("*", "[::]"))
+    tls = f"ssl strict-sni alpn h2,http/1.1 crt-list {tmp_path}/certificates/shown.list"
+    binds = [line.strip() for line in text.splitlines() if line.startswith("    bind ")]
+    assert binds == [
+        "bind *:8",
+        f"bind *:9 {tls}",
+        "bind [::]:8 v6only",
+        f"bind [::]:9 v6only {tls}",
+    ]
+    assert "server caddy 127.0.0.1:7" in text

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from installer import gateway
 from installer.options import Docker, Options
 from installer.plan import problems
-from installer.steps import File
+from installer.steps import File, Step
+from installer.system import Done, InstallError
 from tests.unit.installer.test_steps import FolderSystem
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA"
@@ -27,14 +30,62 @@ def test_the_controllers_key_opens_unix_sockets_and_nothing_else() -> None:
     assert 'meta skuid "fairlead" meta skgid "fairlead" reject' in firewall
 
 
-def test_the_agent_runs_as_its_own_user_beside_caddy() -> None:
+def test_all_three_programs_run_as_one_user_and_only_haproxy_may_have_the_ports() -> None:
     written = files()
-    unit = written["/etc/systemd/system/fairlead-gateway.service"]
-    assert "ExecStart=/opt/fl/bin/fairlead gateway run" in unit
-    assert "User=fairlead-gateway" in unit
-    assert gateway.CADDY_ADMIN in unit
+    units = {
+        name: written[f"/etc/systemd/system/fairlead-{name}.service"]
+        for name in ("gateway", "haproxy", "caddy")
+    }
+    assert "ExecStart=/opt/fl/bin/fairlead gateway run" in units["gateway"]
+    assert f"--caddy-admin {gateway.CADDY_ADMIN}\n" in units["gateway"]
     assert gateway.CADDY_ADMIN in written["/etc/fairlead/caddy.json"]
-    assert "--resume" in written["/etc/systemd/system/caddy.service.d/fairlead.conf"]
+    assert "--resume" in units["caddy"]
+    assert written["/etc/fairlead/haproxy.cfg"] == "HAPROXY"
+    for unit in units.values():
+        assert "\nUser=fairlead-gateway\n" in unit
+        assert "\nProtectSystem=strict\n" in unit
+    rights = {
+        name: [line for line in unit.splitlines() if "Capabilit" in line]
+        for name, unit in units.items()
+    }
+    assert rights == {
+        "gateway": ["CapabilityBoundingSet="],
+        "caddy": ["CapabilityBoundingSet="],
+        "haproxy": [
+            "AmbientCapabilities=CAP_NET_BIND_SERVICE",
+            "CapabilityBoundingSet=CAP_NET_BIND_SERVICE",
+        ],
+    }
+
+
+class BootedSystem(FolderSystem):
+    def is_booted(self) -> bool:
+        return True
+
+
+LISTENING = ("ss", "-Hltnp", "sport = :80 or sport = :443")
+
+
+def ports_step() -> Step:
+    (found,) = (
+        step for step in gateway.steps("/bin/fairlead", [KEY], "HAPROXY") if step.name == "ports"
+    )
+    return found
+
+
+def test_debians_own_services_are_stopped_and_another_program_at_a_port_is_named(
+    tmp_path: Path,
+) -> None:
+    machine = BootedSystem(tmp_path)
+    ours = 'LISTEN 0 4096 0.0.0.0:80 0.0.0.0:* users:(("haproxy",pid=9,fd=8))'
+    machine.answers[LISTENING] = Done(0, f"{ours}\n")
+    ports_step().apply(machine)
+    for unit in ("caddy.service", "haproxy.service"):
+        assert ("systemctl", "disable", "--now", unit) in machine.asked
+    nginx = 'LISTEN 0 511     0.0.0.0:80 0.0.0.0:* users:(("nginx",pid=7,fd=6))'
+    machine.answers[LISTENING] = Done(0, f"{nginx}\n")
+    with pytest.raises(InstallError, match=r"stop it: .* 0\.0\.0\.0:80 .*nginx.*pid=7"):
+        ports_step().apply(machine)
 
 
 def test_a_gateway_is_no_node(tmp_path: Path) -> None:
