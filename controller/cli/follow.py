@@ -14,9 +14,10 @@ from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
+from controller.api.dev_environments import opens
 from controller.api.documents import JobView, RunView, WatchLine
 from controller.cli import output
-from controller.cli.dev_environments import how_to_open, opens
+from controller.cli.dev_environments import how_to_open
 from controller.cli.display import Display, display
 from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (

@@ -24,6 +24,7 @@ from controller.service import ControllerService
 from controller.service.errors import ServiceError, Unauthenticated
 from controller.store.base import StoredToken, StoreError
 from controller.web import (
+    dev_environments,
     events,
     live,
     logs,
@@ -49,6 +50,7 @@ PAGES: tuple[PageRoute, ...] = (
     *queue.PAGES,
     *nodes.PAGES,
     *services.PAGES,
+    *dev_environments.PAGES,
     *events.PAGES,
     *people.PAGES,
 )
@@ -57,6 +59,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(name="Queue", path="queue", key="q"),
     Section(name="Nodes", path="nodes", key="n"),
     Section(name="Services", path="services", key="s"),
+    Section(name="Dev environments", path="dev-environments", key="d"),
     Section(name="Events", path="events/all", key="e"),
     Section(name="Users", path="users", key="u", admins=True),
 )

@@ -12,7 +12,7 @@ from controller.api.documents import ExplainView, JobView, RunView
 from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
 from controller.api.views import iso
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, RunState, RunType
 from controller.lifecycle.reasons import ROWS
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -23,6 +23,8 @@ from controller.lifecycle.statuses import (
 from controller.service.errors import Invalid
 from controller.service.terminals import why_no_ssh
 from controller.store.base import StoredEvent
+from controller.web.dev_environments import ways_of
+from controller.web.durations import lasting
 from controller.web.events import AFTER_ALL
 from controller.web.pages import Done, Page, PageRoute, Visit
 from controller.web.runs import gpus_of, status_text
@@ -122,18 +124,6 @@ def phases(attempt: Attempt, begin: float, end: float) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def lasting(seconds: float) -> str:
-    """Return a duration in the two largest units that it has."""
-    whole = max(round(seconds), 0)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
 def job_rows(state: RunState, view: RunView, now: float) -> list[JobRows]:
     """Return the jobs with their attempts, the newest attempt first."""
     begin = min(
@@ -225,10 +215,18 @@ def actions(state: RunState) -> list[Action]:
 
 
 def scalable(view: RunView) -> list[tuple[str, int]]:
-    """Return the groups whose number of jobs can change, with their numbers."""
-    if view.finished_at is not None or view.incarnation is not None:
+    """Return the groups whose number of jobs a user may change, with their numbers. A service
+    scales its groups itself, and a dev environment is one job."""
+    if view.type is not RunType.TASK or view.finished_at or view.incarnation is not None:
         return []
     return [(group.name, group.nodes) for group in view.groups]
+
+
+def address_of(view: RunView) -> str | None:
+    """Return where the run answers requests; None: it is no live service."""
+    if view.type is not RunType.SERVICE or view.finished_at is not None:
+        return None
+    return view.url or f"/services/{view.name}/"
 
 
 def configuration_text(configuration: Mapping[str, object]) -> str:
@@ -296,6 +294,8 @@ async def show_run(visit: Visit) -> Page:
             "explanation": explanation,
             "actions": actions(state),
             "groups": scalable(view),
+            "ways": ways_of(view),
+            "address": address_of(view),
             "terminal": terminal_of(state),
             "configuration": configuration_text(view.configuration),
             "events": event_rows(events, {job.id: job.label for job in jobs}),

@@ -37,15 +37,16 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
 WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
     .map((one) => one.getBoundingClientRect().width))"""
 LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
-TASK = {"type": "task"}
-SERVICE = {"type": "service", "port": 8000}
+TASK = {"type": "task", "commands": ["true"]}
+SERVICE = {"type": "service", "commands": ["true"], "port": 8000}
+DESK = {"type": "dev-environment", "ide": "vscode"}
 
 
 async def submit(
     controller: Controller, name: str, user: str = "admin", like: Mapping[str, object] = TASK
 ) -> str:
     service = controller.service
-    submission = Submission(configuration={**like, "commands": ["true"], "name": name})
+    submission = Submission(configuration={**like, "name": name})
     submitted = await service.submissions.submit(submission, user=service.gate.users[user])
     return submitted.state.run.id
 
@@ -127,6 +128,7 @@ async def test_no_page_shows_a_user_the_runs_of_another(
     await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "ada")
     pages = ["runs", "runs?user=admin", "queue", "nodes", "nodes/n1", "services", "events/all"]
+    pages.append("dev-environments")
     for path in pages:
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await expect(page.locator("h1")).to_be_visible()
@@ -162,6 +164,7 @@ async def test_no_field_becomes_markup_on_any_page(
         "nodes": 2,
         "nodes/n1": 4,
         "services": 0,
+        "dev-environments": 0,
         "events/all": 2,
         "users": 1,
     }
@@ -279,9 +282,10 @@ async def test_axe_finds_nothing_serious(
 ) -> None:
     run_id = await submit(controller, "train")
     await submit(controller, "api", like=SERVICE)
+    await submit(controller, "desk", like=DESK)
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-    for path in ("runs", f"runs/{run_id}", "services", "login"):
+    for path in ("runs", f"runs/{run_id}", "services", "dev-environments", "login"):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.evaluate(AXE.read_text())
         assert await page.evaluate(SERIOUS) == [], path
@@ -293,11 +297,12 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
 ) -> None:
     run_id = await submit(controller, "train-a-model-with-a-long-name-of-41-letters"[:41])
     await submit(controller, "answer-under-a-long-name-with-41-letters-"[:40], like=SERVICE)
+    await submit(controller, "desk-of-someone-with-a-name-of-40-letters"[:40], like=DESK)
     await controller.turns.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     await page.set_viewport_size({"width": 360, "height": 640})
-    pages = ("queue", "nodes", "nodes/n1", "services", "events/all", "users")
+    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events/all", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.locator('#connection[data-state="live"]').wait_for()
@@ -315,10 +320,11 @@ async def test_a_large_screen_is_used_by_every_page(
 ) -> None:
     run_id = await submit(controller, "train")
     await submit(controller, "api", like=SERVICE)
+    await submit(controller, "desk", like=DESK)
     await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.set_viewport_size({"width": 3840, "height": 2160})
-    pages = ("queue", "nodes", "nodes/n1", "services", "events/all", "users")
+    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events/all", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.locator('#connection[data-state="live"]').wait_for()

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from controller.api.dev_environments import link, opens
 from controller.api.documents import RunView
 from controller.api.views import run_view
-from controller.cli.dev_environments import how_to_open, link, opens
+from controller.cli.dev_environments import how_to_open
 from controller.lifecycle.dev_environment import DevEnvironment, Ide
 from controller.lifecycle.model import RunState
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay

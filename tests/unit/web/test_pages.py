@@ -11,7 +11,7 @@ import pytest
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.statuses import IrisState
 from controller.store.base import Changes
-from controller.web.run import lasting
+from controller.web.durations import lasting
 from controller.web.states import LOOKS, badge, stylesheet
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.web.conftest import Browser, submit

@@ -1,4 +1,5 @@
-"""The pages of nodes, queue, events, services and users: what they show, and to whom."""
+"""The pages of nodes, queue, events, services, dev environments and users: what they show, and to
+whom."""
 
 from __future__ import annotations
 
@@ -6,16 +7,19 @@ import msgspec
 import pytest
 
 from controller.api.documents import GpuView, ServiceGroupView
+from controller.api.views import run_view
 from controller.lifecycle.model import Allocation, Band, Resources
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.service.nodes import Holder
 from controller.service.queue import QueueEntry
+from controller.web.dev_environments import ways_of
 from controller.web.nodes import bar, gpu_square
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
+from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 from tests.unit.web.conftest import Browser, submit
 
 XSS = "<img src=x onerror=alert(1)>"
@@ -117,12 +121,57 @@ def test_a_group_of_a_service_shows_its_load() -> None:
     assert row.latency == "p50 10 ms, p95 200 ms"
 
 
+def test_a_dev_environment_is_opened_when_it_runs_and_in_the_browser_when_it_answers() -> None:
+    desk, notes = DeskPlay(), DeskPlay(NOTES)
+
+    states = (
+        desk.state,
+        desk.to_running().state,
+        notes.to_running().state,
+        notes.answers().state,
+    )
+
+    found = [ways_of(run_view(state, {})) for state in states]
+    link = "vscode://vscode-remote/ssh-remote+play/workflow"
+    assert [(one.can_open, one.desktop, one.browser) for one in found if one is not None] == [
+        (False, link, None),
+        (True, link, None),
+        (False, None, "/services/play/"),
+        (True, None, "/services/play/"),
+    ]
+
+
+async def test_dev_environments_are_listed_with_how_long_they_may_be_left_alone(
+    admin: Browser, ada: Browser
+) -> None:
+    desk = {"type": "dev-environment", "ide": "vscode", "inactivity_duration": "2h"}
+    run = await submit(admin, commands=[], name="desk", **desk)
+
+    shown = await admin.fragment("/dashboard/dev-environments", "environments")
+    assert "stops after 2 h 0 min without use" in shown
+    assert "It opens when it runs." in shown
+    assert "desk" not in await ada.fragment("/dashboard/dev-environments", "environments")
+    overview = await admin.fragment(f"/dashboard/runs/{run['id']}", "overview")
+    assert "It opens when it runs." in overview
+    assert "Scale" not in overview
+
+
+async def test_a_service_leads_to_its_address_and_scales_itself(admin: Browser) -> None:
+    run = await submit(admin, type="service", name="api", port=8000)
+
+    overview = await admin.fragment(f"/dashboard/runs/{run['id']}", "overview")
+    assert 'href="/services/api/"' in overview
+    assert "Scale" not in overview
+    assert 'href="/services/api/"' in await admin.fragment("/dashboard/services", "services")
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
         ("queue", "Nothing waits"),
         ("nodes", "fairlead node install"),
         ("services", "type: service"),
+        ("dev-environments", "type: dev-environment"),
         ("events/all", "Nothing has happened yet"),
     ],
 )

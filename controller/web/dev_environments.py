@@ -1,0 +1,89 @@
+"""The page of dev environments: how each is opened, and when it stops if nobody uses it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.api.dev_environments import link, opens
+from controller.api.documents import RunView
+from controller.api.runs import get_run
+from controller.lifecycle.model import RunType
+from controller.web.durations import lasting
+from controller.web.pages import Page, PageRoute, Visit
+from controller.web.runs import RunRow, run_row
+
+_MOST_RUNS = 1000
+
+
+class Ways(msgspec.Struct, frozen=True, kw_only=True):
+    """How a dev environment is opened. `browser`: a path of the controller; `desktop`: a link of
+    the IDE that needs the entry of `fairlead ssh-config`; None: not in this way."""
+
+    name: str
+    ide: str
+    can_open: bool
+    browser: str | None
+    desktop: str | None
+
+
+class EnvironmentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`limit`: how long it may be left alone, empty if forever. `unused_since`: None: it is in
+    use."""
+
+    run: RunRow
+    ways: Ways
+    limit: str
+    unused_since: str | None
+
+
+def ways_of(view: RunView) -> Ways | None:
+    """Return how the run is opened; None: it is no dev environment, or it has ended."""
+    found = view.dev_environment
+    if found is None or view.finished_at is not None:
+        return None
+    return Ways(
+        name=view.name,
+        ide=found.ide or "",
+        can_open=opens(view),
+        browser=found.path,
+        desktop=link(found.ide, view.name, found.folder),
+    )
+
+
+def environment_row(row: RunRow, view: RunView, ways: Ways) -> EnvironmentRow:
+    found = view.dev_environment
+    duration = None if found is None else found.inactivity_duration
+    return EnvironmentRow(
+        run=row,
+        ways=ways,
+        limit="" if duration is None else lasting(duration),
+        unused_since=None if found is None else found.inactive_since,
+    )
+
+
+async def list_environments(visit: Visit) -> Page:
+    service = visit.service
+    states = await service.runs.page(
+        include_finished=False, limit=_MOST_RUNS, before=None, user=visit.user
+    )
+    names, positions = service.nodes.names(), service.queue.positions()
+    rows = []
+    for state in states:
+        if state.run.type is not RunType.DEV_ENVIRONMENT:
+            continue
+        view = await get_run(visit.as_call(run=state.run.id))
+        ways = ways_of(view)
+        if ways is not None:
+            row = run_row(state, names, positions.get(state.run.id))
+            rows.append(environment_row(row, view, ways))
+    return Page(
+        template="dev_environments.html",
+        title="Dev environments",
+        section="Dev environments",
+        context={"environments": rows},
+    )
+
+
+PAGES: tuple[PageRoute, ...] = (
+    PageRoute(path="/dev-environments", handler=list_environments, shared=True),
+)
