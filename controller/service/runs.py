@@ -167,7 +167,9 @@ class PlanService:
             return Preview(state=state, refused=sentence, field=field)
         scheduler, now = self._turns.scheduler, self._clock.now()
         allocations = tuple(scheduler.preview(state, now, names_for(user)))
-        return Preview(state=state, allocations=allocations, warning=why_queued(state, nodes))
+        warnings = (self._submissions.why_not_named_so(state, user), why_queued(state, nodes))
+        warning = "; ".join(one for one in warnings if one is not None)
+        return Preview(state=state, allocations=allocations, warning=warning or None)
 
 
 MOST_NAMES = 10_000

@@ -411,6 +411,17 @@ class SubmissionService:
             field="name",
         )
 
+    def why_not_named_so(self, state: RunState, user: User) -> str | None:
+        """Return why `submit` would refuse the run's name; None: it is free, or the live service
+        with this name would be changed in place."""
+        run = state.run
+        if self._live_id(run.name) is None:
+            return None
+        live = self._live_run_of(user, run.name)
+        if live is not None and live.service is not None and run.service is not None:
+            return None
+        return str(self._taken(run.name, user))
+
     def _live_run_of(self, user: User, name: str) -> Run | None:
         """Return the live run with this name, which the user's submission would change in place."""
         live = self._turns.runs.get(self._live_id(name) or "")

@@ -91,6 +91,25 @@ async def test_a_plan_warns_when_no_node_is_there_yet(api: TestClient[Any, Any])
     assert found["jobs"][0]["why"] == "no node is connected"
 
 
+async def test_a_plan_warns_of_a_name_that_another_live_run_has(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    await submit(api, "train")
+    found = await plan(api, task(name="train"))
+    assert "a live run is named train already" in found["warning"]
+    assert "--if-exists keep or replace" in found["warning"]
+    assert (await plan(api, task(name="other")))["warning"] is None
+
+
+async def test_a_plan_of_a_live_services_next_deployment_warns_of_nothing(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    service = task(type="service", port=80)
+    await submit(api, "web", type="service", port=80)
+    assert (await plan(api, {**service, "name": "web", "commands": ["x"]}))["warning"] is None
+    assert "is named web already" in (await plan(api, task(name="web")))["warning"]
+
+
 async def test_a_wrong_configuration_is_refused_as_apply_does(api: TestClient[Any, Any]) -> None:
     async with api.post("/v1/plan", json={"configuration": {"type": "tusk"}}) as response:
         assert response.status == 400
