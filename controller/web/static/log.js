@@ -26,7 +26,7 @@ export class LogView {
     this.generation = 0;
     this.closed = new AbortController();
     this.listen();
-    this.open();
+    this.opened = this.open();
   }
 
   // -- which log ----------------------------------------------------------------------------
@@ -87,9 +87,9 @@ export class LogView {
 
   listen() {
     this.root.addEventListener("changed", async () => {
-      const had = this.part("choice").value;
+      await this.opened;
       await this.fillChoices();
-      if (!had) this.choose();
+      if (!this.attempt) this.choose();
     }, { signal: this.closed.signal });
     const on = (name, event, act) =>
       this.part(name)?.addEventListener(event, act, { signal: this.closed.signal });
@@ -97,10 +97,14 @@ export class LogView {
     on("follow", "change", (event) => (event.target.checked ? this.follow() : this.unfollow()));
     on("wrap", "change", (event) => this.view.classList.toggle("log-wrapped", event.target.checked));
     on("times", "change", (event) => this.view.classList.toggle("log-timed", event.target.checked));
-    on("choice", "change", () => this.choose());
+    on("choice", "change", () => {
+      this.choose();
+      history.replaceState(history.state, "", `?attempt=${this.attempt}#log`); // for a reload, and to share
+    });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
     on("place", "change", (event) => this.show({ near: event.target.value }));
+    on("time", "focus", (event) => (event.target.value ||= this.timeShown()));
     on("time", "change", (event) => this.showTime(event.target.value));
     on("next", "click", () => this.step(1));
     on("previous", "click", () => this.step(-1));
@@ -162,9 +166,28 @@ export class LogView {
     this.placed();
   }
 
-  showTime(value) {
+  // Begin with the first row of this time; a time after all rows leads to the last ones.
+  async showTime(value) {
     const at = new Date(value);
-    if (!Number.isNaN(at.getTime())) this.show({ at: at.toISOString() });
+    if (Number.isNaN(at.getTime())) return;
+    const look = () => {
+      this.view.scrollTop = 0;
+      this.view.querySelector(".log-row")?.classList.add("log-here");
+    };
+    await this.show({ at: at.toISOString() }, { look });
+    if (this.chunks.length || !this.logEnd) return;
+    await this.showEnd();
+    this.say("Nothing was printed at this time or later: this is the end.");
+  }
+
+  // The time of the row at the top of the view, in the reader's zone, as the field wants it.
+  timeShown() {
+    const top = this.view.getBoundingClientRect().top;
+    const rows = [...this.view.querySelectorAll(".log-row")];
+    const row = rows.find((one) => one.getBoundingClientRect().bottom > top);
+    if (!row) return "";
+    const at = new Date(row.querySelector(".log-time").title);
+    return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
   }
 
   async showOffset(offset) {
@@ -336,14 +359,15 @@ export class LogView {
 
   async follow() {
     this.part("follow").checked = true;
-    this.following = true;
+    const following = {}; // this request to follow; a later one has its own connection
+    this.following = following;
     await this.showEnd({ keepFollowing: true });
-    if (this.following) this.connect();
+    if (this.following === following) this.connect();
   }
 
   unfollow() {
     this.part("follow").checked = false;
-    this.following = false;
+    this.following = null;
     clearTimeout(this.again);
     const socket = this.socket;
     this.socket = null;
@@ -358,7 +382,7 @@ export class LogView {
       format: "json",
     });
     this.socket = socket;
-    socket.onmessage = (event) => this.came(JSON.parse(event.data));
+    socket.onmessage = (event) => this.socket === socket && this.came(JSON.parse(event.data));
     socket.onclose = (event) => {
       if (this.socket !== socket) return;
       this.socket = null;

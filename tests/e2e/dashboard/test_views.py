@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, WebSocket, expect, sync_playwright
 
 from controller.logs.segments import SegmentWriter
 from runner.schemas.frames import Frame, Stream
@@ -128,6 +128,60 @@ def test_a_live_log_shows_colours_and_streams_and_no_markup(page: Page, bed: Bed
     expect(view.locator(".log-stderr .log-stream")).to_have_text("stderr")
     expect(page.locator("[data-log-part=follow]")).to_be_checked()
     assert view.locator("img").count() == 0
+
+
+def test_a_log_that_is_followed_twice_has_one_connection(page: Page, bed: Bed) -> None:
+    held: list[Route] = []
+    followed: list[WebSocket] = []
+    windows = "**/logs/window*"
+    page.route(windows, lambda one: held.append(one) if len(held) < 2 else one.continue_())
+    page.on("websocket", lambda one: followed.append(one) if "/logs/" in one.url else None)
+    with page.expect_request(windows):
+        opened(page, bed, "shown")
+    follow = page.locator("[data-log-part=follow]")
+    with page.expect_request(windows):  # the second, while the first is not answered
+        follow.uncheck()
+        follow.check()
+    expect(follow).to_be_checked()
+    for route in held:
+        route.continue_()
+    expect(page.locator(".log-stdout .log-text")).to_be_visible()
+
+    follow.uncheck()
+    page.click("[data-log-part=start]")
+    expect(page.locator(".log-stdout .log-text")).to_be_visible()
+    for one in followed:
+        if not one.is_closed():
+            one.wait_for_event("close")
+    assert followed
+
+
+def test_a_time_leads_to_its_rows_and_one_after_all_of_them_to_the_end(
+    page: Page, bed: Bed
+) -> None:
+    opened(page, bed, "shown")
+    rows = page.locator("[data-log-part=view] .log-row")
+    time, here = page.locator("[data-log-part=time]"), page.locator(".log-here")
+    expect(rows).to_have_count(2)
+    time.focus()
+    first = datetime.fromisoformat(rows.first.locator(".log-time").get_attribute("title") or "")
+    assert time.input_value()[:16] == f"{first.astimezone():%Y-%m-%dT%H:%M}"
+    time.fill("2020-01-01T00:00:00")
+    expect(here).to_have_count(1)
+    time.fill("2999-01-01T00:00:00")
+    expect(page.locator("#log > [role=status]")).to_contain_text("this is the end")
+    expect(rows).to_have_count(2)
+
+
+def test_the_attempt_whose_log_is_chosen_stands_in_the_address(page: Page, bed: Bed) -> None:
+    attempt = bed.run("shown")["jobs"][0]["attempts"][0]["id"]
+    opened(page, bed, "shown")
+    choice = page.locator("[data-log-part=choice]")
+    expect(choice).to_have_value(attempt)
+    choice.dispatch_event("change")
+    page.wait_for_url(f"**?attempt={attempt}#log")
+    page.reload()
+    expect(choice).to_have_value(attempt)
 
 
 def test_a_big_log_is_scrolled_and_searched_by_windows(
