@@ -45,7 +45,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as its fleet's table shows it. `trouble`: why it gets no work, if so."""
+    """A node as its fleet's table shows it. `trouble`: why it gets no work, if so. `silent_since`:
+    when a node was heard last that is not connected; `heard`: the word for it without a time."""
 
     id: str
     name: str
@@ -55,7 +56,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     squares: tuple[GpuSquare, ...]
     bars: tuple[Bar, ...]
     attributes: tuple[tuple[str, str], ...]
-    last_seen_at: str | None
+    heard: str
+    silent_since: str | None
     runs: int
 
 
@@ -115,11 +117,13 @@ def bar(name: str, held: float, of: float, unit: str = "", scale: float = 1) -> 
 
 def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
     trouble = _trouble(node)
+    is_connected = node.status.lower() == "connected"
+    silent_since = None if is_connected else node.last_seen_at
     return NodeRow(
         id=node.id,
         name=node.name,
         status=node.status.lower(),
-        sign="●" if node.status.lower() == "connected" and not trouble else "▲",
+        sign="●" if is_connected and not trouble else "▲",
         trouble=trouble,
         squares=tuple(gpu_square(gpu, holders.get(gpu.uuid)) for gpu in node.gpus),
         bars=(
@@ -128,7 +132,8 @@ def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
             bar("Disk", node.disk_allocated, node.disk, "GiB", GIB),
         ),
         attributes=tuple(sorted(node.attributes.items())),
-        last_seen_at=node.last_seen_at,
+        heard="now" if is_connected else "never" if silent_since is None else "",
+        silent_since=silent_since,
         runs=len(node.runs),
     )
 

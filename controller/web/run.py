@@ -13,7 +13,7 @@ from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
 from controller.api.views import iso
 from controller.lifecycle.model import Attempt, RunState, RunType
-from controller.lifecycle.reasons import ROWS
+from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -27,7 +27,7 @@ from controller.web.dev_environments import ways_of
 from controller.web.durations import lasting
 from controller.web.events import AFTER_ALL
 from controller.web.pages import Done, Page, PageRoute, Visit
-from controller.web.runs import gpus_of, status_text
+from controller.web.runs import gpus_of, has_ended
 from controller.web.states import Badge, badge
 
 MOST_EVENTS = 200
@@ -253,20 +253,35 @@ def _event(stored: StoredEvent, jobs: Mapping[str, str]) -> EventRow:
     )
 
 
+_IS = {
+    **{status: f"is {status}" for status in RunStatus},
+    RunStatus.TERMINATED: "was terminated",
+    RunStatus.FAILED: "failed",
+}
+
+
 def sentence_of(state: RunState) -> str:
     """Return the run's status and reason as a sentence."""
     run = state.run
-    said = f"The run is {status_text(run)}."
-    return f"{said} {run.message}" if run.message else said
+    said = [f"The run {_IS[run.status]}."]
+    if run.suspended and not has_ended(run):
+        said.append("It is suspended: nothing of it starts.")
+    if run.reason is not None:
+        said.append(RUN_SENTENCES[run.reason])
+    if run.message:
+        ends = "" if run.message.endswith((".", "!", "?")) else "."
+        said.append(f"{run.message[0].upper()}{run.message[1:]}{ends}")
+    return " ".join(said)
 
 
 def terminal_of(state: RunState) -> Terminal:
-    """Return which groups of the run never have a terminal, and why."""
+    """Return which groups of the run never have a terminal, and why; none once it has ended."""
+    if state.run.status in FINAL_RUN_STATUSES:
+        return Terminal(missing=(), is_offered=False)
     jobs = [job for job in state.jobs if not job.scaled_down]
     whys = {job.group: why_no_ssh(state, job) for job in jobs}
     missing = tuple((group, why) for group, why in whys.items() if why is not None)
-    lives = state.run.status not in FINAL_RUN_STATUSES
-    return Terminal(missing=missing, is_offered=lives and (len(missing) < len(whys) or not whys))
+    return Terminal(missing=missing, is_offered=len(missing) < len(whys) or not whys)
 
 
 async def show_run(visit: Visit) -> Page:

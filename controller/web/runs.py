@@ -27,7 +27,8 @@ LIVE = "live"
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`where`: its nodes, or its place in the queue and why it waits."""
+    """`where`: its nodes, or its place in the queue and why it waits. `next_at`: when a scheduled
+    run that does not run starts next."""
 
     id: str
     name: str
@@ -38,6 +39,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     band: str
     where: str
+    next_at: str | None
     submitted_at: str
 
 
@@ -139,6 +141,7 @@ def run_row(state: RunState, node_names: Mapping[str, str], position: int | None
         gpus=gpus_of(state),
         band=run.policy.band.value,
         where=": ".join(one for one in parts if one),
+        next_at=summary.next_triggered_at if run.status is RunStatus.PENDING else None,
         submitted_at=iso(run.submitted_at),
     )
 

@@ -13,6 +13,11 @@ const KINDS = [
 const COLOURS = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#1b7c83", "#57606a"];
 const DASHES = [[], [6, 3], [2, 2]];
 const AGAIN = 15000;
+// Times as the reader writes them: below the axis, by the step between two of them, and exactly.
+const SECONDS = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const MINUTES = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const DAYS = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "numeric" });
+const EXACT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
 class Plots {
   constructor(root) {
@@ -80,7 +85,7 @@ class Plots {
         spanGaps: true,
         value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(2)),
       }));
-      const options = { width: box.clientWidth || 400, height: 180, axes: [axis, axis], scales: { x: { range: (plot) => this.span(plot.data[0][0]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 0.01)] } }, series: [{}, ...series], legend: { show: jobs.length <= 8 } };
+      const options = { width: box.clientWidth || 400, height: 180, axes: [{ ...axis, space: 80, values: labels }, axis], scales: { x: { range: (plot) => this.span(plot.data[0][0]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), 1.1 * Math.max(high ?? 1, 0.01)] } }, series: [{ value: (_, at) => (at ? EXACT.format(at * 1000) : "–") }, ...series], legend: { show: jobs.length <= 8 } };
       return new uPlot(options, [[], ...jobs.map(() => [])], box);
     });
   }
@@ -111,6 +116,12 @@ class Plots {
 
 function seconds(point) {
   return Math.round(Date.parse(point.at) / 1000);
+}
+
+function labels(plot, ticks, _axis, _space, step) {
+  const { min, max } = plot.scales.x;
+  const form = step < 60 ? SECONDS : max - min <= 86400 ? MINUTES : DAYS;
+  return ticks.map((at) => form.format(at * 1000));
 }
 
 function label(job) {

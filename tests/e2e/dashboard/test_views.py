@@ -35,6 +35,16 @@ PIXELS_OF = """(canvas, [red, green, blue]) => {
     return found;
 }"""
 TROUBLE = r"\033[31mred\033[0m \033]0;title\007<img src=x onerror=alert(1)>"
+ROOM_ABOVE = """(plot, [red, green, blue]) => {
+    const canvas = plot.querySelector("canvas");
+    const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    for (let at = 0; at < image.length; at += 4) {
+        if (image[at] !== red || image[at + 1] !== green || image[at + 2] !== blue) continue;
+        const row = Math.floor(at / 4 / canvas.width) / devicePixelRatio;
+        return row - plot.querySelector(".u-over").offsetTop;
+    }
+}"""
+"""Pixels between a curve and the top of its plot."""
 COMMANDS = f"""\
 commands:
 - printf '{TROUBLE}\\n'
@@ -302,6 +312,10 @@ def test_plots_draw_a_curve_for_each_job_and_tell_its_latest_value(page: Page, b
     expect(plots.locator("h3")).to_have_text(["CPU cores", "Memory GiB"])
     for colour in ([9, 105, 218], [188, 76, 0]):
         assert plots.first.locator("canvas").evaluate(PIXELS_OF, colour) > 100
+    assert plots.first.evaluate(ROOM_ABOVE, [188, 76, 0]) > 5
+    plots.first.locator(".u-over").hover()
+    time = plots.first.locator(".u-legend .u-value").first
+    expect(time).to_have_text(re.compile(r"\d:\d\d:\d\d"))
     page.click("summary:has-text('latest values')")
     cells = page.locator("[data-plots-part=latest] tr").last.locator("td")
     expect(cells).to_have_text(["right/0", "10.00", "2.00", *["\N{EN DASH}"] * 2])

@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from controller.lifecycle.events import Event, EventKind
-from controller.lifecycle.statuses import IrisState
+from controller.lifecycle.reasons import RunReason
+from controller.lifecycle.statuses import IrisState, RunStatus
 from controller.store.base import Changes
 from controller.web.durations import lasting
+from controller.web.run import sentence_of
 from controller.web.states import LOOKS, badge, stylesheet
 from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.store.samples import a_run
 from tests.unit.web.conftest import Browser, submit
 
 XSS = "<script>alert(1)</script>"
@@ -153,11 +156,54 @@ async def test_a_run_without_ssh_says_before_a_click_how_to_get_a_terminal(
     assert ("submit it again with `ssh: embedded`" in shown) is not is_offered
 
 
-async def test_an_ended_run_offers_no_terminal(admin: Browser) -> None:
-    run = await submit(admin, ssh="embedded")
+async def test_a_scheduled_run_says_when_it_starts_next(admin: Browser) -> None:
+    run = await submit(admin, schedule={"cron": "0 3 * * *"})
+    starts = f'<time datetime="{run["next_triggered_at"]}">'
+
+    assert f"starts {starts}" in await admin.fragment("/dashboard/runs", "rows")
+    shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "overview")
+    assert f"<dt>Starts next</dt><dd>{starts}" in shown
+    assert '<span class="mono">0 3 * * *</span> (UTC)' in shown
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "said"),
+    [
+        (
+            RunStatus.RUNNING,
+            None,
+            None,
+            "The run is running. It is suspended: nothing of it starts.",
+        ),
+        (
+            RunStatus.FAILED,
+            RunReason.JOB_FAILED,
+            "exited with code 3",
+            "The run failed. A job failed. Exited with code 3.",
+        ),
+        (
+            RunStatus.TERMINATED,
+            RunReason.STOPPED_BY_USER,
+            None,
+            "The run was terminated. A user stopped the run.",
+        ),
+    ],
+)
+def test_the_status_is_told_in_sentences(
+    status: RunStatus, reason: RunReason | None, message: str | None, said: str
+) -> None:
+    state = a_run("r1", status=status)
+    run = msgspec.structs.replace(state.run, reason=reason, message=message, suspended=True)
+    assert sentence_of(msgspec.structs.replace(state, run=run)) == said
+
+
+@pytest.mark.parametrize("ssh", ["embedded", "off"])
+async def test_an_ended_run_offers_no_terminal(admin: Browser, ssh: str) -> None:
+    run = await submit(admin, ssh=ssh)
     await admin.act(f"/dashboard/runs/{run['id']}/actions/stop")
     shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "terminal")
     assert "Open a shell" not in shown
+    assert "has no terminal" not in shown
     assert "The run has ended" in shown
 
 

@@ -7,14 +7,22 @@ import msgspec
 import pytest
 
 from controller.api.documents import GpuView, ServiceGroupView
+from controller.api.nodes import node_view
 from controller.api.views import run_view
-from controller.lifecycle.model import Allocation, Band, Resources
+from controller.lifecycle.model import (
+    Allocation,
+    Band,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    Resources,
+)
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
-from controller.service.nodes import Holder
+from controller.service.nodes import Holder, NodeUse
 from controller.service.queue import QueueEntry
 from controller.web.dev_environments import ways_of
-from controller.web.nodes import bar, gpu_square
+from controller.web.nodes import bar, gpu_square, node_row
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
@@ -188,6 +196,24 @@ async def test_a_node_shows_its_attributes_as_text(admin: Browser) -> None:
         assert XSS not in page
         assert "rack" in page
         assert "&lt;img src=x" in page
+
+
+def test_a_connected_node_is_heard_now_and_another_one_since_a_time() -> None:
+    address = NodeAddress(shim_socket="/none", local_socket=True)
+    node = Node(id="n1", name="n1", address=address, created_at=0.0)
+    rows = [
+        node_row(node_view(msgspec.structs.replace(node, status=status), NodeUse(), seen_at), {})
+        for status, seen_at in (
+            (NodeStatus.CONNECTED, 0.0),
+            (NodeStatus.LOST, 0.0),
+            (NodeStatus.CONNECTING, None),
+        )
+    ]
+    assert [(row.heard, row.silent_since) for row in rows] == [
+        ("now", None),
+        ("", "1970-01-01T00:00:00.000Z"),
+        ("never", None),
+    ]
 
 
 async def test_a_node_is_cordoned_and_given_work_again(admin: Browser) -> None:
