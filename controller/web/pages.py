@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from controller.api.routes import Call, NoQuery
 from controller.lifecycle.model import Role
@@ -93,6 +95,18 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     admins: bool = False
 
 
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
+
+
+def dated(sentence: str) -> Markup:
+    """Return the sentence with each moment in it as an element that a reader sees in the own
+    zone."""
+    return Markup(_MOMENT.sub(_MOMENT_SHOWN, str(escape(sentence))))
+
+
+_MOMENT_SHOWN = r'<time class="moment" datetime="\g<0>">\g<0></time>'
+
+
 class Renderer:
     def __init__(self, assets: Assets) -> None:
         self._assets = assets
@@ -104,6 +118,7 @@ class Renderer:
             lstrip_blocks=True,
             auto_reload=False,
         )
+        self._environment.filters["dated"] = dated
         self._environment.globals["asset"] = assets.address
         self._environment.globals["version"] = lambda: assets.version
 

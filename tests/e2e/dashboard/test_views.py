@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, WebSocket, expect, sync_playwright
@@ -62,9 +62,9 @@ class Bed:
         found: dict[str, Any] = self.controller.cli("inspect", name, "--json").succeeded().json
         return found
 
-    def apply(self, folder: Path, name: str, text: str) -> dict[str, Any]:
+    def apply(self, folder: Path, name: str, text: str, kind: str = "task") -> dict[str, Any]:
         path = folder / f"{name}.yaml"
-        path.write_text(f"type: task\nimage: none\n{text}")
+        path.write_text(f"type: {kind}\nimage: none\n{text}")
         self.controller.cli("apply", "-d", "-f", path, "-n", name).succeeded()
         return self.run(name)
 
@@ -115,6 +115,27 @@ def page(bed: Bed, browser: Browser) -> Iterator[Page]:
     yield opened
     context.close()
     assert faults == []
+
+
+@pytest.fixture(scope="module")
+def desk(bed: Bed, testbed_folder: Path) -> Iterator[str]:
+    """The id of a dev environment that can be opened."""
+    found = bed.apply(testbed_folder, "desk", "ide: vscode\n", "dev-environment")
+    wait_until(lambda: bed.run("desk")["status"] == "running", what="the desk to run")
+    yield found["id"]
+    bed.controller.cli("stop", "desk", "--abort")
+    wait_until(lambda: bed.run("desk")["finished_at"], what="the desk to end")
+
+
+def test_a_dev_environment_that_runs_has_the_link_of_its_ide(
+    page: Page, bed: Bed, desk: str
+) -> None:
+    page.goto(f"{bed.controller.url}/dashboard/dev-environments")
+    link = page.get_by_role("link", name="Open in vscode")
+    expect(link).to_have_attribute("href", re.compile("^vscode://vscode-remote/ssh-remote[+]desk/"))
+    expect(link).to_have_css("text-decoration-line", "underline")  # text stands beside it
+    page.goto(f"{bed.controller.url}/dashboard/runs/{desk}")
+    expect(page.locator("#overview")).to_contain_text("fairlead ssh desk")
 
 
 def log_in(page: Page, bed: Bed) -> None:
@@ -238,6 +259,22 @@ def _write_big(folder: Path) -> None:
     writer.close()
 
 
+def test_a_pending_reason_tells_a_time_as_the_reader_writes_it(
+    browser: Browser, bed: Bed, tmp_path: Path
+) -> None:
+    bed.apply(tmp_path, "fails", "commands: [exit 1]\nretry: {on_events: [error]}\n")
+    context = browser.new_context(locale="de-DE", timezone_id="Asia/Kolkata")
+    page = context.new_page()
+    log_in(page, bed)
+    shown = page.locator("tr", has_text="fails").locator("time.moment")
+    shown = shown.filter(has_text=re.compile(r"\d\d:\d\d:\d\d$"))
+    retry_at, text = shown.evaluate("one => [one.dateTime, one.textContent]")
+    local = datetime.fromisoformat(retry_at).astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert text.endswith(f"{local:%H:%M:%S}")
+    context.close()
+    bed.controller.cli("stop", "fails", "--abort").succeeded()
+
+
 def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
     opened(page, bed, "shown")
     page.click("[data-terminal-part=open]")
@@ -338,8 +375,13 @@ def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(
     page.context.close()
 
 
-def test_axe_finds_nothing_serious(page: Page, bed: Bed) -> None:
-    for name in ("runs", "nodes", "queue", "services", "events/all", "users"):
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(
+    page: Page, bed: Bed, desk: str, theme: Literal["light", "dark"]
+) -> None:
+    page.emulate_media(color_scheme=theme)
+    pages = ("runs", "nodes", "queue", "services", "dev-environments", "events/all", "users")
+    for name in (*pages, f"runs/{desk}"):
         page.goto(f"{bed.controller.url}/dashboard/{name}")
         if name in ("runs", "nodes"):  # then one of them
             page.click("a[data-row]")

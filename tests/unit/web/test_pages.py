@@ -13,6 +13,7 @@ from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.statuses import IrisState, RunStatus
 from controller.store.base import Changes
 from controller.web.durations import lasting
+from controller.web.pages import dated
 from controller.web.run import sentence_of
 from controller.web.states import LOOKS, badge, stylesheet
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -307,6 +308,13 @@ def test_states_have_the_colours_of_iris() -> None:
 
 def test_a_worker_failure_is_annotated() -> None:
     assert badge(IrisState.WORKER_FAILED).note == "(worker failure)"
+
+
+def test_a_moment_in_a_sentence_is_shown_in_the_zone_of_its_reader() -> None:
+    moment = "2026-01-02T03:04:05.678Z"
+    assert dated(f"waiting until {moment} <b>") == (
+        f'waiting until <time class="moment" datetime="{moment}">{moment}</time> &lt;b&gt;'
+    )
 
 
 def test_a_duration_shows_its_two_largest_units() -> None:
