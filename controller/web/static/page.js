@@ -51,6 +51,11 @@ function switchTheme() {
 document.body.addEventListener("htmx:confirm", ask);
 dialog.addEventListener("close", answered);
 document.body.addEventListener("fairlead:done", (event) => say(event.detail.message));
+// A filter that is empty does not stand in the address.
+document.body.addEventListener("htmx:configRequest", ({ detail }) => {
+  if (detail.verb !== "get") return;
+  for (const [name, value] of [...detail.formData]) if (value === "") detail.formData.delete(name);
+});
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.xhr.status === 401) location.reload();
   else if (event.detail.requestConfig.verb !== "get") say(reason(event.detail.xhr), "refused");

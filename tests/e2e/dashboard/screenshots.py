@@ -16,7 +16,14 @@ from tests.e2e.dashboard.conftest import CHROMIUM
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 TRAIN = """type: task
 name: train-llm
-commands: [echo loading the data, sleep 600]
+commands:
+- |
+  echo loading the data
+  for step in $(seq 1 400); do
+    printf '\\033[2mstep %3d\\033[0m  loss \\033[32m2.%03d\\033[0m\\n' $step $((980 - step * 2))
+    [ $((step % 40)) = 28 ] && sleep 0.1 && echo "a slow batch: 2.1 s" >&2 && sleep 0.1
+  done
+  sleep 600
 groups: [{name: trainer, nodes: 2, share_nodes: true, resources: {cpu: 0.5}}]
 """
 EVAL = "type: task\nname: evaluate\ncommands: [echo accuracy 0.93]\nresources: {cpu: 0.1}\n"
@@ -64,6 +71,8 @@ async def _pictures(link: str) -> None:
         await _picture(page, "run")
         await page.emulate_media(color_scheme="dark")
         await _picture(page, "run-dark")
+        await page.locator("#log").get_by_text("step 400").wait_for()
+        await page.locator("#log").screenshot(path=PICTURES / "log.png")
         await browser.close()
 
 
