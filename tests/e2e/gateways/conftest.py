@@ -12,6 +12,7 @@ from tests.e2e.runs.conftest import lab, whole_lab
 from tests.support.gateway import GatewayMachine
 from tests.support.lab import RunLab
 from tests.support.testbed import ShimFactory
+from tests.support.waiting import wait_until
 
 __all__ = ["gateway", "lab", "whole_gateway", "whole_lab"]
 DOMAIN = "apps.test"
@@ -34,6 +35,8 @@ def whole_gateway(
 
 @pytest.fixture
 def gateway(whole_gateway: GatewayMachine, lab: RunLab) -> GatewayMachine:
+    """The test before may have restarted its agent."""
+    wait_until(lambda: lab.get("/v1/gateways/main")["status"] == "connected", what="the agent")
     return whole_gateway
 
 
