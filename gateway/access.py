@@ -41,11 +41,16 @@ class _Known(msgspec.Struct):
 
 class AskingAccess:
     """Admits as the controller says (`controller.proxy.view.Access`). `now`: seconds that only
-    grow."""
+    grow. `admitted` is called with the run and the digest of one that was let in, once a minute."""
 
-    def __init__(self, ask: Ask, now: Callable[[], float]) -> None:
+    def __init__(
+        self, ask: Ask, now: Callable[[], float], admitted: Callable[[str, str], None]
+    ) -> None:
         self._ask = ask
         self._now = now
+        self._admitted = admitted
+        self._revoked: dict[str, object] = {}
+        """For each digest that was revoked, a mark of its last revocation."""
         self._known: dict[tuple[str, str], _Known] = {}
         self._ends: dict[str, set[Callable[[], object]]] = {}
 
@@ -78,6 +83,10 @@ class AskingAccess:
         """Forget a token or key, and end its streams."""
         for key in [key for key in self._known if key[1] == proof]:
             del self._known[key]
+        self._revoked.pop(proof, None)
+        self._revoked[proof] = object()
+        if len(self._revoked) > MOST_KNOWN:
+            del self._revoked[next(iter(self._revoked))]
         for end in tuple(self._ends.get(proof, ())):
             end()
 
@@ -86,18 +95,24 @@ class AskingAccess:
         known = self._known.get(key)
         if known is not None and now - known.at < REMEMBERED_SECONDS:
             return known.answer
+        revoked = self._revoked.get(proof)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._ask(service.run_id, proof, is_key=is_key)
         except (ControllerAway, TimeoutError):
             if known is not None and known.answer.allowed and now - known.at < AWAY_SECONDS:
+                self._admitted(service.run_id, proof)
                 return known.answer
             raise Unavailable(
                 "the controller does not answer, and this gateway does not know the token; try "
                 "again soon",
                 code="controller_away",
             ) from None
+        if self._revoked.get(proof) is not revoked:  # maybe after this answer
+            return await self._answer(service, proof, is_key=is_key)
         if len(self._known) >= MOST_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[key] = _Known(answer, now)
+        if answer.allowed:
+            self._admitted(service.run_id, proof)
         return answer

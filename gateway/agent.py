@@ -32,7 +32,7 @@ from gateway.access import AskingAccess
 from gateway.caddy import CaddyRefused
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
 from gateway.fast_path import FastPath, LogSocket, fast_services
-from gateway.haproxy import Haproxy, Limits, Places, Ports
+from gateway.haproxy import ADMITTED, Haproxy, Limits, Places, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
@@ -97,7 +97,7 @@ class Agent:
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
         self.traffic = GatewayTraffic(loop.time, self._emptied)
         self.fast_path: FastPath | None = None
-        self._access = AskingAccess(self.link.ask, loop.time)
+        self._access = AskingAccess(self.link.ask, loop.time, self._admitted)
         self._options = options
         self._state = state
         self._key = public_line(identity)
@@ -178,6 +178,12 @@ class Agent:
 
     def revoke(self, digest: str) -> None:
         self._access.revoke(digest)
+        if self.fast_path is not None:
+            self.fast_path.revoked(digest)
+
+    def _admitted(self, run_id: str, digest: str) -> None:
+        if self.fast_path is not None:
+            self.fast_path.admitted(run_id, digest)
 
     def take_counts(self) -> tuple[GroupCounts, ...]:
         return self.traffic.take()
@@ -305,7 +311,7 @@ class Agent:
             if not headers.origin_form(request.raw_path).startswith(models.MODELS + "/"):
                 return _refusal(404, f"{host} has the services' models below {models.MODELS}")
             return await proxy.answer_as(request, None)
-        return await proxy.answer_as(request, name)
+        return await proxy.answer_as(request, name, admitted_by=ADMITTED)
 
     def open_fast_path(self, key: Path) -> FastPath:
         """Make the fast path. Raises OSError."""

@@ -1,9 +1,10 @@
 """The fast path: requests that HAProxy sends straight to replicas, past the agent.
 
-A service has it while no request of its own needs a decision: no token, no rate limit, no header
-to set, and a replica to send to. Everything else goes through the agent, as does each request that
-HAProxy's configuration keeps back (`gateway.haproxy`). A replica that fails once gets no requests
-until it has answered the agent again.
+A service has it while no request of its own needs a decision: no rate limit, no header to set, and
+a replica to send to. Where it asks for a token, a token that was let in opens a door for some time,
+and every other one goes to the agent. So does each request that HAProxy's configuration keeps back
+(`gateway.haproxy`). A replica that fails once gets no requests until it has answered the agent
+again.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ class Links(Protocol):
 
 
 class FastService(msgspec.Struct, frozen=True, kw_only=True):
-    """A service that may have the fast path. `ways`: scheme and host of its requests."""
+    """A service that may have the fast path. `ways`: scheme and host of its requests; `is_guarded`:
+    they need a token."""
 
     run_id: str
     ways: tuple[str, ...]
+    is_guarded: bool = False
     replicas: tuple[Replica, ...]
 
 
@@ -81,12 +84,13 @@ def fast_services(
             run_id=told.run_id,
             ways=tuple(f"{one}|{told.host}" for one in (schemes if has_certificate else ("http",))),
             replicas=service.replicas,
+            is_guarded=told.auth,
         )
     return found
 
 
 def _is_plain(told: GatewayService) -> bool:
-    return not (told.auth or told.rate_limits or told.headers)
+    return not (told.rate_limits or told.headers)
 
 
 class _Server(msgspec.Struct, kw_only=True):
@@ -129,7 +133,8 @@ class FastPath:
         self._wanted: dict[str, FastService] = {}
         self._limits = Limits()
         self._slots: dict[str, str] = {}
-        self._ways: dict[str, str] = {}
+        self._ways: dict[str, bool] = {}
+        """Those that are open, and whether they are guarded."""
         self._servers: dict[str, _Server] = {}
         self._by_name: dict[tuple[str, str], _Server] = {}
         self._without: set[str] = set()
@@ -169,6 +174,27 @@ class FastPath:
         if not self._is_closing:
             self._wanted = wanted
             self._news.set()
+
+    def admitted(self, run_id: str, proof: str) -> None:
+        """Let the token with this SHA-256 into the service for some time."""
+        if run_id in self._slots and not self._is_closing:
+            self._clear_away(self._open_door(run_id, proof))
+
+    def revoked(self, proof: str) -> None:
+        """Let the token with this SHA-256 into no service."""
+        self._clear_away(self._close_doors(proof))
+
+    async def _open_door(self, run_id: str, proof: str) -> None:
+        async with self._lock:
+            slot = self._slots.get(run_id)
+            if slot is not None and self._is_known:
+                await self._guarded(self._haproxy.open_door(slot, proof))
+
+    async def _close_doors(self, proof: str) -> None:
+        async with self._lock:
+            for slot in self._slots.values():
+                if self._is_known:
+                    await self._guarded(self._haproxy.close_door(slot, proof))
 
     def in_flight(self) -> dict[str, int]:
         """Return the requests at each replica that has any, or may have while it is drained."""
@@ -257,10 +283,11 @@ class FastPath:
         """Take the ways and replicas that are not wanted out of traffic."""
         if not self._is_known:
             await self._begin()
-        ways = {way for one in self._wanted.values() for way in one.ways}
-        for way in [one for one in self._ways if one not in ways]:
-            await self._haproxy.unset_way(way)
-            del self._ways[way]
+        ways = {way: one.is_guarded for one in self._wanted.values() for way in one.ways}
+        for way, is_guarded in tuple(self._ways.items()):
+            if ways.get(way) is not is_guarded:
+                await self._haproxy.unset_way(way, is_guarded=is_guarded)
+                del self._ways[way]
         wanted = {replica.id for one in self._wanted.values() for replica in one.replicas}
         for id, server in self._servers.items():
             if id not in wanted and not server.is_drained:
@@ -308,11 +335,10 @@ class FastPath:
         for way in service.ways:
             if is_fast and way not in self._ways:
                 assert slot is not None
-                await self._haproxy.set_way(way, slot)
-                self._ways[way] = slot
+                await self._haproxy.set_way(way, slot, is_guarded=service.is_guarded)
+                self._ways[way] = service.is_guarded
             elif not is_fast and way in self._ways:
-                await self._haproxy.unset_way(way)
-                del self._ways[way]
+                await self._haproxy.unset_way(way, is_guarded=self._ways.pop(way))
 
     async def _look(self) -> None:
         """Read the counts; remove servers that are drained and have no requests left."""

@@ -24,6 +24,10 @@ from controller.store.base import TOKEN_PREFIX
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
 ANSWER_SECONDS = 5.0
+DOOR_SECONDS = 60
+"""A token opens a service's way past the agent for so long; then the agent sees it again."""
+ADMITTED = "X-Fairlead-Admitted"
+"""The header of requests whose token HAProxy knows: the agent need not see it."""
 _TOKENS = TOKEN_PREFIX[:2]
 """Tokens and keys of services begin with it."""
 _ERRORS = ("hrsp_5xx", "econ", "eresp")
@@ -57,15 +61,27 @@ defaults
 {failures}
 frontend traffic
 {binds}    log-format "%b %s %Ta %ts"
+    http-request del-header {admitted}
     http-request set-header X-Forwarded-For %[src]
     http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]
     http-request set-header X-Forwarded-Host %[req.hdr(host)]
     http-request set-var(txn.host) req.hdr(host),field(1,:),lower
     http-request set-var(txn.way) ssl_fc,iif(https,http),concat(|,txn.host)
     http-request set-var(txn.slot) var(txn.way),map_str({slots})
+    http-request set-var(txn.guarded) var(txn.way),map_str({guarded})
+    acl guarded var(txn.guarded) -m found
+    acl one_token req.fhdr_cnt(authorization) eq 1
+    acl one_token_is_bearer req.fhdr(authorization) -m reg -i '^bearer [a-z0-9_-]+$'
+    http-request set-var(txn.proof) req.fhdr(authorization),word(2," "),sha2(256),hex,lower \
+        if guarded one_token one_token_is_bearer
+    http-request set-var(txn.door) var(txn.guarded),concat(.,txn.proof) \
+        if {{ var(txn.proof) -m found }}
+    acl open_door var(txn.door),table_gpc0(doors) gt 0
+    http-request set-var(txn.admitted) int(1) if {{ var(txn.door) -m found }} open_door
+    acl admitted var(txn.admitted) -m found
     http-request set-var(txn.most) str(most_body),map_str_int({limits},0)
     acl fast var(txn.slot) -m found
-    acl asks req.hdr(authorization) -m beg -i "bearer {tokens}"
+    acl token req.fhdr(authorization) -m beg -i "bearer {tokens}"
     acl asks req.cook({cookie}) -m found
     acl asks req.hdr(upgrade) -m found
     acl asks req.hdr(expect) -m found
@@ -76,8 +92,12 @@ frontend traffic
     acl challenge path_beg /.well-known/acme-challenge/
     acl challenged str(challenges),map_str_int({limits},0) gt 0
     use_backend caddy if challenge challenged !{{ ssl_fc }}
-    use_backend %[var(txn.slot)] if fast !asks
+    use_backend %[var(txn.slot)] if fast !asks !token
+    use_backend %[var(txn.guarded)] if admitted !asks
     default_backend agent
+
+backend doors
+    stick-table type string len 96 size 100k expire {door_seconds}s store gpc0
 
 backend caddy
     server caddy 127.0.0.1:{challenges}
@@ -96,6 +116,8 @@ backend {slot}
     option abortonclose
     http-request set-timeout server str(timeout),map_str_int({limits},300000)
     http-request disable-l7-retry unless {{ method GET HEAD OPTIONS PUT DELETE TRACE }}
+    http-request set-header {admitted} 1 if {{ var(txn.admitted) -m found }}
+    http-request del-header authorization if {{ var(txn.admitted) -m found }}
     http-request del-header forwarded
     http-request del-header x-forwarded-prefix
     server agent unix@{agent} backup
@@ -155,6 +177,10 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
         return self.maps / "slots.map"
 
     @property
+    def guarded(self) -> Path:
+        return self.maps / "guarded.map"
+
+    @property
     def limits(self) -> Path:
         return self.maps / "limits.map"
 
@@ -179,6 +205,9 @@ def configuration(
         "log": places.log,
         "agent": places.agent,
         "slots": places.slots,
+        "guarded": places.guarded,
+        "admitted": ADMITTED,
+        "door_seconds": DOOR_SECONDS,
         "limits": places.limits,
         "challenges": ports.challenges,
         "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
@@ -244,13 +273,27 @@ class Haproxy:
         """Send it no new requests, and let no retry wait for it."""
         await self._do(f"set server {slot}/{server} state maint")
 
-    async def set_way(self, way: str, slot: str) -> None:
-        """Send the requests of this way (scheme|host) to a slot."""
-        await self._do(f"add map {self._places.slots} {way} {slot}")
+    async def set_way(self, way: str, slot: str, *, is_guarded: bool) -> None:
+        """Send the requests of this way (scheme|host) to a slot; if it is guarded, those whose
+        token has an open door."""
+        if is_guarded:
+            await self._do("clear table doors")  # the slot may have been another service's
+        await self._do(f"add map {self._ways(is_guarded=is_guarded)} {way} {slot}")
 
-    async def unset_way(self, way: str) -> None:
+    async def unset_way(self, way: str, *, is_guarded: bool) -> None:
         """Send the requests of this way to the agent."""
-        await self._do(f"del map {self._places.slots} {way}")
+        await self._do(f"del map {self._ways(is_guarded=is_guarded)} {way}")
+
+    async def open_door(self, slot: str, proof: str) -> None:
+        """Let the token with this SHA-256 into the slot, for `DOOR_SECONDS`."""
+        await self._do(f"set table doors key {slot}.{proof} data.gpc0 1")
+
+    async def close_door(self, slot: str, proof: str) -> None:
+        """Let the agent decide about this token."""
+        await self._do(f"clear table doors key {slot}.{proof}", "Key not found")
+
+    def _ways(self, *, is_guarded: bool) -> Path:
+        return self._places.guarded if is_guarded else self._places.slots
 
     async def set_limits(self, limits: Limits) -> None:
         values = {
@@ -292,6 +335,8 @@ class Haproxy:
     async def forget_ways(self) -> None:
         """Send all requests to the agent."""
         await self._do(f"clear map {self._places.slots}")
+        await self._do(f"clear map {self._places.guarded}")
+        await self._do("clear table doors")
 
     async def counts(self) -> list[ServerCounts]:
         """Return the counts of all servers of all slots."""

@@ -170,8 +170,8 @@ StartLimitIntervalSec=0
 [Service]
 Type=notify
 ExecStartPre=/usr/bin/mkdir -p -m 700 {DATA}/certificates
-ExecStartPre=/usr/bin/touch {HAPROXY_FOLDER}/slots.map {HAPROXY_FOLDER}/limits.map \\
-    {DATA}/certificates/shown.list
+ExecStartPre=/usr/bin/touch {HAPROXY_FOLDER}/slots.map {HAPROXY_FOLDER}/guarded.map \\
+    {HAPROXY_FOLDER}/limits.map {DATA}/certificates/shown.list
 ExecStart=/usr/sbin/haproxy -Ws -f {_HAPROXY_FILE}
 SuccessExitStatus=143
 Restart=always

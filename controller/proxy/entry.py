@@ -78,8 +78,13 @@ class Proxy:
             name = headers.service_of_host(request.host, self._domain)
         return await self.answer_as(request, name)
 
-    async def answer_as(self, request: web.Request, name: str | None) -> web.StreamResponse:
-        """Answer a request for this service; None: for the one that the path or a model tells."""
+    async def answer_as(
+        self, request: web.Request, name: str | None, *, admitted_by: str | None = None
+    ) -> web.StreamResponse:
+        """Answer a request for this service; None: for the one that the path or a model tells.
+
+        `admitted_by`: a header, which no client can send, of requests that need no token.
+        """
         raw = headers.origin_form(request.raw_path)
         is_model = name is None and raw.startswith(models.MODELS + "/")
         try:
@@ -92,7 +97,7 @@ class Proxy:
                     target = Target(service=name, rest=raw, prefix="", own_origin=True)
                 else:
                     target = _target(raw)
-                return await self._service(request, target)
+                return await self._service(request, target, admitted_by)
         except ServiceError as error:
             return _refusal(error, is_model)
         except ConnectionError:
@@ -100,7 +105,9 @@ class Proxy:
         except web.RequestPayloadError:
             return _refusal(Invalid("the body does not match its length or encoding"), is_model)
 
-    async def _service(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def _service(
+        self, request: web.Request, target: Target, admitted_by: str | None
+    ) -> web.StreamResponse:
         if target.prefix:
             _require_no_worker(request)
         service = self._services.find(target.service)
@@ -111,11 +118,8 @@ class Proxy:
         client, path = self._client(request), _plain(target.rest)
         if service.auth and browsers.is_login(request, target):
             return await self._log_in(request, service, target, client)
-        authorization = request.headers.get("Authorization", "")
-        if service.auth and not authorization:
-            authorization = self._browsers.authorization(service, request, client)
         try:
-            admission = await self._access.admit(service, authorization)
+            admission = await self._admit(request, service, client, admitted_by)
         except Unauthenticated as error:
             if not browsers.wants_page(request):
                 raise
@@ -123,6 +127,17 @@ class Proxy:
         self._rates.check(service, path, client.address, request.headers)
         body = await body_of(request, self._limits.most_body)
         return await self._forward(request, service, target, body, client, admission)
+
+    async def _admit(
+        self, request: web.Request, service: Service, client: Client, admitted_by: str | None
+    ) -> Admission:
+        """Raises Unauthenticated, Forbidden, NotFound, Unavailable."""
+        if admitted_by is not None and admitted_by in request.headers:
+            return Admission(secret_headers=frozenset({admitted_by.lower()}))
+        authorization = request.headers.get("Authorization", "")
+        if service.auth and not authorization:
+            authorization = self._browsers.authorization(service, request, client)
+        return await self._access.admit(service, authorization)
 
     async def _log_in(
         self, request: web.Request, service: Service, target: Target, client: Client

@@ -25,7 +25,7 @@ def haproxy_daemon(places: Places, ports: Ports) -> Daemon:
     """Return a HAProxy at these ports of the loopback."""
     for folder in (places.maps, places.certificates):
         folder.mkdir(parents=True)
-    for file in (places.slots, places.limits, places.shown):
+    for file in (places.slots, places.guarded, places.limits, places.shown):
         file.touch()
     config = places.maps / "haproxy.cfg"
     config.write_text(configuration(places, ports=ports, addresses=("127.0.0.1",)))
@@ -150,11 +150,16 @@ class GatewayMachine:
 
     def fast_hosts(self) -> set[str]:
         """The hosts whose requests HAProxy sends straight to replicas."""
-        told = self._ask_haproxy(f"show map {self._folder / 'haproxy/slots.map'}")
+        maps = (f"show map {self._folder / 'haproxy'}/{name}.map" for name in ("slots", "guarded"))
+        told = "\n".join(map(self._ask_haproxy, maps))
         return {line.split()[1].partition("|")[2] for line in told.splitlines() if line.strip()}
 
     def wait_until_fast(self, name: str) -> None:
         wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), 60, f"{name} to be fast")
+
+    def has_door(self, proof: str) -> bool:
+        """Return whether the token with this SHA-256 passes the agent, at some service."""
+        return f".{proof} " in self._ask_haproxy("show table doors")
 
     def _ask_haproxy(self, command: str) -> str:
         with closing(socket.socket(socket.AF_UNIX)) as admin:

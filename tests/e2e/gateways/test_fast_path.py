@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from functools import partial
 from typing import Any
 
 import pytest
 
+from controller.store.base import digest
 from tests.e2e.gateways.conftest import AddNode
 from tests.e2e.gateways.test_gateway import fields_of, nodes_of, trusted
 from tests.support.gateway import GatewayMachine
@@ -90,6 +92,37 @@ def test_replicas_come_go_and_die_without_a_lost_request_past_the_agent(
         lab.dockerd.docker("kill", "-s", "KILL", container)
         load.wait_for(200)
     assert load.failed == []
+
+
+def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
+    lab: RunLab, gateway: GatewayMachine
+) -> None:
+    lab.submit("closed", **fields_of())
+    context = trusted(gateway, lab, "closed")
+    gateway.wait_until_fast("closed")
+    made = lab.cli("service", "key", "add", "closed", "--json").succeeded().json
+    key = made["secret"]
+
+    def ask(token: str, **headers: str) -> tuple[int, str]:
+        sent = {"Authorization": f"Bearer {token}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return gateway.get("closed", "/seen", headers=sent, context=context)[:2]
+
+    passed = partial(gateway.has_door, digest(key))
+    wait_until(lambda: ask(key)[0] == 200 and passed(), 30, "an open door")
+    gateway.agent.kill9()
+    status, seen = ask(key)
+    assert (status, "authorization" in seen) == (200, False)
+    gateway.start_agent()
+    wait_until(lambda: lab.get("/v1/gateways/main")["status"] == "connected", what="the agent")
+    for token in ("fl_wrong", f"{key}x", f"{key}, Bearer {key}"):
+        assert ask(token, X_Fairlead_Admitted="1")[0] == 401
+    assert gateway.get("closed", headers={"X-Fairlead-Admitted": "1"}, context=context)[0] == 401
+    gateway.wait_until_fast("closed")
+    wait_until(lambda: ask(key)[0] == 200 and passed(), 30, "an open door")
+    lab.cli("service", "key", "revoke", made["id"]).succeeded()
+    wait_until(lambda: not passed(), 30, "the revocation")
+    assert ask(key)[0] == 401
 
 
 def test_a_replica_sees_no_token_of_ours_and_only_true_forwarded_headers(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from controller.proxy.view import Service
@@ -20,19 +22,27 @@ class PlayedController:
     def __init__(self) -> None:
         self.answer: Answer | None = Answer(id=0, allowed=True)
         self.asked: list[tuple[str, str, bool]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens before an answer arrives."""
 
     async def ask(self, run_id: str, digest: str, *, is_key: bool) -> Answer:
         self.asked.append((run_id, digest, is_key))
-        if self.answer is None:
+        if (answer := self.answer) is None:
             raise ControllerAway
-        return self.answer
+        self.meanwhile()
+        return answer
 
 
 class Bed:
     def __init__(self) -> None:
         self.now = 0.0
         self.controller = PlayedController()
-        self.access = AskingAccess(self.controller.ask, lambda: self.now)
+        self.admitted: list[tuple[str, str]] = []
+        self.access = AskingAccess(
+            self.controller.ask,
+            lambda: self.now,
+            lambda run_id, proof: self.admitted.append((run_id, proof)),
+        )
 
     async def admit(self, token: str = TOKEN, service: Service = SERVICE) -> None:
         await self.access.admit(service, f"Bearer {token}")
@@ -106,3 +116,29 @@ async def test_an_open_service_asks_nobody_and_hides_our_tokens_alone(bed: Bed) 
     theirs = await bed.access.admit(service, "Bearer of-the-app")
     assert [set(one.secret_headers) for one in (ours, theirs)] == [{"authorization"}, set()]
     assert bed.controller.asked == []
+
+
+async def test_who_was_let_in_is_told_once_a_minute(bed: Bed) -> None:
+    for _ in range(3):
+        await bed.admit()
+    assert bed.admitted == [("r", digest(TOKEN))]
+    bed.now = REMEMBERED_SECONDS
+    await bed.admit()
+    assert len(bed.admitted) == 2
+    bed.controller.answer = Answer(id=0, allowed=False, status=401)
+    with pytest.raises(Unauthenticated):
+        await bed.admit("fl_other")
+    assert len(bed.admitted) == 2
+
+
+async def test_an_answer_that_a_revocation_overtook_lets_nobody_in(bed: Bed) -> None:
+    def revoke() -> None:
+        bed.controller.answer = Answer(id=0, allowed=False, status=401)
+        bed.controller.meanwhile = lambda: None
+        bed.access.revoke(digest(TOKEN))
+
+    bed.controller.meanwhile = revoke
+    with pytest.raises(Unauthenticated):
+        await bed.admit()
+    assert bed.admitted == []
+    assert len(bed.controller.asked) == 2

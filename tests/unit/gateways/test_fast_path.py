@@ -50,6 +50,8 @@ class PlayedHaproxy:
         self.states |= dict.fromkeys(OTHERS, "UP")
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
         self.ways: dict[str, str] = {}
+        self.guarded: dict[str, str] = {}
+        self.doors: set[str] = set()
         self.limits: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
@@ -80,15 +82,24 @@ class PlayedHaproxy:
             case ["set", "server", where, "state", state]:
                 slot, _, name = where.partition("/")
                 self.states[(slot, name)] = {"ready": "UP"}.get(state, state.upper())
-            case ["clear", "map", _]:
-                self.ways.clear()
-            case ["add", "map", where, key, value] if where == str(self._places.slots):
-                self.ways[key] = value
-            case ["del", "map", where, key] if where == str(self._places.slots):
-                del self.ways[key]
-            case ["add", "map", where, key, value] if where == str(self._places.limits):
-                self.limits[key] = value
+            case ["clear", "map", where]:
+                self._map(where).clear()
+            case ["set", "table", "doors", "key", key, "data.gpc0", "1"]:
+                self.doors.add(key)
+            case ["clear", "table", "doors"]:
+                self.doors.clear()
+            case ["clear", "table", "doors", "key", key]:
+                self.doors.discard(key)
+            case ["del", "map", where, key] if where != str(self._places.limits):
+                del self._map(where)[key]
+            case ["add", "map", where, key, value]:
+                self._map(where)[key] = value
         return ""
+
+    def _map(self, path: str) -> dict[str, str]:
+        places = self._places
+        maps = {places.slots: self.ways, places.guarded: self.guarded, places.limits: self.limits}
+        return maps[Path(path)]
 
 
 class PlayedLinks:
@@ -128,9 +139,10 @@ class Bed:
         socket = str(self._folder / f"{id}.sock")
         return Replica(id=id, group="main", node_id="n", socket=socket, port=0)
 
-    def service(self, *ids: str) -> dict[str, FastService]:
+    def service(self, *ids: str, is_guarded: bool = False) -> dict[str, FastService]:
         replicas = tuple(self.replica(id) for id in ids)
-        return {"r": FastService(run_id="r", ways=(WAY,), replicas=replicas)}
+        one = FastService(run_id="r", ways=(WAY,), replicas=replicas, is_guarded=is_guarded)
+        return {"r": one}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FastPath]:
@@ -319,6 +331,44 @@ async def test_a_haproxy_that_was_started_again_is_set_anew(bed: Bed) -> None:
         await eventually(lambda: bed.haproxy.ways and bed.state_of("a") == "UP")
 
 
+async def test_a_token_that_was_let_in_opens_a_door_until_it_is_revoked(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a", is_guarded=True))
+        await eventually(lambda: bed.haproxy.guarded)
+        slot = bed.haproxy.guarded[WAY]
+        assert bed.haproxy.ways == {}
+        path.admitted("r", "abc")
+        path.admitted("another", "abc")
+        await eventually(lambda: bed.haproxy.doors == {f"{slot}.abc"})
+        path.admitted("r", "def")
+        path.revoked("def")
+        path.revoked("abc")
+        await eventually(lambda: bed.haproxy.doors == set())
+
+
+async def test_a_service_that_asks_for_tokens_now_is_open_to_nobody_when_the_update_returns(
+    bed: Bed,
+) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.haproxy.ways)
+        bed.haproxy.doors.add("s0.of-another-service")
+        await update(path, bed.service("a", is_guarded=True))
+        assert bed.haproxy.ways == {}
+        await eventually(lambda: bed.haproxy.guarded)
+        assert bed.haproxy.doors == set()
+        await update(path, bed.service("a"))
+        assert bed.haproxy.guarded == {}
+
+
+async def test_doors_of_an_earlier_agent_are_closed(bed: Bed) -> None:
+    bed.haproxy.guarded["http|old.apps.test"] = "s3"
+    bed.haproxy.doors.add("s3.abc")
+    async with bed.running() as path:
+        await update(path, {})
+        assert (bed.haproxy.guarded, bed.haproxy.doors) == ({}, set())
+
+
 async def test_limits_outlast_a_haproxy_that_has_no_server(bed: Bed) -> None:
     async with bed.running() as path:
         await path.update({}, Limits(most_body=7, has_challenges=True))
@@ -361,7 +411,7 @@ def told(**fields: object) -> GatewayService:
     return GatewayService(**{**given, "replicas": (replica,), **fields})  # type: ignore[arg-type]
 
 
-def ways(service: GatewayService, kind: str = "none") -> list[str]:
+def fast(service: GatewayService, kind: str = "none") -> dict[str, FastService]:
     snapshot = Snapshot(
         version=1,
         gateway="g",
@@ -371,7 +421,17 @@ def ways(service: GatewayService, kind: str = "none") -> list[str]:
     )
     services = SnapshotServices(lambda run_id: None)
     services.update(snapshot, lambda replicas: replicas)
-    return [way for one in fast_services(snapshot, services.find).values() for way in one.ways]
+    return fast_services(snapshot, services.find)
+
+
+def ways(service: GatewayService, kind: str = "none") -> list[str]:
+    return [way for one in fast(service, kind).values() for way in one.ways]
+
+
+def test_a_service_with_tokens_is_guarded() -> None:
+    for auth in (True, False):
+        (found,) = fast(told(auth=auth)).values()
+        assert found.is_guarded is auth
 
 
 def test_a_public_service_is_fast_at_the_schemes_that_it_serves() -> None:
@@ -383,7 +443,6 @@ def test_a_public_service_is_fast_at_the_schemes_that_it_serves() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"auth": True},
         {"rate_limits": (GatewayRateLimit(rps=1.0),)},
         {"headers": (("X-A", "b"),)},
         {"replicas": ()},
