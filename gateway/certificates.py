@@ -28,6 +28,7 @@ SOON_SECONDS = 0.2
 """The pause between two looks while a host waits for its first certificate."""
 _FILES = "files"
 """The name of the certificate that the operator gave, which is for all hosts."""
+_NONE_YET = "there is none yet; `journalctl -u fairlead-caddy` on its machine says more"
 
 
 class BadFile(Exception):
@@ -126,6 +127,8 @@ def _names(leaf: x509.Certificate) -> list[str]:
 class Shows(Protocol):
     """What shows certificates to clients (`gateway.haproxy.Haproxy`)."""
 
+    async def life(self) -> str: ...
+
     async def show_certificate(self, file: Path, content: str) -> None: ...
 
     async def hide_certificate(self, file: Path) -> None: ...
@@ -146,7 +149,10 @@ class HostCertificates:
         """There was an update: until then, what an earlier agent left is shown on."""
         self._found: tuple[HostCertificate, ...] = ()
         self._given: dict[str, str] | None = None
-        """What HAProxy shows, by name; None: not known yet."""
+        """What HAProxy has, by name; None: not known yet."""
+        self._refused: dict[str, str] = {}
+        """Why HAProxy refused what it was given, by name."""
+        self._life = ""
         self._news = asyncio.Event()
 
     def update(
@@ -175,17 +181,14 @@ class HostCertificates:
     async def _look(self) -> None:
         hosts, others, source = self._hosts, self._others, self._source
         pairs = await asyncio.to_thread(_pairs, source, hosts | others)
+        why, names = _NONE_YET, _names_of(source, hosts | others)
         try:
-            await self._show(pairs, _names_of(source, hosts | others))
-            why = "there is none yet; `journalctl -u fairlead-caddy` on its machine says more"
+            await self._show(pairs, names)
         except (HaproxyAway, HaproxyRefused, OSError) as error:
             self._given, pairs = None, {}
             why = f"HAProxy does not show it: {error}"
-        if source is None:
-            hosts = frozenset()
-        found = tuple(
-            _told(host, pairs.get(host) or pairs.get(_FILES), why) for host in sorted(hosts)
-        )
+        told = sorted(hosts) if source is not None else ()
+        found = tuple(self._told(host, pairs, why) for host in told)
         if self._found != found:
             self._found = found
             self._changed()
@@ -195,27 +198,43 @@ class HostCertificates:
 
         Raises HaproxyAway, HaproxyRefused, OSError.
         """
-        if self._given is None:
+        if (life := await self._shows.life()) != self._life or self._given is None:
             self._given = dict.fromkeys(await asyncio.to_thread(self._left), "")
-        fresh = {
-            name: pair.content
-            for name, pair in pairs.items()
-            if self._given.get(name) != pair.content
-        }
+            self._life = life
+        fresh = [name for name, pair in pairs.items() if self._given.get(name) != pair.content]
         gone = self._given.keys() - names
         if not fresh and not gone:
             return
+        for name in fresh:
+            await self._give(name, pairs[name].content)
         await asyncio.to_thread(
-            self._write, fresh, sorted((self._given.keys() & names) | pairs.keys())
+            self._list, sorted(self._given.keys() - gone - self._refused.keys())
         )
         for name in gone:
             await self._shows.hide_certificate(self._file(name))
-            self._file(name).unlink(missing_ok=True)
+            await asyncio.to_thread(self._file(name).unlink, missing_ok=True)
             del self._given[name]
-        for name, content in fresh.items():
+            self._refused.pop(name, None)
+
+    async def _give(self, name: str, content: str) -> None:
+        """Only what HAProxy has taken is listed: with a bad file it would not start again."""
+        assert self._given is not None
+        await asyncio.to_thread(write_durably, self._file(name), content.encode(), 0o600)
+        self._refused.pop(name, None)
+        try:
             await self._shows.show_certificate(self._file(name), content)
-            self._given[name] = content
             log.info("showing a certificate for %s", name)
+        except HaproxyRefused as refused:
+            self._refused[name] = str(refused)
+            log.error("HAProxy refuses the certificate for %s: %s", name, refused)
+        self._given[name] = content
+
+    def _told(self, host: str, pairs: dict[str, Pair], why_none: str) -> HostCertificate:
+        name = host if host in pairs else _FILES
+        why = self._refused.get(name, why_none)
+        if name not in pairs or name in self._refused:
+            return HostCertificate(host=host, error=why)
+        return HostCertificate(host=host, issuer=pairs[name].issuer, expires=pairs[name].expires)
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.pem"
@@ -225,17 +244,9 @@ class HostCertificates:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return [path.stem for path in self._folder.glob("*.pem")]
 
-    def _write(self, fresh: dict[str, str], listed: list[str]) -> None:
-        for name, content in fresh.items():
-            write_durably(self._file(name), content.encode(), 0o600)
-        lines = "".join(f"{self._file(name)}\n" for name in listed)
+    def _list(self, names: list[str]) -> None:
+        lines = "".join(f"{self._file(name)}\n" for name in names)
         write_durably(self._folder / "shown.list", lines.encode(), 0o600)
-
-
-def _told(host: str, pair: Pair | None, why_none: str) -> HostCertificate:
-    if pair is None:
-        return HostCertificate(host=host, error=why_none)
-    return HostCertificate(host=host, issuer=pair.issuer, expires=pair.expires)
 
 
 def _names_of(source: Pair | Path | None, hosts: frozenset[str]) -> frozenset[str]:

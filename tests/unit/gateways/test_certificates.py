@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from gateway import certificates
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
-from gateway.haproxy import HaproxyAway
+from gateway.haproxy import HaproxyAway, HaproxyRefused
 from gateway.schemas import Certificate
 from tests.support.certificates import Authority
 from tests.support.waiting import eventually
@@ -100,7 +100,13 @@ class PlayedHaproxy:
     def __init__(self) -> None:
         self.shown: dict[str, str] = {}
         self.hidden: list[str] = []
+        self.lives = 1
         self.is_away = False
+        self.refuses: str | None = None
+
+    async def life(self) -> str:
+        self._answer()
+        return str(self.lives)
 
     async def show_certificate(self, file: Path, content: str) -> None:
         self._answer()
@@ -112,6 +118,8 @@ class PlayedHaproxy:
         self.hidden.append(file.name)
 
     def _take(self, file: Path, content: str) -> None:
+        if file.name == self.refuses:
+            raise HaproxyRefused("set ssl cert: unable to load it")
         assert file.read_text() == content
         self.shown[file.name] = content
 
@@ -226,10 +234,36 @@ async def test_a_haproxy_that_was_away_shows_all_when_it_is_back(bed: Bed) -> No
     async with bed.keeping() as made:
         made.update(["web.apps.test"], bed.storage)
         await eventually(lambda: made.found() and "no answer" in (made.found()[0].error or ""))
-        assert bed.listed() == ["web.apps.test.pem"]
         bed.haproxy.is_away = False
         await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
         await eventually(lambda: made.found()[0].error is None)
+        assert bed.listed() == ["web.apps.test.pem"]
+
+
+async def test_a_haproxy_that_was_started_again_is_given_all_again(bed: Bed) -> None:
+    content = bed.issue("web.apps.test")
+    async with bed.keeping() as made:
+        made.update(["web.apps.test"], bed.storage)
+        await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
+        bed.haproxy.shown.clear()
+        bed.haproxy.lives += 1
+        await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
+
+
+async def test_a_certificate_that_haproxy_refuses_is_told_and_holds_up_no_other(bed: Bed) -> None:
+    bed.haproxy.refuses = "odd.apps.test.pem"
+    bed.issue("odd.apps.test")
+    content = bed.issue("web.apps.test")
+    async with bed.keeping() as made:
+        made.update(["odd.apps.test", "web.apps.test"], bed.storage)
+        await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
+        await eventually(lambda: len(made.found()) == 2)
+        assert [one.error for one in made.found()] == ["set ssl cert: unable to load it", None]
+        assert bed.listed() == ["web.apps.test.pem"]
+        bed.haproxy.refuses = None
+        renewed = bed.issue("odd.apps.test")
+        await eventually(lambda: bed.haproxy.shown.get("odd.apps.test.pem") == renewed)
+        await eventually(lambda: bed.listed() == ["odd.apps.test.pem", "web.apps.test.pem"])
 
 
 async def test_a_key_that_does_not_fit_yet_is_waited_for(bed: Bed) -> None:
