@@ -64,7 +64,7 @@ class Bed:
 
     def apply(self, folder: Path, name: str, text: str, kind: str = "task") -> dict[str, Any]:
         path = folder / f"{name}.yaml"
-        path.write_text(f"type: {kind}\nimage: none\n{text}")
+        path.write_text(f"type: {kind}\nimage: none\nresources: {{cpu: 0.1}}\n{text}")
         self.controller.cli("apply", "-d", "-f", path, "-n", name).succeeded()
         return self.run(name)
 
@@ -106,6 +106,7 @@ def page(bed: Bed, browser: Browser) -> Iterator[Page]:
     """A page of an admin who has logged in; a script that fails, or that the policy forbids, fails
     the test."""
     context = browser.new_context(accept_downloads=True)
+    context.set_default_timeout(PATIENCE)
     opened = context.new_page()
     faults: list[str] = []
     opened.on("pageerror", lambda error: faults.append(str(error)))
@@ -264,6 +265,7 @@ def test_a_pending_reason_tells_a_time_as_the_reader_writes_it(
 ) -> None:
     bed.apply(tmp_path, "fails", "commands: [exit 1]\nretry: {on_events: [error]}\n")
     context = browser.new_context(locale="de-DE", timezone_id="Asia/Kolkata")
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     log_in(page, bed)
     shown = page.locator("tr", has_text="fails").locator("time.moment")
@@ -370,7 +372,7 @@ def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(
     bed.controller.start()
     bed.apply(tmp_path, "after-the-kill", "commands: ['true']\n")
     row = page.locator("tr", has_text="after-the-kill")
-    expect(row.locator(".status-succeeded")).to_be_visible(timeout=20_000)
+    expect(row.locator(".status-succeeded")).to_be_visible()
     assert page.evaluate("document.body.dataset.same") == "yes"
     page.context.close()
 
