@@ -175,8 +175,17 @@ def _group(state: RunState, name: str) -> Group:
 
 
 def _require_scalable(state: RunState, group: Group) -> None:
-    """Raise Conflict for a gang. A plain group next to a gang restarts with it, so its size cannot
-    change either."""
+    """Raise Conflict for a gang, and for what is no task. A plain group next to a gang restarts
+    with it, so its size cannot change either."""
+    if state.run.service is not None:
+        raise Conflict(
+            f"{state.run.name} is a service, which has as many replicas as its configuration says: "
+            f"change `replicas` there, and `fairlead apply` it again",
+            code="no_task",
+            field="run",
+        )
+    if state.run.type != "task":
+        raise Conflict(f"{state.run.name} has one job", code="no_task", field="run")
     if state.run.incarnation is not None:
         what = "is" if group.gang_size is not None else "belongs to a run with"
         raise Conflict(

@@ -66,6 +66,20 @@ async def test_a_gang_is_not_scaled(api: API) -> None:
     assert await refusal(api, "scale", group="main", nodes=3) == (409, "gang", "group")
 
 
+@pytest.mark.parametrize(
+    ("configuration", "said"),
+    [
+        ({"type": "service", "port": 80, "commands": ["serve"]}, "change `replicas` there"),
+        ({"type": "dev-environment", "ide": "vscode"}, "has one job"),
+    ],
+)
+async def test_only_a_task_is_scaled(api: API, configuration: dict[str, Any], said: str) -> None:
+    await submit(api, name="hello", configuration=configuration)
+    async with api.post("/v1/runs/hello/scale", json={"group": "main", "nodes": 2}) as answer:
+        assert answer.status == 409
+        assert said in (await answer.json())["error"]["message"]
+
+
 async def test_scaling_names_what_is_wrong(api: API) -> None:
     await submit(api, name="hello", configuration=PLAIN)
     assert await refusal(api, "scale", group="nobody", nodes=3) == (404, "not_found", "group")
