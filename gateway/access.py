@@ -100,7 +100,9 @@ class AskingAccess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._ask(service.run_id, proof, is_key=is_key)
         except (ControllerAway, TimeoutError):
-            if known is not None and known.answer.allowed and now - known.at < AWAY_SECONDS:
+            is_fresh = known is not None and now - known.at < AWAY_SECONDS
+            is_revoked = self._revoked.get(proof) is not revoked
+            if known is not None and known.answer.allowed and is_fresh and not is_revoked:
                 self._admitted(service.run_id, proof)
                 return known.answer
             raise Unavailable(

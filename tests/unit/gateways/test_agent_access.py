@@ -27,9 +27,10 @@ class PlayedController:
 
     async def ask(self, run_id: str, digest: str, *, is_key: bool) -> Answer:
         self.asked.append((run_id, digest, is_key))
-        if (answer := self.answer) is None:
-            raise ControllerAway
+        answer = self.answer
         self.meanwhile()
+        if answer is None:
+            raise ControllerAway
         return answer
 
 
@@ -142,3 +143,15 @@ async def test_an_answer_that_a_revocation_overtook_lets_nobody_in(bed: Bed) -> 
         await bed.admit()
     assert bed.admitted == []
     assert len(bed.controller.asked) == 2
+
+
+async def test_a_token_that_is_revoked_while_the_controller_goes_away_is_not_let_in(
+    bed: Bed,
+) -> None:
+    await bed.admit()
+    bed.now = REMEMBERED_SECONDS
+    bed.controller.answer = None
+    bed.controller.meanwhile = lambda: bed.access.revoke(digest(TOKEN))
+    with pytest.raises(Unavailable):
+        await bed.admit()
+    assert bed.admitted == [("r", digest(TOKEN))]

@@ -247,7 +247,8 @@ async def test_a_haproxy_that_was_started_again_is_given_all_again(bed: Bed) -> 
         await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
         bed.haproxy.shown.clear()
         bed.haproxy.lives += 1
-        await eventually(lambda: bed.haproxy.shown == {"web.apps.test.pem": content})
+        await eventually(lambda: bed.haproxy.shown)
+        assert bed.haproxy.shown == {"web.apps.test.pem": content}
 
 
 async def test_a_certificate_that_haproxy_refuses_is_told_and_holds_up_no_other(bed: Bed) -> None:
