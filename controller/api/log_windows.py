@@ -10,6 +10,7 @@ import msgspec
 from controller.api.logs import shown_time
 from controller.api.routes import Call, Offset, Query, Route
 from controller.lifecycle.model import Attempt
+from controller.logs.windows import MOST_ROWS
 from controller.service.errors import Invalid
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -20,7 +21,7 @@ _Wanted = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 class WindowQuery(Query, frozen=True):
     """`job` and `attempt` as in the log's query. One place: `offset` and `before` are exact (the
     `end` and `start` of another window), `near` is any offset, `at` a time; none: the log's end.
-    `size`: bytes, about."""
+    The window ends at about `size` bytes, or at `rows` rows."""
 
     job: str | None = None
     attempt: str | None = None
@@ -29,6 +30,7 @@ class WindowQuery(Query, frozen=True):
     near: Offset | None = None
     at: str | None = None
     size: _Size = 64 << 10
+    rows: _Most = MOST_ROWS
 
 
 class SearchQuery(Query, frozen=True):
@@ -100,7 +102,7 @@ async def read_log_window(call: Call) -> LogWindow:
     if query.at is not None:
         near = await logs.offset_at(attempt.id, _time_ns(query.at))
     found = await logs.window(
-        attempt.id, query.size, start=query.offset, before=query.before, near=near
+        attempt.id, query.size, query.rows, start=query.offset, before=query.before, near=near
     )
     rows = (
         LogRow(

@@ -185,18 +185,25 @@ class LogStore:
                 self._follows.pop(attempt_id, None)
 
     async def window(
-        self, attempt_id: str, size: int, *, start: int | None, before: int | None, near: int | None
+        self,
+        attempt_id: str,
+        size: int,
+        most: int,
+        *,
+        start: int | None,
+        before: int | None,
+        near: int | None,
     ) -> Window:
-        """Return some `size` bytes as rows: from exactly `start`, up to exactly `before`, or from
-        the line that holds `near`; the log's end if none is given."""
+        """Return some `size` bytes as at most `most` rows: from exactly `start`, up to exactly
+        `before`, or from the line that holds `near`; the log's end if none is given."""
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         if start is not None:
-            return await self.in_thread(windows.window_from, known, folder, start, size)
+            return await self.in_thread(windows.window_from, known, folder, start, size, most)
         if near is not None:
-            return await self.in_thread(windows.window_near, known, folder, near, size)
+            return await self.in_thread(windows.window_near, known, folder, near, size, most)
         if before is None:
             before = await self.in_thread(known.end)
-        return await self.in_thread(windows.window_before, known, folder, before, size)
+        return await self.in_thread(windows.window_before, known, folder, before, size, most)
 
     async def offset_at(self, attempt_id: str, time_ns: int) -> int:
         """Return the offset of what was written at this time or next after it."""

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate, islice
@@ -35,6 +36,8 @@ SEARCH_BYTES = 32 << 20
 SEARCH_SECONDS = 0.5
 COUNT_SECONDS = 0.2
 """So long lines are counted for one window; its rows have no numbers when that is not enough."""
+MOST_ROWS = 1000
+"""A window has no more rows, unless it is asked for more: empty lines are one byte each."""
 _CONTEXT_BYTES = 200
 _PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
 
@@ -157,33 +160,40 @@ def _count(data: bytes, start: int, before: int) -> tuple[int, int]:
 # -- windows --------------------------------------------------------------------------------
 
 
-def window_from(known: KnownLog, folder: Path, start: int, size: int) -> Window:
-    """Return the rows from exactly `start` on, until they have `size` bytes."""
+def window_from(
+    known: KnownLog, folder: Path, start: int, size: int, most: int = MOST_ROWS
+) -> Window:
+    """Return at most `most` rows from exactly `start` on, until they have `size` bytes."""
     chosen: list[Row] = []
-    for row in split(frames(folder, start), begins=_begins(folder, start)):
+    for row in islice(split(frames(folder, start), begins=_begins(folder, start)), most):
         chosen.append(row)
         if row.end - start >= size:
             break
     return _window(known, chosen, start)
 
 
-def window_before(known: KnownLog, folder: Path, end: int, size: int) -> Window:
-    """Return the rows that end exactly at `end`. The first one begins a line, unless a line is
-    longer than the window."""
+def window_before(
+    known: KnownLog, folder: Path, end: int, size: int, most: int = MOST_ROWS
+) -> Window:
+    """Return at most `most` rows that end exactly at `end`. The first one begins a line, unless a
+    line is longer than the window."""
     start = max(0, end - size)
-    found = list(split(_until(frames(folder, start), end), begins=_begins(folder, start)))
+    rows = split(_until(frames(folder, start), end), begins=_begins(folder, start))
+    found = list(deque(rows, most))
     begun = next((at for at, row in enumerate(found) if row.starts), 0)
     return _window(known, found[begun:], min(start, end))
 
 
-def window_near(known: KnownLog, folder: Path, offset: int, size: int) -> Window:
+def window_near(
+    known: KnownLog, folder: Path, offset: int, size: int, most: int = MOST_ROWS
+) -> Window:
     """Return the rows from the beginning of the line that holds `offset`, if it is near."""
     before = window_before(known, folder, offset, ROW_BYTES)
     start = offset
     if before.rows and not before.rows[-1].ends:
         begun = [row.offset for row in before.rows if row.starts]
         start = begun[-1] if begun else before.start
-    return window_from(known, folder, start, size)
+    return window_from(known, folder, start, size, most)
 
 
 def offset_at(known: KnownLog, folder: Path, time_ns: int) -> int:

@@ -39,9 +39,16 @@ class Logs(Protocol):
         """Yield what is stored, then what comes, until the log is complete or the attempt final."""
 
     async def window(
-        self, attempt_id: str, size: int, *, start: int | None, before: int | None, near: int | None
+        self,
+        attempt_id: str,
+        size: int,
+        most: int,
+        *,
+        start: int | None,
+        before: int | None,
+        near: int | None,
     ) -> Window:
-        """Return some `size` bytes as rows; the log's end if no place is given."""
+        """Return some `size` bytes as at most `most` rows; the log's end if no place is given."""
 
     async def offset_at(self, attempt_id: str, time_ns: int) -> int:
         """Return the offset of what was written at this time or next after it."""

@@ -107,9 +107,9 @@ function rgb(parts) {
   return valid ? `rgb(${parts.join(", ")})` : null;
 }
 
-export function element(piece) {
+export function element(piece, parts) {
   const span = document.createElement("span");
-  span.textContent = piece.text;
+  span.append(...parts);
   span.classList.add(...piece.classes);
   if (piece.fg) span.style.color = piece.fg;
   if (piece.bg) span.style.backgroundColor = piece.bg;

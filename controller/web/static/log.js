@@ -4,9 +4,8 @@
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
 
-const WINDOW = 16 * 1024;
-const MOST_CHUNKS = 6;
-const MOST_ROWS = 1200;
+const WINDOW = { size: 16 * 1024, rows: 120 };
+const MOST_ROWS = 600;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MOST_MATCHES = 5000;
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
@@ -134,7 +133,7 @@ export class LogView {
   }
 
   async window(place) {
-    const asked = await ask(this.path("window"), { attempt: this.attempt, ...place, size: WINDOW });
+    const asked = await ask(this.path("window"), { attempt: this.attempt, ...place, ...WINDOW });
     this.logEnd = Math.max(this.logEnd, asked.log_end);
     return asked;
   }
@@ -247,13 +246,25 @@ export class LogView {
       const chunk = this.chunks[at];
       if (chunk.first.equals(style)) return;
       chunk.first = style.copy();
-      chunk.ansi = style.copy();
-      for (const [at, node] of [...chunk.node.children].entries()) {
-        const pieces = chunk.ansi.pieces(chunk.texts[at]);
-        const parts = pieces.flatMap((piece) => this.marked(piece));
-        node.querySelector(".log-text").replaceChildren(...parts);
-      }
+      this.draw(chunk);
     }
+  }
+
+  // Draw the texts of a window again, in its style and with what is searched for.
+  draw(chunk) {
+    chunk.ansi = chunk.first.copy();
+    for (const [at, node] of [...chunk.node.children].entries()) {
+      node.querySelector(".log-text").replaceChildren(...this.parts(chunk.ansi, chunk.texts[at]));
+    }
+  }
+
+  // The elements of one row's text; plain text needs none.
+  parts(ansi, text) {
+    return ansi.pieces(text).flatMap((piece) => {
+      const parts = marked(piece.text, this.wanted.toLowerCase());
+      const isPlain = !piece.classes.length && !piece.fg && !piece.bg;
+      return isPlain ? parts : [element(piece, parts)];
+    });
   }
 
   addRow(chunk, row) {
@@ -277,9 +288,7 @@ export class LogView {
       node.append(word, " ");
     }
     chunk.texts.push(row.text);
-    for (const piece of chunk.ansi.pieces(row.text)) {
-      for (const part of this.marked(piece)) text.append(part);
-    }
+    text.append(...this.parts(chunk.ansi, row.text));
     node.append(text, "\n");
     chunk.node.append(node);
     chunk.rows += 1;
@@ -288,7 +297,7 @@ export class LogView {
 
   trim(side) {
     const rows = () => this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
-    while (this.chunks.length > 2 && (this.chunks.length > MOST_CHUNKS || rows() > MOST_ROWS)) {
+    while (this.chunks.length > 2 && rows() > MOST_ROWS) {
       if (side === "bottom") {
         this.chunks.pop().node.remove();
         continue;
@@ -400,7 +409,7 @@ export class LogView {
     this.say("");
     let chunk = this.chunks.at(-1);
     if (chunk && frame.offset < chunk.end) return;
-    if (!chunk || chunk.end - chunk.start > WINDOW || chunk.rows > 1000) {
+    if (!chunk || chunk.end - chunk.start > WINDOW.size || chunk.rows > WINDOW.rows) {
       chunk = this.chunk({
         start: frame.offset,
         end: frame.offset,
@@ -483,32 +492,25 @@ export class LogView {
 
   // Mark the search text in the rows that are shown.
   redraw() {
-    for (const span of this.view.querySelectorAll(".log-text > span")) {
-      const style = { text: span.textContent, classes: [...span.classList].filter((one) => one.startsWith("ansi-")), fg: span.style.color, bg: span.style.backgroundColor };
-      const parts = this.marked(style);
-      span.replaceWith(...parts);
-    }
+    for (const chunk of this.chunks) this.draw(chunk);
   }
+}
 
-  // The piece as elements: what is searched for is in a <mark>.
-  marked(piece) {
-    const span = element(piece);
-    const wanted = this.wanted.toLowerCase();
-    const folded = piece.text.toLowerCase();
-    let found = wanted && folded.length === piece.text.length ? folded.indexOf(wanted) : -1;
-    if (found < 0) return [span];
-    span.textContent = "";
-    let from = 0;
-    while (found >= 0) {
-      const mark = document.createElement("mark");
-      mark.textContent = piece.text.slice(found, found + wanted.length);
-      span.append(piece.text.slice(from, found), mark);
-      from = found + wanted.length;
-      found = folded.indexOf(wanted, from);
-    }
-    span.append(piece.text.slice(from));
-    return [span];
+// The text as strings, and what is searched for as <mark> elements between them.
+function marked(text, wanted) {
+  const folded = text.toLowerCase();
+  if (!wanted || folded.length !== text.length) return [text];
+  const parts = [];
+  let from = 0;
+  for (let at = folded.indexOf(wanted); at >= 0; at = folded.indexOf(wanted, from)) {
+    const mark = document.createElement("mark");
+    mark.textContent = text.slice(at, at + wanted.length);
+    if (at > from) parts.push(text.slice(from, at));
+    parts.push(mark);
+    from = at + wanted.length;
   }
+  if (from < text.length || !parts.length) parts.push(text.slice(from));
+  return parts;
 }
 
 // The style in which these rows end; colours that began above them are not known.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from controller.logs.segments import SegmentWriter
 from controller.logs.windows import (
+    MOST_ROWS,
     ROW_BYTES,
     KnownLog,
     Match,
@@ -81,6 +82,19 @@ def test_a_window_knows_the_number_of_its_first_line(tmp_path: Path) -> None:
     window = window_from(log.known, tmp_path, 10 * 123, 100)
     assert (window.first_line, window.rows[0].text) == (124, "line 0123")
     assert window_before(log.known, tmp_path, log.known.end(), 20).first_line == 499
+
+
+def test_a_window_has_no_more_rows_than_it_is_asked_for(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"\n" * 5000, b"last\n")
+    end = log.known.end()
+    below = window_from(log.known, tmp_path, 100, 4000, 50)
+    assert (below.start, below.end, below.first_line, len(below.rows)) == (100, 150, 101, 50)
+    above = window_before(log.known, tmp_path, end, 4000, 50)
+    assert (above.end, len(above.rows), above.rows[-1].text) == (end, 50, "last")
+    assert above.first_line == 4952
+    near = window_near(log.known, tmp_path, 700, 4000, 50)
+    assert (near.start, near.end) == (700, 750)
+    assert len(window_from(log.known, tmp_path, 0, 4000).rows) == MOST_ROWS
 
 
 def test_a_log_that_grows_is_known_to_its_new_end(tmp_path: Path) -> None:
