@@ -124,7 +124,7 @@ class Opened:
         """Do what an open page does, for ever."""
         query = {"page": self.page_token, "topic": "any"}
         quiet = aiohttp.ClientTimeout(total=None)
-        address = f"{self.url}/dashboard/events"
+        address = f"{self.url}/dashboard/stream"
         async with self.session.get(address, params=query, timeout=quiet) as stream:
             async for line in stream.content:
                 if line == b"event: changed\n":
@@ -161,7 +161,7 @@ async def in_chromium(controller: ControllerProcess) -> AsyncIterator[tuple[Page
         await fresh.goto(f"{controller.url}/dashboard/runs")
         await fresh.locator('#connection[data-state="live"]').wait_for()
         await page.close()
-        done = [one for one in answers if "/dashboard/events" not in one.url]
+        done = [one for one in answers if "/dashboard/stream" not in one.url]
         sizes = [await one.request.sizes() for one in done]
         yield fresh, [one["responseBodySize"] + one["responseHeadersSize"] for one in sizes]
         await browser.close()

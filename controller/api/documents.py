@@ -366,7 +366,8 @@ class FleetView(_View, frozen=True):
 
 
 class EventView(_View, frozen=True):
-    """One event of a run; `seq` is the cursor from which to continue."""
+    """One event of a run; `seq` is the cursor from which to continue. `because`: the cause as a
+    sentence."""
 
     seq: int
     at: str
@@ -379,6 +380,7 @@ class EventView(_View, frozen=True):
     reason: str | None
     message: str | None
     cause: str | None
+    because: str
 
 
 class EventLine(_View, frozen=True):

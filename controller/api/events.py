@@ -13,6 +13,7 @@ from controller.api.paging import cut, number
 from controller.api.routes import NDJSON, Call, Offset, PositiveInt, Query, Route
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.api.views import derived
+from controller.lifecycle.events import sentence_of_cause
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.store.base import StoredEvent
 
@@ -55,7 +56,9 @@ async def list_events(call: Call) -> EventsAnswer:
 
 
 def event_view(stored: StoredEvent) -> EventView:
-    return derived(EventView, stored.event, seq=stored.seq, kind=str(stored.event.kind))
+    event = stored.event
+    because = sentence_of_cause(event.cause)
+    return derived(EventView, event, seq=stored.seq, kind=str(event.kind), because=because)
 
 
 async def watch_events(call: Call) -> web.StreamResponse:

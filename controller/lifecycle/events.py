@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -59,3 +61,68 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     message: str | None = None
     cause: str
+
+
+CAUSES: Final[Mapping[str, str]] = {
+    "StopRequested": "a user stopped the run",
+    "CompleteRequested": "a user completed the run",
+    "SuspendRequested": "a user suspended the run",
+    "ResumeRequested": "a user resumed the run",
+    "ScaleRequested": "a user scaled the group",
+    "JobAbortRequested": "a user aborted the job",
+    "JobAbandonRequested": "a user abandoned the job",
+    "JobInterruptRequested": "a user interrupted the job",
+    "ProbeSeen": "a probe ended",
+    "ReplicaRegistered": "the gateway sends requests to the replica",
+    "RegistrationFailed": "the gateway could not register the replica",
+    "ReplicaDrained": "the replica has no requests left",
+    "InactivitySeen": "the use of the dev environment was looked at",
+    "ReplicasWanted": "the load changed",
+    "WakeRequested": "a request woke the service",
+    "DeployRequested": "a user deployed a new version",
+    "RollbackRequested": "a user rolled the service back",
+    "ParentEnded": "the run that began this one ended",
+    "ServerFault": "the controller cannot go on with the run",
+    "Nominated": "the scheduler keeps resources until other jobs have left them",
+    "NominationEnded": "the scheduler keeps resources no longer",
+    "Preempted": "a job of a higher band needs the resources",
+    "NodeDrained": "the node reached its drain deadline",
+    "GangTooLarge": "the gang does not fit beside its surviving jobs",
+    "Placed": "the scheduler placed the job",
+    "FreedAllocationLost": "the node takes no more work",
+    "NotPlaced": "no node has room",
+    "TaskAccepted": "the node accepted the task",
+    "TaskRefused": "the node refused the task",
+    "TaskSeen": "the node reported on the task",
+    "TaskMissing": "the node has no such task",
+    "RunnerStarted": "the runner started the job's commands",
+    "RunnerExited": "the runner reported the job's end",
+    "RunnerSilent": "the runner does not answer",
+    "LogsComplete": "the whole log is stored",
+    "OutputsCollected": "the outputs are stored",
+    "TaskRemoved": "the node removed the task",
+    "AllocationReleased": "the node released the resources",
+    "NodeConnected": "the controller reaches the node",
+    "NodeDisconnected": "the controller does not reach the node",
+    "NodeGone": "the node was lost",
+    "ControllerStarted": "the controller started",
+    "Tick": "time passed",
+    "rule 1": "a job ended for good",
+    "rule 2": "the master job is done",
+    "rule 3": "a job is running",
+    "rule 4": "a job is starting",
+    "rule 5": "a job waits for a node",
+    "rule 6": "every job is done",
+    "rule 7": "the jobs wait for their next attempts",
+    "rule 8": "the run is suspended",
+}
+"""What the causes that are names of reports and rules mean; the others are sentences already. The
+rules are those of 4.1 to 4.8 in docs/rules.md."""
+
+
+def sentence_of_cause(cause: str) -> str:
+    """Return the cause as a user reads it."""
+    name, _, limit = cause.partition(" ")
+    if name == "limit":
+        return f"the limit {limit} was reached"
+    return CAUSES.get(cause, cause)

@@ -13,6 +13,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle.awaited import Awaited, awaited
+from controller.lifecycle.events import Event
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import Attempt, Band, RunState
 from controller.lifecycle.reasons import Reason
@@ -172,6 +173,15 @@ class PlanService:
         return Preview(state=state, allocations=allocations, warning=warning or None)
 
 
+def names_in(state: RunState) -> dict[str, str]:
+    """Return the names of a run, its jobs and its attempts for people, by id."""
+    names = {state.run.id: state.run.name}
+    for job in state.jobs:
+        names[job.id] = f"{job.group}/{job.cookie}"
+        names |= {one.id: f"{names[job.id]} #{one.number}" for one in job.attempts}
+    return names
+
+
 MOST_NAMES = 10_000
 MOST_CHILDREN = 1000
 """The number of stored children that are listed, the latest first; live ones come in addition."""
@@ -286,17 +296,24 @@ class RunService:
                 raise
             return of_job[0]
 
-    async def names(self, run_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of these runs, without those that are no longer stored. Raises
-        StoreUnavailable."""
-        wanted = set(run_ids)
+    async def names(self, events: Iterable[Event]) -> dict[str, str]:
+        """Return the names of the runs, jobs and attempts of these events by id, as far as they are
+        still stored. Raises StoreUnavailable."""
+        wanted: dict[str, set[str]] = {}
+        for event in events:
+            about = (event.run_id, event.job_id, event.attempt_id)
+            wanted.setdefault(event.run_id, set()).update(one for one in about if one is not None)
         if len(self._names) > MOST_NAMES:
             self._names.clear()
-        for run_id in wanted - self._names.keys():
-            state = self._turns.runs.get(run_id) or await self._store.find_run(run_id)
-            if state is not None and state.run.id == run_id:
-                self._names[run_id] = state.run.name
-        return {run_id: self._names[run_id] for run_id in wanted & self._names.keys()}
+        found: dict[str, str] = {}
+        for run_id, ids in wanted.items():
+            live = self._turns.runs.get(run_id)
+            if live is not None or not ids <= self._names.keys():
+                state = live or await self._store.find_run(run_id)
+                known = {} if state is None or state.run.id != run_id else names_in(state)
+                self._names |= {one: known.get(one, "") for one in ids}
+            found |= {one: self._names[one] for one in ids if self._names[one]}
+        return found
 
     def children(self, state: RunState) -> list[RunState]:
         """Return the live runs that were submitted with this one as their parent."""

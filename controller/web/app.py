@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -21,7 +22,7 @@ from controller.proxy.errors import TooMany
 from controller.proxy.headers import Client, client_of
 from controller.rate_limiter import RateLimiter
 from controller.service import ControllerService
-from controller.service.errors import ServiceError, Unauthenticated
+from controller.service.errors import NotFound, ServiceError, Unauthenticated
 from controller.store.base import StoredToken, StoreError
 from controller.web import (
     dev_environments,
@@ -60,7 +61,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(name="Nodes", path="nodes", key="n"),
     Section(name="Services", path="services", key="s"),
     Section(name="Dev environments", path="dev-environments", key="d"),
-    Section(name="Events", path="events/all", key="e"),
+    Section(name="Events", path="events", key="e"),
     Section(name="Users", path="users", key="u", admins=True),
 )
 """The navigation."""
@@ -117,11 +118,12 @@ class Dashboard:
         router.add_get(PATH + "/login", self._headed(self._login_page))
         router.add_post(PATH + "/login", self._headed(self._log_in))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
-        router.add_get(PATH + "/events", self._headed(self._events))
+        router.add_get(PATH + "/stream", self._headed(self._stream))
         router.add_get(PATH + "/session", self._headed(self._session))
         for page in PAGES:
             router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
         add_routes(router, self._service, self._token_for_api, PATH + "/api")
+        router.add_get(PATH + "/{page:.*}", self._headed(self._missing))
 
     def _headed(self, endpoint: _Endpoint) -> _Endpoint:
         """Answer refusals and failures as pages, and give every answer its headers."""
@@ -245,8 +247,24 @@ class Dashboard:
         if not _is_opened(request):
             return answer
         message = error.message if isinstance(error, Refused) else str(error)
-        context = {"message": message, "status": answer.status, "theme": _theme(request)}
-        return self._plain_page("refused.html", context, answer.status)
+        context = {"message": message, "what": HTTPStatus(answer.status).phrase}
+        return self._refused_page(request, context, answer.status)
+
+    def _refused_page(
+        self, request: web.Request, context: Mapping[str, str], status: int
+    ) -> web.Response:
+        """Return the page that says why, with the navigation for a user who has logged in."""
+        try:
+            visit = self._visit(request, is_part=False)
+        except ServiceError:
+            context = {**context, "theme": _theme(request)}
+            return self._plain_page("refused_stranger.html", context, status)
+        page = Page(template="refused.html", title=context["what"], context=context, status=status)
+        return self._rendered(visit, page, is_part=False)
+
+    async def _missing(self, request: web.Request) -> web.StreamResponse:
+        self._visit(request, is_part=not _is_opened(request))
+        raise NotFound(f"there is no page {request.path}")
 
     def _plain_page(
         self, template: str, context: Mapping[str, object], status: int
@@ -269,7 +287,7 @@ class Dashboard:
             answer.headers["Content-Encoding"] = "gzip"
         return answer
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
         visit = self._visit(request, is_part=True)
         task = asyncio.current_task()
         assert task is not None

@@ -7,7 +7,8 @@ import msgspec
 from controller.api.dev_environments import link, opens
 from controller.api.documents import RunView
 from controller.api.runs import get_run
-from controller.lifecycle.model import RunType
+from controller.lifecycle.model import RunState, RunType
+from controller.service.terminals import why_no_ssh
 from controller.web.durations import lasting
 from controller.web.pages import Page, PageRoute, Visit
 from controller.web.runs import RunRow, run_row
@@ -17,13 +18,15 @@ _MOST_RUNS = 1000
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
     """How a dev environment is opened. `browser`: a path of the controller; `desktop`: a link of
-    the IDE that needs the entry of `fairlead ssh-config`; None: not in this way."""
+    the IDE that needs the entry of `fairlead ssh-config`; None: not in this way. `no_ssh`: why
+    SSH does not open it, and with it no desktop IDE."""
 
     name: str
     ide: str
     can_open: bool
     browser: str | None
     desktop: str | None
+    no_ssh: str | None
 
 
 class EnvironmentRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +39,20 @@ class EnvironmentRow(msgspec.Struct, frozen=True, kw_only=True):
     unused_since: str | None
 
 
-def ways_of(view: RunView) -> Ways | None:
-    """Return how the run is opened; None: it is no dev environment, or it has ended."""
+def ways_of(state: RunState, view: RunView) -> Ways | None:
+    """Return how the run, whose view this is, is opened; None: it is no dev environment, or it has
+    ended."""
     found = view.dev_environment
     if found is None or view.finished_at is not None:
         return None
+    no_ssh = why_no_ssh(state, state.jobs[0])
     return Ways(
         name=view.name,
         ide=found.ide or "",
         can_open=opens(view),
         browser=found.path,
-        desktop=link(found.ide, view.name, found.folder),
+        desktop=None if no_ssh else link(found.ide, view.name, found.folder),
+        no_ssh=no_ssh,
     )
 
 
@@ -72,7 +78,7 @@ async def list_environments(visit: Visit) -> Page:
         if state.run.type is not RunType.DEV_ENVIRONMENT:
             continue
         view = await get_run(visit.as_call(run=state.run.id))
-        ways = ways_of(view)
+        ways = ways_of(state, view)
         if ways is not None:
             row = run_row(state, names, positions.get(state.run.id))
             rows.append(environment_row(row, view, ways))

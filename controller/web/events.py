@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from controller.api.documents import EventView
 from controller.api.events import event_view
 from controller.service.errors import Invalid
+from controller.store.base import StoredEvent
 from controller.web.pages import Page, PageRoute, Visit
 
 ROWS = 100
@@ -17,27 +18,37 @@ AFTER_ALL = 1 << 62
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`what`: the change; `said`: its reason and message."""
+    """`what`: the change; `because`: its cause; `said`: its reason and message. `run`: the name, or
+    the id of a run that is no longer stored."""
 
     seq: int
     at: str
     run_id: str
     run: str
     what: str
-    cause: str
+    because: str
     said: str
 
 
+async def event_rows(visit: Visit, stored: Sequence[StoredEvent]) -> list[EventRow]:
+    """Return the events, the newest first. Raises StoreUnavailable."""
+    names = await visit.service.runs.names(one.event for one in stored)
+    newest = sorted(stored, key=lambda one: one.seq, reverse=True)
+    return [event_row(event_view(one), names) for one in newest]
+
+
 def event_row(event: EventView, names: Mapping[str, str]) -> EventRow:
+    """`names`: of runs, jobs and attempts by id."""
+    subject = names.get(event.attempt_id or "") or names.get(event.job_id or "")
+    about = " ".join(one for one in (event.kind.replace("_", " "), subject) if one)
     change = " → ".join(one for one in (event.from_status, event.to_status) if one)
-    words = event.kind.replace("_", " ")
     return EventRow(
         seq=event.seq,
         at=event.at,
         run_id=event.run_id,
         run=names.get(event.run_id, event.run_id),
-        what=f"{words}: {change}" if change else words,
-        cause=event.cause or "",
+        what=f"{about}: {change}" if change else about,
+        because=event.because,
         said=": ".join(one for one in (event.reason, event.message) if one),
     )
 
@@ -46,16 +57,14 @@ async def list_events(visit: Visit) -> Page:
     before = _before(visit.query("before"))
     run = visit.query("run") or None
     stored = await visit.service.runs.events(run, before=before, limit=ROWS + 1, user=visit.user)
-    shown = [event_view(one) for one in reversed(stored)][:ROWS]
-    names = await visit.service.runs.names(event.run_id for event in shown)
-    older = shown[-1].seq if len(stored) > ROWS else None
+    shown = stored[-ROWS:]
     return Page(
         template="events.html",
         title="Events",
         section="Events",
         context={
-            "rows": [event_row(event, names) for event in shown],
-            "older": older,
+            "rows": await event_rows(visit, shown),
+            "older": shown[0].seq if len(stored) > ROWS else None,
             "run": run or "",
             "is_newest": before == AFTER_ALL,
         },
@@ -70,4 +79,4 @@ def _before(text: str) -> int:
     return int(text)
 
 
-PAGES: tuple[PageRoute, ...] = (PageRoute(path="/events/all", handler=list_events),)
+PAGES: tuple[PageRoute, ...] = (PageRoute(path="/events", handler=list_events),)

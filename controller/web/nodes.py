@@ -8,13 +8,12 @@ import msgspec
 
 from controller.api import nodes as api
 from controller.api.documents import FleetView, GpuView, NodeView
-from controller.api.events import event_view
 from controller.api.fleets import list_fleets
 from controller.api.paging import PageQuery
 from controller.lifecycle.model import RunState
 from controller.service.errors import Invalid
 from controller.service.nodes import Holder
-from controller.web.events import EventRow, event_row
+from controller.web.events import EventRow, event_rows
 from controller.web.pages import Done, Page, PageRoute, Visit
 
 PAGE_OF_NODES = 1000
@@ -274,8 +273,7 @@ async def _events_on(visit: Visit, node_id: str, states: Sequence[RunState]) -> 
         )
         found += [one for one in stored if one.event.attempt_id in here]
     newest = sorted(found, key=lambda one: one.seq, reverse=True)[:_MOST_EVENTS]
-    names = {state.run.id: state.run.name for state in states}
-    return [event_row(event_view(one), names) for one in newest]
+    return await event_rows(visit, newest)
 
 
 async def act(visit: Visit) -> Done:

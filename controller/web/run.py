@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import yaml
@@ -11,7 +11,6 @@ import yaml
 from controller.api.documents import ExplainView, JobView, RunView
 from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
-from controller.api.views import iso
 from controller.lifecycle.model import Attempt, RunState, RunType
 from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
 from controller.lifecycle.statuses import (
@@ -25,7 +24,7 @@ from controller.service.terminals import why_no_ssh
 from controller.store.base import StoredEvent
 from controller.web.dev_environments import ways_of
 from controller.web.durations import lasting
-from controller.web.events import AFTER_ALL
+from controller.web.events import AFTER_ALL, event_rows
 from controller.web.pages import Done, Page, PageRoute, Visit
 from controller.web.runs import gpus_of, has_ended
 from controller.web.states import Badge, badge
@@ -85,13 +84,6 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True):
 
     missing: tuple[tuple[str, str], ...]
     is_offered: bool
-
-
-class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    at: str
-    what: str
-    cause: str
-    said: str
 
 
 WIDTH = 1000.0
@@ -235,24 +227,6 @@ def configuration_text(configuration: Mapping[str, object]) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
 
 
-def event_rows(events: Sequence[StoredEvent], jobs: Mapping[str, str]) -> list[EventRow]:
-    """Return the events, the newest first; `jobs`: their labels by id."""
-    return [_event(one, jobs) for one in reversed(events)]
-
-
-def _event(stored: StoredEvent, jobs: Mapping[str, str]) -> EventRow:
-    event = stored.event
-    moved = " → ".join(one for one in (event.from_status, event.to_status) if one)
-    about = jobs.get(event.job_id or "", "")
-    kind = event.kind.value.replace("_", " ")
-    return EventRow(
-        at=iso(event.at),
-        what=" ".join(one for one in (about, f"{kind}:", moved) if one),
-        cause=event.cause,
-        said=" ".join(one for one in (event.reason, event.message) if one),
-    )
-
-
 _IS = {
     **{status: f"is {status}" for status in RunStatus},
     RunStatus.TERMINATED: "was terminated",
@@ -309,11 +283,11 @@ async def show_run(visit: Visit) -> Page:
             "explanation": explanation,
             "actions": actions(state),
             "groups": scalable(view),
-            "ways": ways_of(view),
+            "ways": ways_of(state, view),
             "address": address_of(view),
             "terminal": terminal_of(state),
             "configuration": configuration_text(view.configuration),
-            "events": event_rows(events, {job.id: job.label for job in jobs}),
+            "events": await event_rows(visit, events),
             "older_events": older,
         },
     )

@@ -80,7 +80,7 @@ function open() {
   if (document.hidden) return;
   const query = new URLSearchParams({ page });
   for (const topic of topics()) query.append("topic", topic);
-  const opened = new EventSource(`/dashboard/events?${query}`);
+  const opened = new EventSource(`/dashboard/stream?${query}`);
   source = opened;
   last = Date.now();
   const heard = (name, act) => opened.addEventListener(name, (event) => {

@@ -127,14 +127,14 @@ async def test_no_page_shows_a_user_the_runs_of_another(
     run_id = await submit(controller, "secret-plan")
     await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "ada")
-    pages = ["runs", "runs?user=admin", "queue", "nodes", "nodes/n1", "services", "events/all"]
+    pages = ["runs", "runs?user=admin", "queue", "nodes", "nodes/n1", "services", "events"]
     pages.append("dev-environments")
     for path in pages:
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await expect(page.locator("h1")).to_be_visible()
         text = await page.content()
         assert ("secret-plan" in text, run_id in text) == (False, False), path
-    for path in (f"runs/{run_id}", f"runs/{run_id}/log.txt", f"events/all?run={run_id}", "users"):
+    for path in (f"runs/{run_id}", f"runs/{run_id}/log.txt", f"events?run={run_id}", "users"):
         answer = await page.goto(f"{address_of(site)}/dashboard/{path}")
         assert answer is not None
         assert answer.status == 403, path
@@ -165,7 +165,7 @@ async def test_no_field_becomes_markup_on_any_page(
         "nodes/n1": 4,
         "services": 0,
         "dev-environments": 0,
-        "events/all": 2,
+        "events": 2,
         "users": 1,
     }
     for path, least in shown.items():
@@ -308,7 +308,7 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     await page.set_viewport_size({"width": 360, "height": 640})
-    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events/all", "users")
+    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.locator('#connection[data-state="live"]').wait_for()
@@ -330,7 +330,7 @@ async def test_a_large_screen_is_used_by_every_page(
     await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.set_viewport_size({"width": 3840, "height": 2160})
-    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events/all", "users")
+    pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
         await page.locator('#connection[data-state="live"]').wait_for()

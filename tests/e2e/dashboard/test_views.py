@@ -382,7 +382,7 @@ def test_axe_finds_nothing_serious(
     page: Page, bed: Bed, desk: str, theme: Literal["light", "dark"]
 ) -> None:
     page.emulate_media(color_scheme=theme)
-    pages = ("runs", "nodes", "queue", "services", "dev-environments", "events/all", "users")
+    pages = ("runs", "nodes", "queue", "services", "dev-environments", "events", "users")
     for name in (*pages, f"runs/{desk}"):
         page.goto(f"{bed.controller.url}/dashboard/{name}")
         if name in ("runs", "nodes"):  # then one of them

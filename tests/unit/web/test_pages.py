@@ -51,8 +51,8 @@ async def test_a_run_with_many_events_shows_the_latest_and_leads_to_the_older(
     await controller.store.commit(Changes(events=noted))
 
     shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "events")
-    older = shown.split("/dashboard/events/all?")[1].split('"')[0].replace("&amp;", "&")
-    before = await admin.fragment(f"/dashboard/events/all?{older}", "rows")
+    older = shown.split("/dashboard/events?")[1].split('"')[0].replace("&amp;", "&")
+    before = await admin.fragment(f"/dashboard/events?{older}", "rows")
 
     assert [f">n{at:03}<" in shown for at in (249, 50, 49)] == [True, True, False]
     assert ">n049<" in before
@@ -83,7 +83,7 @@ async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> No
     other = await ada.open(f"/dashboard/runs/{run['id']}")
     stopped = await ada.act(f"/dashboard/runs/{run['id']}/actions/abort")
     stream = await ada.client.get(
-        "/dashboard/events", params={"page": ada.page_token, "topic": run["id"]}
+        "/dashboard/stream", params={"page": ada.page_token, "topic": run["id"]}
     )
 
     assert own["name"] in rows
@@ -260,7 +260,7 @@ async def test_a_group_is_scaled(admin: Browser) -> None:
 
 async def test_an_open_page_hears_of_a_change_at_once(admin: Browser) -> None:
     parameters = [("page", admin.page_token), ("topic", "any")]
-    async with admin.client.get("/dashboard/events", params=parameters) as stream:
+    async with admin.client.get("/dashboard/stream", params=parameters) as stream:
         assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: hello\n")
         began = asyncio.get_running_loop().time()
         await submit(admin)

@@ -3,12 +3,15 @@ whom."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
 from controller.api.documents import GpuView, ServiceGroupView
 from controller.api.nodes import node_view
 from controller.api.views import run_view
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
     Allocation,
     Band,
@@ -16,13 +19,17 @@ from controller.lifecycle.model import (
     NodeAddress,
     NodeStatus,
     Resources,
+    RunState,
 )
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.service.nodes import Holder, NodeUse
 from controller.service.queue import QueueEntry
+from controller.store.base import Changes
+from controller.web.assets import Assets
 from controller.web.dev_environments import ways_of
 from controller.web.nodes import bar, gpu_square, node_row
+from controller.web.pages import Renderer
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
@@ -129,17 +136,26 @@ def test_a_group_of_a_service_shows_its_load() -> None:
     assert row.latency == "p50 10 ms, p95 200 ms"
 
 
+def with_ssh(state: RunState, ssh: Literal["embedded", "off"]) -> RunState:
+    replace = msgspec.structs.replace
+    jobs = tuple(replace(job, spec=replace(job.spec, ssh=ssh)) for job in state.jobs)
+    return replace(state, jobs=jobs)
+
+
 def test_a_dev_environment_is_opened_when_it_runs_and_in_the_browser_when_it_answers() -> None:
     desk, notes = DeskPlay(), DeskPlay(NOTES)
 
-    states = (
-        desk.state,
-        desk.to_running().state,
-        notes.to_running().state,
-        notes.answers().state,
-    )
+    states = [
+        with_ssh(state, "embedded")
+        for state in (
+            desk.state,
+            desk.to_running().state,
+            notes.to_running().state,
+            notes.answers().state,
+        )
+    ]
 
-    found = [ways_of(run_view(state, {})) for state in states]
+    found = [ways_of(state, run_view(state, {})) for state in states]
     link = "vscode://vscode-remote/ssh-remote+play/workflow"
     assert [(one.can_open, one.desktop, one.browser) for one in found if one is not None] == [
         (False, link, None),
@@ -147,6 +163,18 @@ def test_a_dev_environment_is_opened_when_it_runs_and_in_the_browser_when_it_ans
         (False, None, "/services/play/"),
         (True, None, "/services/play/"),
     ]
+
+
+def test_a_dev_environment_without_ssh_says_so_and_offers_no_command_that_needs_it() -> None:
+    state = with_ssh(DeskPlay().to_running().state, "off")
+
+    ways = ways_of(state, run_view(state, {}))
+
+    assert ways is not None
+    assert ways.desktop is None
+    shown = Renderer(Assets()).whole("ways.html", {"ways": ways})
+    assert "It has no SSH: it was submitted with `ssh: off`" in shown
+    assert "fairlead ssh" not in shown
 
 
 async def test_dev_environments_are_listed_with_how_long_they_may_be_left_alone(
@@ -180,7 +208,7 @@ async def test_a_service_leads_to_its_address_and_scales_itself(admin: Browser) 
         ("nodes", "fairlead node install"),
         ("services", "type: service"),
         ("dev-environments", "type: dev-environment"),
-        ("events/all", "Nothing has happened yet"),
+        ("events", "Nothing has happened yet"),
     ],
 )
 async def test_an_empty_page_says_what_to_do(admin: Browser, path: str, words: str) -> None:
@@ -287,14 +315,57 @@ async def test_the_queue_goes_on_after_a_place(admin: Browser) -> None:
 async def test_events_are_shown_newest_first_and_page_by_page(admin: Browser, ada: Browser) -> None:
     for number in range(60):
         await submit(admin, name=f"run-{number}")
-    first = await admin.fragment("/dashboard/events/all", "rows")
+    first = await admin.fragment("/dashboard/events", "rows")
     before = first.split("?before=")[1].split("&")[0]
-    second = await admin.fragment(f"/dashboard/events/all?before={before}", "rows")
+    second = await admin.fragment(f"/dashboard/events?before={before}", "rows")
     seqs = [int(part.split('"')[0]) for part in (first + second).split('id="event-')[1:]]
     assert seqs == sorted(seqs, reverse=True)
     assert seqs[0] - seqs[-1] == len(seqs) - 1
-    assert "data-row" not in await ada.fragment("/dashboard/events/all", "rows")
-    assert (await admin.open("/dashboard/events/all?before=x")).status == 400
+    assert "data-row" not in await ada.fragment("/dashboard/events", "rows")
+    assert (await admin.open("/dashboard/events?before=x")).status == 400
+
+
+async def test_an_event_names_its_job_and_its_cause_in_words(
+    admin: Browser, controller: Controller
+) -> None:
+    run = await submit(admin, name="told")
+    job = run["jobs"][0]
+    attempt = job["attempts"][0]["id"]
+    about = {"run_id": run["id"], "job_id": job["id"], "attempt_id": attempt}
+    noted = Event(
+        **about, kind=EventKind.CONNECTION, cause="NodeConnected", at=1.0, to_status="connected"
+    )
+    await controller.store.commit(Changes(events=(noted,)))
+
+    for path, block in (("events", "rows"), (f"runs/{run['id']}", "events")):
+        shown = await admin.fragment(f"/dashboard/{path}", block)
+        assert ">connection main/0 #0: connected<" in shown
+        assert ">the controller reaches the node<" in shown
+    assert ">told</a>" in await admin.fragment("/dashboard/events", "rows")
+
+
+async def test_events_of_an_ended_run_are_named_too(admin: Browser) -> None:
+    run = await submit(admin, name="over")
+    await admin.act(f"/dashboard/runs/{run['id']}/actions/abort")
+    headers = {"X-Fairlead-Page": admin.page_token}
+    path = f"/dashboard/api/v1/runs/{run['id']}/watch"
+    async with admin.client.get(path, headers=headers) as until_it_ends:
+        await until_it_ends.read()
+    for _ in range(2):  # the second time from what is known
+        shown = await admin.fragment("/dashboard/events", "rows")
+        assert ">over</a>" in shown
+        assert ">attempt main/0 #0: " in shown
+
+
+async def test_a_refusal_keeps_the_navigation_of_a_user(admin: Browser, stranger: Browser) -> None:
+    for path, what in (("runs/none", "there is no run"), ("nonsense", "there is no page")):
+        answer = await admin.open(f"/dashboard/{path}")
+        text = await answer.text()
+        assert answer.status == 404
+        assert "<h1>Not Found</h1>" in text
+        assert what in text
+        assert '<nav aria-label="Pages">' in text
+    assert (await stranger.open("/dashboard/nonsense")).headers["Location"].endswith("nonsense")
 
 
 async def test_users_and_tokens_are_for_admins(admin: Browser, ada: Browser) -> None:
