@@ -60,12 +60,14 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class LogWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Rows without a gap from `start` to `end`. `first_line`: the number of the first row's line;
-    null: not counted yet, ask again. `log_end`: the end of what is stored."""
+    null: not counted yet, ask again. `style`: the terminal's sequences (SGR) that set the colours
+    in which the window begins. `log_end`: the end of what is stored."""
 
     start: int
     end: int
     log_end: int
     first_line: int | None
+    style: str
     rows: tuple[LogRow, ...]
 
 
@@ -97,7 +99,7 @@ async def read_log_window(call: Call) -> LogWindow:
         raise Invalid(f"give one place, not {' and '.join(places)}", field=[*places][1])
     attempt = await _attempt(call, query.job, query.attempt)
     if attempt is None:
-        return LogWindow(start=0, end=0, log_end=0, first_line=1, rows=())
+        return LogWindow(start=0, end=0, log_end=0, first_line=1, style="", rows=())
     logs, near = call.service.logs, query.near
     if query.at is not None:
         near = await logs.offset_at(attempt.id, _time_ns(query.at))
@@ -121,6 +123,7 @@ async def read_log_window(call: Call) -> LogWindow:
         end=found.end,
         log_end=found.log_end,
         first_line=found.first_line,
+        style=found.style,
         rows=tuple(rows),
     )
 

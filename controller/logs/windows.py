@@ -38,6 +38,10 @@ COUNT_SECONDS = 0.2
 """So long lines are counted for one window; its rows have no numbers when that is not enough."""
 MOST_ROWS = 1000
 """A window has no more rows, unless it is asked for more: empty lines are one byte each."""
+STYLE_BYTES = 64 << 10
+"""So far before a window, colours are looked for that go on in it."""
+_MOST_SEQUENCES = 64
+_SGR = re.compile(rb"\x1b\[([0-9;:]*)m")
 _CONTEXT_BYTES = 200
 _PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
 
@@ -57,12 +61,14 @@ class Row(msgspec.Struct, frozen=True):
 
 class Window(msgspec.Struct, frozen=True):
     """Rows without a gap from `start` to `end`. `first_line`: the number of the first row's line,
-    from 1 on; None: not counted yet. `log_end`: the end of what is stored."""
+    from 1 on; None: not counted yet. `style`: the SGR sequences that are in effect at `start`.
+    `log_end`: the end of what is stored."""
 
     start: int
     end: int
     log_end: int
     first_line: int | None
+    style: str
     rows: tuple[Row, ...]
 
 
@@ -169,7 +175,7 @@ def window_from(
         chosen.append(row)
         if row.end - start >= size:
             break
-    return _window(known, chosen, start)
+    return _window(known, folder, chosen, start)
 
 
 def window_before(
@@ -181,7 +187,7 @@ def window_before(
     rows = split(_until(frames(folder, start), end), begins=_begins(folder, start))
     found = list(deque(rows, most))
     begun = next((at for at, row in enumerate(found) if row.starts), 0)
-    return _window(known, found[begun:], min(start, end))
+    return _window(known, folder, found[begun:], min(start, end))
 
 
 def window_near(
@@ -210,16 +216,31 @@ def offset_at(known: KnownLog, folder: Path, time_ns: int) -> int:
     return next(found, known.end())
 
 
-def _window(known: KnownLog, rows: list[Row], start: int) -> Window:
+def _window(known: KnownLog, folder: Path, rows: list[Row], start: int) -> Window:
     begin = rows[0].offset if rows else start
     lines = known.lines_before(begin)
+    text = (frame.payload for frame in _until(frames(folder, max(0, begin - STYLE_BYTES)), begin))
     return Window(
         start=begin,
         end=rows[-1].end if rows else start,
         log_end=known.end(),
         first_line=None if lines is None else lines + 1,
+        style=_style_after(b"".join(text)),
         rows=tuple(rows),
     )
+
+
+def _style_after(text: bytes) -> str:
+    """Return the SGR sequences since the last reset, each at its last place: they lead to the same
+    style as all of them."""
+    found: list[bytes] = []
+    for sequence in _SGR.finditer(text):
+        if sequence.group(1) in (b"", b"0"):
+            found.clear()
+        else:
+            found.append(sequence.group())
+    latest = [*dict.fromkeys(reversed(found))][:_MOST_SEQUENCES]
+    return b"".join(reversed(latest)).decode()
 
 
 def _begins(folder: Path, offset: int) -> bool:

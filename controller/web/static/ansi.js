@@ -14,8 +14,9 @@ const FLAGS = { 1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse", 
 const ENDS = { 22: ["bold", "dim"], 23: ["italic"], 24: ["underline"], 27: ["inverse"], 29: ["strike"] };
 
 export class Ansi {
-  constructor() {
+  constructor(sequences = "") {
     this.reset();
+    this.pieces(sequences);
   }
 
   copy() {
@@ -23,14 +24,6 @@ export class Ansi {
     other.flags = new Set(this.flags);
     other.colours = { ...this.colours };
     return other;
-  }
-
-  equals(other) {
-    return this.key() === other.key();
-  }
-
-  key() {
-    return JSON.stringify([[...this.flags].sort(), this.colours.fg, this.colours.bg]);
   }
 
   reset() {

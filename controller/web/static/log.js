@@ -145,13 +145,10 @@ export class LogView {
     try {
       const found = await this.window(place);
       if (generation !== this.generation) return;
-      const above = found.start && found.rows.length ? await this.window({ before: found.start }) : null;
-      if (generation !== this.generation) return;
       this.chunks = [];
       this.view.replaceChildren();
-      this.addBelow(found, styleAfter(above?.rows ?? []));
+      this.addBelow(found);
       look();
-      if (above && this.view.scrollTop < NEAR) this.addAbove(above);
       this.say(found.log_end ? "" : "The job has printed nothing yet.");
       await this.fill();
     } catch (error) {
@@ -190,10 +187,10 @@ export class LogView {
   }
 
   async showOffset(offset) {
-    const isHere = this.chunks.some((chunk) => chunk.start <= offset && offset < chunk.end);
-    if (!isHere) return this.show({ near: Math.max(0, offset - 8 * 1024) }, { look: () => this.lookAt(offset) });
-    this.unfollow();
-    this.lookAt(offset);
+    const isHere = () => this.chunks.some((chunk) => chunk.start <= offset && offset < chunk.end);
+    if (isHere()) this.unfollow();
+    else await this.show({ near: offset }, { look: () => this.lookAt(offset) });
+    if (isHere()) this.lookAt(offset); // in the middle, now that there are rows above
   }
 
   lookAt(offset) {
@@ -204,9 +201,9 @@ export class LogView {
     row?.scrollIntoView({ block: "center" });
   }
 
-  addBelow(found, style = this.chunks.at(-1)?.ansi) {
+  addBelow(found) {
     if (!found.rows.length) return;
-    const chunk = this.chunk(found, style);
+    const chunk = this.chunk(found, new Ansi(found.style));
     this.chunks.push(chunk);
     this.view.append(chunk.node);
     this.trim("top");
@@ -214,22 +211,21 @@ export class LogView {
 
   addAbove(found) {
     if (!found.rows.length) return;
-    const chunk = this.chunk(found);
+    const chunk = this.chunk(found, new Ansi(found.style));
     const height = this.view.scrollHeight;
     this.chunks.unshift(chunk);
     this.view.prepend(chunk.node);
     this.view.scrollTop += this.view.scrollHeight - height;
-    this.restyle(1);
     this.trim("bottom");
   }
 
-  // A window begins in the style in which the one above it ended.
-  chunk(found, style = new Ansi()) {
+  // A window of the log on the page. `style`: in which it begins; `ansi`: after its last row.
+  chunk(found, style) {
     const chunk = {
       start: found.start,
       end: found.end,
       node: document.createElement("div"),
-      first: style.copy(),
+      style,
       ansi: style.copy(),
       line: found.first_line,
       rows: 0,
@@ -239,20 +235,9 @@ export class LogView {
     return chunk;
   }
 
-  // The style at the end of the window above has become known: draw what it reaches again.
-  restyle(at) {
-    for (; at < this.chunks.length; at++) {
-      const style = this.chunks[at - 1].ansi;
-      const chunk = this.chunks[at];
-      if (chunk.first.equals(style)) return;
-      chunk.first = style.copy();
-      this.draw(chunk);
-    }
-  }
-
-  // Draw the texts of a window again, in its style and with what is searched for.
+  // Draw the texts of a window again, with what is searched for.
   draw(chunk) {
-    chunk.ansi = chunk.first.copy();
+    chunk.ansi = chunk.style.copy();
     for (const [at, node] of [...chunk.node.children].entries()) {
       node.querySelector(".log-text").replaceChildren(...this.parts(chunk.ansi, chunk.texts[at]));
     }
@@ -415,7 +400,7 @@ export class LogView {
         end: frame.offset,
         first_line: chunk ? chunk.line : 1,
         rows: [],
-      }, chunk?.ansi);
+      }, chunk ? chunk.ansi.copy() : new Ansi());
       this.chunks.push(chunk);
       this.view.append(chunk.node);
     }
@@ -511,13 +496,6 @@ function marked(text, wanted) {
   }
   if (from < text.length || !parts.length) parts.push(text.slice(from));
   return parts;
-}
-
-// The style in which these rows end; colours that began above them are not known.
-function styleAfter(rows) {
-  const style = new Ansi();
-  for (const row of rows) style.pieces(row.text);
-  return style;
 }
 
 for (const root of document.querySelectorAll("[data-log]")) new LogView(root);

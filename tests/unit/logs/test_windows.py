@@ -12,6 +12,7 @@ from controller.logs.segments import SegmentWriter
 from controller.logs.windows import (
     MOST_ROWS,
     ROW_BYTES,
+    STYLE_BYTES,
     KnownLog,
     Match,
     Row,
@@ -95,6 +96,40 @@ def test_a_window_has_no_more_rows_than_it_is_asked_for(tmp_path: Path) -> None:
     near = window_near(log.known, tmp_path, 700, 4000, 50)
     assert (near.start, near.end) == (700, 750)
     assert len(window_from(log.known, tmp_path, 0, 4000).rows) == MOST_ROWS
+
+
+RED, BOLD, PLAIN = "\033[31m", "\033[1m", "\033[0m"
+
+
+@pytest.mark.parametrize(
+    ("above", "style"),
+    [
+        (f"{RED}red\n", RED),
+        (f"{RED}{BOLD}{RED}red and bold\n", BOLD + RED),
+        (f"{BOLD}{PLAIN}{RED}red\n", RED),
+        (f"{RED}red{PLAIN}\n", ""),
+        (f"{RED}red\033[m\n", ""),
+        ("\033[2Kcleared\n", ""),
+        ("plain\n", ""),
+        (f"{RED}far away\n{'x' * STYLE_BYTES}\n", ""),
+    ],
+)
+def test_a_window_begins_in_the_style_that_is_left_above_it(
+    tmp_path: Path, above: str, style: str
+) -> None:
+    log = Log(tmp_path, above.encode(), (Stream.STDERR, b"here\n"))
+    end = log.known.end()
+    window = window_before(log.known, tmp_path, end, 100, 1)
+    assert (texts(window.rows), window.style) == (["here"], style)
+    assert window_from(log.known, tmp_path, end - 5, 100).style == style
+
+
+def test_colours_of_thousands_of_lines_are_one_short_style(tmp_path: Path) -> None:
+    shades = b"".join(b"\033[38;2;%d;0;0mx\n" % (number % 256) for number in range(3000))
+    log = Log(tmp_path, shades + b"here\n")
+    window = window_before(log.known, tmp_path, log.known.end(), 100, 1)
+    assert window.style.count("m") == 64
+    assert window.style.endswith(f"38;2;{2999 % 256};0;0m")
 
 
 def test_a_log_that_grows_is_known_to_its_new_end(tmp_path: Path) -> None:
