@@ -1,5 +1,6 @@
 // The live stream. An element with data-live="TOPIC" gets the event `changed` when the topic changed;
-// with hx-get and hx-trigger="changed" it asks for itself again. A hidden tab holds no connection.
+// with hx-get and hx-trigger="changed" it asks for itself again, and only what differs is replaced.
+// A hidden tab holds no connection.
 const STALE = 25000; // milliseconds without a heartbeat: the machine slept, or the network went
 let source = null;
 let last = 0;
@@ -47,6 +48,13 @@ function tellAgain() {
     waiting.delete(id);
     if (one) refresh(one);
   }
+}
+
+const typed = new WeakSet(); // fields that a reader has filled in and not sent
+
+// What the reader has typed and unfolded stays when the part around it changes.
+function belongsToReader(name, element) {
+  return (name === "open" && element.localName === "details") || (name === "value" && typed.has(element));
 }
 
 function show(text) {
@@ -102,13 +110,18 @@ export function follow() {
   open();
   document.body.addEventListener("htmx:beforeSwap", keepWhileActing);
   document.body.addEventListener("htmx:afterSettle", tellAgain);
-  document.body.addEventListener("htmx:afterRequest", (event) => {
-    if (event.detail.requestConfig.verb === "post") tellAgain();
+  document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
+    if (detail.requestConfig.verb !== "post") return;
+    if (detail.successful) detail.elt.querySelectorAll("input").forEach((field) => typed.delete(field));
+    tellAgain();
   });
+  document.body.addEventListener("input", (event) => typed.add(event.target));
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) => !belongsToReader(name, element);
   question.addEventListener("close", tellAgain);
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("online", open);
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
   setInterval(() => { if (source && Date.now() - last > STALE) open(); }, 5000);
+  setInterval(() => { if (source) document.querySelectorAll("[data-aging]").forEach(refresh); }, 60000);
 }

@@ -253,6 +253,32 @@ async def test_a_question_outlives_a_change_of_what_it_asks_about(
     await expect(page.locator("#toasts")).not_to_be_empty()
 
 
+async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    service = controller.service
+    run_id = await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.get_by_role("link", name="train").click()
+    wanted = page.locator("#scale-main")
+    await page.locator("details", has_text="place 1 in the queue").locator("summary").click()
+    await wanted.fill("3")
+    await page.locator(".status-line").select_text()
+
+    user = service.gate.users["admin"]
+    await service.actions.scale(run_id, group="main", nodes=2, user=user)
+
+    await expect(page.locator("a[id^=job-]")).to_have_count(2)
+    await expect(page.locator("#overview details[open]")).to_contain_text("main/1")
+    await expect(wanted).to_have_value("3")
+    assert await page.evaluate("getSelection().toString()") == "The run is submitted."
+    await page.get_by_role("button", name="Scale").click()
+    await page.get_by_role("button", name="Yes").click()
+    await expect(page.locator("a[id^=job-]")).to_have_count(3)
+    await service.actions.scale(run_id, group="main", nodes=1, user=user)
+    await expect(wanted).to_have_value("1")
+
+
 async def test_keys_search_and_back_work_without_a_mouse(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
