@@ -110,8 +110,12 @@ def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
 def bar(name: str, held: float, of: float, unit: str = "", scale: float = 1) -> Bar:
     share = min(1.0, held / of) if of > 0 else 0.0
     ends = f" {unit}" if unit else ""
-    said = f"{held / scale:.4g} of {of / scale:.4g}{ends}"
+    said = f"{_short(held / scale)} of {_short(of / scale)}{ends}"
     return Bar(name=name, width=round(share * _BAR), said=said)
+
+
+def _short(amount: float) -> str:
+    return f"{amount:.2f}".rstrip("0").rstrip(".")
 
 
 def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
@@ -159,9 +163,10 @@ def fleets_of(
     nodes: Sequence[NodeView],
     holders: Mapping[str, Mapping[str, Holder]],
 ) -> tuple[FleetRows, ...]:
-    """Return the fleets with their nodes, in the order of their names."""
+    """Return the fleets with their nodes, in the order of their names; empty ones come last."""
     placements = {fleet.name: fleet.placement for fleet in fleets}
-    names = sorted({*placements, *(node.fleet for node in nodes)})
+    used = {node.fleet for node in nodes}
+    names = sorted({*placements, *used}, key=lambda name: (name not in used, name))
     found = []
     for name in names:
         rows = tuple(

@@ -36,7 +36,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     badges: tuple[Badge, ...]
     jobs: int
-    gpus: int
+    gpus: str
     band: str
     where: str
     next_at: str | None
@@ -173,13 +173,16 @@ def badges(state: RunState) -> tuple[Badge, ...]:
     return tuple(badge(one, counts[one]) for one in _ORDER if counts[one])
 
 
-def gpus_of(state: RunState) -> int:
-    """Return how many GPUs its live attempts hold."""
-    return sum(
-        len(job.attempts[-1].gpus)
-        for job in state.jobs
-        if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES
-    )
+def gpus_of(state: RunState) -> str:
+    """Return how many GPUs its live attempts hold, and of how many if jobs wait for some; empty:
+    none at all."""
+    lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
+    live = [(job, last) for job, last in lasts if last.status not in FINAL_ATTEMPT_STATUSES]
+    held = sum(len(last.gpus) for _, last in live)
+    waited_for = sum(job.spec.resources.gpu.count for job, last in live if not last.gpus)
+    if waited_for:
+        return f"{held} of {held + waited_for}"
+    return str(held) if held else ""
 
 
 def has_ended(run: Run) -> bool:

@@ -45,6 +45,7 @@ function switchTheme() {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
+  document.dispatchEvent(new Event("fairlead:theme"));
   document.cookie = `fairlead-theme=${root.dataset.theme}; Path=/dashboard; Max-Age=31536000; SameSite=Strict`;
 }
 

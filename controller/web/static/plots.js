@@ -27,6 +27,9 @@ class Plots {
     this.part("span").addEventListener("change", () => this.refresh());
     new ResizeObserver(() => this.resize()).observe(this.part("plots"));
     setInterval(() => document.hidden || this.refresh(), AGAIN);
+    const redraw = () => this.made.forEach((plot) => plot.redraw(false));
+    document.addEventListener("fairlead:theme", redraw);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     this.refresh();
   }
 
@@ -76,8 +79,7 @@ class Plots {
       title.textContent = kind.title;
       box.append(title);
       this.part("plots").append(box);
-      const ink = getComputedStyle(document.body).color;
-      const axis = { stroke: ink, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } };
+      const axis = { stroke: () => getComputedStyle(document.body).color, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } };
       const series = jobs.map((job, at) => ({
         label: label(job),
         stroke: COLOURS[at % COLOURS.length],

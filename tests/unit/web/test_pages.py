@@ -7,15 +7,18 @@ import html
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.reasons import RunReason
-from controller.lifecycle.statuses import IrisState, RunStatus
+from controller.lifecycle.statuses import AttemptStatus, IrisState, RunStatus
 from controller.store.base import Changes
 from controller.web.durations import lasting
 from controller.web.pages import dated
 from controller.web.run import sentence_of
+from controller.web.runs import gpus_of
 from controller.web.states import LOOKS, badge, stylesheet
+from shim.schemas import GpuRequest
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.store.samples import a_run
 from tests.unit.web.conftest import Browser, submit
@@ -36,6 +39,20 @@ async def test_a_run_is_listed_with_its_state_and_why_it_waits(admin: Browser) -
     assert f'href="/dashboard/runs/{run["id"]}"' in rows
     assert "status-pending" in rows
     assert "place 1 in the queue: no node is connected" in rows.lower()
+
+
+def test_a_run_tells_which_gpus_it_holds_and_waits_for() -> None:
+    run = a_run("r", user="ada", status=RunStatus.RUNNING)
+    job, attempt = run.jobs[0], replace(run.jobs[0].attempts[0], status=AttemptStatus.RUNNING)
+    wants = replace(job.spec, resources=replace(job.spec.resources, gpu=GpuRequest(count=8)))
+    waits = replace(job, spec=wants, attempts=(replace(attempt, gpus=()),))
+    holds = replace(waits, attempts=(replace(attempt, gpus=tuple("abcdefgh")),))
+    ended = replace(holds, attempts=(replace(attempt, status=AttemptStatus.DONE),))
+
+    every = ((waits,), (holds,), (holds, waits), (ended,))
+    told = [gpus_of(replace(run, jobs=jobs)) for jobs in every]
+
+    assert told == ["0 of 8", "8", "8 of 16", ""]
 
 
 async def test_a_run_with_many_events_shows_the_latest_and_leads_to_the_older(

@@ -28,7 +28,7 @@ from controller.service.queue import QueueEntry
 from controller.store.base import Changes
 from controller.web.assets import Assets
 from controller.web.dev_environments import ways_of
-from controller.web.nodes import bar, gpu_square, node_row
+from controller.web.nodes import GIB, bar, gpu_square, node_row
 from controller.web.pages import Renderer
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
@@ -75,6 +75,20 @@ def test_a_bar_is_never_longer_than_the_whole() -> None:
     assert bar("CPU", 3, 4, "cores").width == 750
     assert bar("CPU", 9, 4, "cores").width == 1000
     assert bar("CPU", 0, 0).width == 0
+
+
+def test_a_bar_tells_short_numbers() -> None:
+    assert bar("Memory", 0.09313 * GIB, 23.29 * GIB, "GiB", GIB).said == "0.09 of 23.29 GiB"
+    assert bar("Disk", 0, 123_456 * GIB, "GiB", GIB).said == "0 of 123456 GiB"
+
+
+async def test_empty_fleets_come_last(admin: Browser) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    for name in ("a-empty", "b-full"):
+        await admin.client.post("/v1/fleets", headers=headers, json={"name": name})
+    await a_node(admin, fleet="b-full")
+    shown = await admin.fragment("/dashboard/nodes", "fleets")
+    assert shown.index(">b-full") < shown.index(">a-empty") < shown.index(">default")
 
 
 def an_entry(**changes: object) -> QueueEntry:
