@@ -11,7 +11,8 @@ import yaml
 from controller.api.documents import ExplainView, JobView, RunView
 from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
-from controller.lifecycle.model import Attempt, RunState, RunType
+from controller.api.views import iso
+from controller.lifecycle.model import Attempt, Run, RunState, RunType
 from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -227,6 +228,28 @@ def configuration_text(configuration: Mapping[str, object]) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
 
 
+class OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished occurrence of a scheduled run; `said`: its status and why it ended."""
+
+    number: int
+    said: str
+    started_at: str
+    finished_at: str
+
+
+def occurrence_rows(run: Run) -> list[OccurrenceRow]:
+    """Return the latest finished occurrences, the newest first."""
+    return [
+        OccurrenceRow(
+            number=one.number,
+            said=f"{one.status}: {one.message or RUN_SENTENCES[one.reason]}",
+            started_at=iso(one.started_at),
+            finished_at=iso(one.finished_at),
+        )
+        for one in reversed(run.occurrences)
+    ]
+
+
 _IS = {
     **{status: f"is {status}" for status in RunStatus},
     RunStatus.TERMINATED: "was terminated",
@@ -279,6 +302,7 @@ async def show_run(visit: Visit) -> Page:
             "sentence": sentence_of(state),
             "gpus": gpus_of(state),
             "jobs": jobs[:MOST_JOBS],
+            "occurrences": occurrence_rows(state.run),
             "jobs_left_out": max(len(jobs) - MOST_JOBS, 0),
             "explanation": explanation,
             "actions": actions(state),

@@ -3,6 +3,7 @@
 
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
+import { askForRun, offer } from "./run.js";
 
 const WINDOW = { size: 16 * 1024, rows: 120 };
 const MOST_ROWS = 600;
@@ -42,10 +43,8 @@ export class LogView {
 
   // One choice for each attempt of each job, a job's latest first.
   async fillChoices() {
-    const choice = this.part("choice");
-    const before = choice.value;
     try {
-      const run = await ask(`runs/${this.root.dataset.run}`);
+      const run = await askForRun(this.root.dataset.run);
       const options = run.jobs.flatMap((job) =>
         [...job.attempts].reverse().map((attempt) => {
           const option = new Option(`${job.group}/${job.cookie}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
@@ -54,15 +53,26 @@ export class LogView {
           return option;
         }),
       );
-      choice.replaceChildren(...options);
-      if (options.some((one) => one.value === before)) choice.value = before;
+      offer(this.part("choice"), options);
     } catch (error) {
       this.say(error.message);
     }
+    this.offerNewer();
+  }
+
+  // A retry has a log of its own. The reader may still be at the end of the one before.
+  offerNewer() {
+    const shown = this.part("choice").selectedOptions[0];
+    const newest = [...this.part("choice").options].find((one) => one.dataset.job === shown?.dataset.job);
+    const button = this.part("newer");
+    button.hidden = newest === shown || !this.attempt;
+    button.value = newest?.value ?? "";
+    button.textContent = `Show ${newest?.text ?? ""}`;
   }
 
   choose() {
     const chosen = this.part("choice").selectedOptions[0];
+    this.offerNewer();
     this.unfollow();
     this.generation += 1;
     this.chunks = [];
@@ -96,6 +106,10 @@ export class LogView {
     on("follow", "change", (event) => (event.target.checked ? this.follow() : this.unfollow()));
     on("wrap", "change", (event) => this.view.classList.toggle("log-wrapped", event.target.checked));
     on("times", "change", (event) => this.view.classList.toggle("log-timed", event.target.checked));
+    on("newer", "click", (event) => {
+      this.part("choice").value = event.target.value;
+      this.part("choice").dispatchEvent(new Event("change"));
+    });
     on("choice", "change", () => {
       this.choose();
       history.replaceState(history.state, "", `?attempt=${this.attempt}#log`); // for a reload, and to share

@@ -1,6 +1,7 @@
 // A shell in a running job. It ends when it is closed, and with the page.
 
 import { ask, openSocket } from "./asking.js";
+import { offer, whenAskedFor } from "./run.js";
 
 // xterm writes its styles into <style> elements, which the page's policy forbids. A stand-in takes
 // the text and gives it to a stylesheet of the document, which is allowed.
@@ -44,19 +45,17 @@ class Shell {
     });
     this.part("close").addEventListener("click", () => this.close());
     addEventListener("pagehide", () => this.close());
-    this.fillJobs();
+    whenAskedFor((run) => this.offerJobs(run.jobs));
   }
 
-  async fillJobs() {
-    try {
-      const run = await ask(`runs/${this.root.dataset.run}`);
-      const options = run.jobs.map((job) => new Option(`${job.group}/${job.cookie}`, job.id));
-      const without = this.root.dataset.without.split(" ");
-      for (const [at, job] of run.jobs.entries()) options[at].disabled = without.includes(job.group);
-      this.part("job").replaceChildren(...options);
-    } catch (error) {
-      this.say(error.message);
-    }
+  offerJobs(jobs) {
+    const without = this.root.dataset.without.split(" ");
+    const options = jobs.map((job) => {
+      const option = new Option(`${job.group}/${job.cookie}`, job.id);
+      option.disabled = without.includes(job.group);
+      return option;
+    });
+    offer(this.part("job"), options);
   }
 
   say(text) {

@@ -216,6 +216,27 @@ def test_the_attempt_whose_log_is_chosen_stands_in_the_address(page: Page, bed: 
     expect(choice).to_have_value(attempt)
 
 
+def test_a_retry_is_offered_beside_the_log_of_the_attempt_before(
+    page: Page, bed: Bed, tmp_path: Path
+) -> None:
+    fail_once = f"[ -e {tmp_path}/go ] && exec sleep 600; echo failing; exit 1"
+    retry = "{on_events: [error], duration: 1h}"
+    bed.apply(tmp_path, "again", f"commands: ['{fail_once}']\nretry: {retry}\n")
+    opened(page, bed, "again")
+    choice, newer = page.locator("[data-log-part=choice]"), page.locator("[data-log-part=newer]")
+    expect(page.locator("[data-log-part=view]")).to_contain_text("failing")
+    first = choice.input_value()
+    (tmp_path / "go").touch()
+    expect(newer).to_have_text(re.compile(r"Show main/0, attempt \d+ \(running\)"))
+    assert choice.input_value() == first
+    newer.click()
+    expect(newer).to_be_hidden()
+    expect(page.locator("[data-log-part=follow]")).to_be_checked()
+    assert choice.input_value() == bed.run("again")["jobs"][0]["attempts"][-1]["id"]
+    assert page.locator("[data-terminal-part=job] option").count() == 1
+    bed.controller.cli("stop", "again", "--abort").succeeded()
+
+
 def test_a_big_log_is_scrolled_and_searched_by_windows(
     page: Page, bed: Bed, tmp_path: Path
 ) -> None:

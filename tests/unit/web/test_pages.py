@@ -10,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.model import Occurrence
 from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.statuses import AttemptStatus, IrisState, RunStatus
 from controller.store.base import Changes
 from controller.web.durations import lasting
 from controller.web.pages import dated
-from controller.web.run import sentence_of
+from controller.web.run import occurrence_rows, sentence_of
 from controller.web.runs import gpus_of
 from controller.web.states import LOOKS, badge, stylesheet
 from shim.schemas import GpuRequest
@@ -182,6 +183,25 @@ async def test_a_scheduled_run_says_when_it_starts_next(admin: Browser) -> None:
     shown = await admin.fragment(f"/dashboard/runs/{run['id']}", "overview")
     assert f"<dt>Starts next</dt><dd>{starts}" in shown
     assert '<span class="mono">0 3 * * *</span> (UTC)' in shown
+
+
+def test_earlier_occurrences_are_told_newest_first() -> None:
+    done = Occurrence(
+        number=1,
+        status=RunStatus.DONE,
+        reason=RunReason.ALL_JOBS_DONE,
+        message=None,
+        started_at=1.0,
+        finished_at=2.0,
+    )
+    failed = replace(
+        done, number=2, status=RunStatus.FAILED, reason=RunReason.JOB_FAILED, message="exit code 3"
+    )
+    run = replace(a_run("nightly", user="ada").run, occurrences=(done, failed))
+
+    told = [(one.number, one.said) for one in occurrence_rows(run)]
+
+    assert told == [(2, "failed: exit code 3"), (1, "done: All jobs are done.")]
 
 
 @pytest.mark.parametrize(
