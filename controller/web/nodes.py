@@ -91,7 +91,8 @@ def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
     name = f"{gpu.name} {gpu.uuid}"
     if not gpu.healthy:
         state, sign = "cordoned", "✕"
-        said = f"{name}: cordoned: {gpu.message or 'the node reports a fault'}"
+        why = (gpu.message or "the node reports a fault").removeprefix("cordoned: ")
+        said = f"{name}: cordoned: {why}"
     elif holder is not None or gpu.in_use:
         state, sign = "used", "■"
         said = f"{name}: used by {holder.name if holder else 'a run'}"

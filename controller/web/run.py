@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
 import msgspec
-import yaml
 
 from controller.api.documents import ExplainView, JobView, RunView
 from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
 from controller.api.views import iso
+from controller.configuration.written import as_yaml
 from controller.lifecycle.model import Attempt, Run, RunState, RunType
 from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
 from controller.lifecycle.statuses import (
@@ -171,8 +168,13 @@ def _note(job: JobView) -> str:
 def _why(attempt: Attempt) -> str:
     if attempt.reason is None:
         return attempt.message or ""
-    sentence = f"{attempt.reason}: {ROWS[attempt.reason].sentence}"
-    return sentence if not attempt.message else f"{sentence} {attempt.message}"
+    told = f"{attempt.reason}: {ROWS[attempt.reason].sentence}"
+    return f"{told} {_as_sentence(attempt.message)}" if attempt.message else told
+
+
+def _as_sentence(message: str) -> str:
+    ends = "" if message.endswith((".", "!", "?")) else "."
+    return f"{message[0].upper()}{message[1:]}{ends}"
 
 
 def actions(state: RunState) -> list[Action]:
@@ -222,12 +224,6 @@ def address_of(view: RunView) -> str | None:
     return view.url or f"/services/{view.name}/"
 
 
-def configuration_text(configuration: Mapping[str, object]) -> str:
-    """Return the configuration as YAML; its secrets are hidden already."""
-    plain = json.loads(msgspec.json.encode(configuration))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-
-
 class OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True):
     """A finished occurrence of a scheduled run; `said`: its status and why it ended."""
 
@@ -266,8 +262,7 @@ def sentence_of(state: RunState) -> str:
     if run.reason is not None:
         said.append(RUN_SENTENCES[run.reason])
     if run.message:
-        ends = "" if run.message.endswith((".", "!", "?")) else "."
-        said.append(f"{run.message[0].upper()}{run.message[1:]}{ends}")
+        said.append(_as_sentence(run.message))
     return " ".join(said)
 
 
@@ -310,7 +305,7 @@ async def show_run(visit: Visit) -> Page:
             "ways": ways_of(state, view),
             "address": address_of(view),
             "terminal": terminal_of(state),
-            "configuration": configuration_text(view.configuration),
+            "configuration": as_yaml(view.configuration),
             "events": await event_rows(visit, events),
             "older_events": older,
         },

@@ -161,9 +161,9 @@ def _show_configuration(run: RunView, json: bool) -> None:
     if json:
         output.emit_json(msgspec.json.encode(run.configuration))
         return
-    import yaml
+    from controller.configuration.written import as_yaml
 
-    output.emit(yaml.safe_dump(run.configuration, sort_keys=False, allow_unicode=True).rstrip())
+    output.emit(as_yaml(run.configuration))
 
 
 def _status(run: RunSummary) -> str:

@@ -56,7 +56,7 @@ async def a_node(browser: Browser, **more: object) -> str:
         (GPU, None, "free", "H100 GPU-1: free"),
         (GPU, Holder("r1", "train"), "used", "H100 GPU-1: used by train"),
         (
-            msgspec.structs.replace(GPU, healthy=False, message="Xid 79"),
+            msgspec.structs.replace(GPU, healthy=False, message="cordoned: Xid 79"),
             Holder("r1", "train"),
             "cordoned",
             "H100 GPU-1: cordoned: Xid 79",
