@@ -19,6 +19,8 @@ PATIENCE = 60_000
 """Milliseconds that a page may take: it says when a page is stuck, not whether it is fast."""
 
 expect.set_options(timeout=PATIENCE)
+LIVE = '#connection[data-state="live"]'
+"""It appears when the page's scripts have begun: a click or key before that is lost."""
 AXE = Path(__file__).parents[3] / ".build/npm/node_modules/axe-core/axe.min.js"
 SERIOUS = """async () => {
     const found = await axe.run();
@@ -48,5 +50,5 @@ async def visit(chromium: Browser, controller: Controller, address: str, user: s
     page = await context.new_page()
     page.set_default_timeout(PATIENCE)
     await page.goto(f"{address}/dashboard/enter/{links.make(token).code}")
-    await page.locator('#connection[data-state="live"]').wait_for()
+    await page.locator(LIVE).wait_for()
     return page

@@ -23,7 +23,7 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.service.submissions import Submission
 from controller.store.base import Changes
 from tests.doubles.node import FakeConnection
-from tests.e2e.dashboard.conftest import AXE, SERIOUS, visit
+from tests.e2e.dashboard.conftest import AXE, LIVE, SERIOUS, visit
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, submission
 
@@ -96,6 +96,7 @@ async def test_the_list_and_a_run_follow_what_happens(
     await submit(controller, "train")
     await page.get_by_role("link", name="train").click()
     await expect(page.locator("#overview .status-pending").first).to_be_visible()
+    await page.locator(LIVE).wait_for()
 
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator("#confirm")).to_contain_text("Stop train?")
@@ -170,7 +171,7 @@ async def test_no_field_becomes_markup_on_any_page(
     }
     for path, least in shown.items():
         await page.goto(f"{address_of(site)}/dashboard/{path}")
-        await page.locator('#connection[data-state="live"]').wait_for()
+        await page.locator(LIVE).wait_for()
         assert await page.locator("img, main script").count() == 0, path
         assert (await page.locator("main").inner_text()).count(XSS) >= least, path
     await page.goto(f"{address_of(site)}/dashboard/runs?text={quote(XSS)}")
@@ -188,6 +189,7 @@ async def test_a_gpu_is_cleared_and_a_node_drained_by_their_buttons(
     await controller.turns.save_node(broken, "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.goto(f"{address_of(site)}/dashboard/nodes/n1")
+    await page.locator(LIVE).wait_for()
     await expect(page.locator(".gpu-list")).to_contain_text("cordoned: Xid 79")
 
     await page.get_by_role("button", name="Clear").click()
@@ -214,6 +216,7 @@ async def test_a_run_is_found_opened_and_stopped_by_keys_alone(
     await press("j")
     await press("Enter")
     await expect(page.get_by_role("heading", name="train")).to_be_visible()
+    await page.locator(LIVE).wait_for()
     for _ in range(40):
         if await page.evaluate("document.activeElement.id") == "act-stop":
             break
@@ -232,6 +235,7 @@ async def test_a_run_is_found_opened_and_stopped_by_keys_alone(
         await press("g")
         await press(key)
         await expect(page.locator("h1")).to_contain_text(heading)
+        await page.locator(LIVE).wait_for()
 
 
 async def test_a_question_outlives_a_change_of_what_it_asks_about(
@@ -240,7 +244,7 @@ async def test_a_question_outlives_a_change_of_what_it_asks_about(
     run_id = await submit(controller, "train")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
-    await page.locator('#connection[data-state="live"]').wait_for()
+    await page.locator(LIVE).wait_for()
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator("#confirm")).to_be_visible()
     changed = "document.getElementById('overview').dispatchEvent(new CustomEvent('changed'))"
@@ -261,6 +265,8 @@ async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.get_by_role("link", name="train").click()
     wanted = page.locator("#scale-main")
+    await expect(wanted).to_be_visible()
+    await page.locator(LIVE).wait_for()
     await page.locator("details", has_text="place 1 in the queue").locator("summary").click()
     await wanted.fill("3")
     await page.locator(".status-line").select_text()
@@ -296,12 +302,14 @@ async def test_keys_search_and_back_work_without_a_mouse(
     await page.go_back()
     await expect(page.get_by_role("link", name="alpha")).to_be_visible()
     await expect(page.get_by_label("Band")).to_have_value("")
+    await page.locator(LIVE).wait_for()
     await page.locator("#main").focus()
     await page.keyboard.press("j")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="alpha")).to_be_visible()
     await page.go_back()
     await expect(page.get_by_label("Name", exact=True)).to_have_value("alph")
+    await page.locator(LIVE).wait_for()
     await page.locator("#main").focus()
     await page.keyboard.press("g")
     await page.keyboard.press("r")
@@ -337,12 +345,12 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
-        await page.locator('#connection[data-state="live"]').wait_for()
+        await page.locator(LIVE).wait_for()
         assert await page.evaluate(TOO_WIDE) == [], path
         await page.evaluate(AXE.read_text())
         assert await page.evaluate(SERIOUS) == [], path
     await page.goto(f"{address_of(site)}/dashboard/runs")
-    await page.locator('#connection[data-state="live"]').wait_for()
+    await page.locator(LIVE).wait_for()
     shown = await page.evaluate(LABEL)  # in one step, since the table may be replaced at any time
     assert shown == '"Status"'
 
@@ -359,7 +367,7 @@ async def test_a_large_screen_is_used_by_every_page(
     pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events", "users")
     for path in ("runs", f"runs/{run_id}", *pages):
         await page.goto(f"{address_of(site)}/dashboard/{path}")
-        await page.locator('#connection[data-state="live"]').wait_for()
+        await page.locator(LIVE).wait_for()
         assert await page.evaluate(WIDEST) > 0.7 * 3840, path
         assert await page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") > 16
         await page.evaluate(AXE.read_text())

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Route, WebSocket, expect, sync_pl
 
 from controller.logs.segments import SegmentWriter
 from runner.schemas.frames import Frame, Stream
-from tests.e2e.dashboard.conftest import AXE, PATIENCE, SERIOUS
+from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS
 from tests.e2e.runs.visitor import make_key
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.waiting import wait_until
@@ -149,6 +149,7 @@ def log_in(page: Page, bed: Bed) -> None:
 def opened(page: Page, bed: Bed, name: str) -> None:
     run = bed.run(name)
     page.goto(f"{bed.controller.url}/dashboard/runs/{run['id']}")
+    page.locator(LIVE).wait_for()
 
 
 def test_a_live_log_shows_colours_and_streams_and_no_markup(page: Page, bed: Bed) -> None:
@@ -298,10 +299,15 @@ def test_a_pending_reason_tells_a_time_as_the_reader_writes_it(
     bed.controller.cli("stop", "fails", "--abort").succeeded()
 
 
-def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
+def open_terminal(page: Page, bed: Bed) -> None:
     opened(page, bed, "shown")
+    page.locator("[data-terminal-part=job] option").first.wait_for(state="attached")
     page.click("[data-terminal-part=open]")
     expect(page.locator("#terminal [role=status]")).to_contain_text("Connected")
+
+
+def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
+    open_terminal(page, bed)
     page.keyboard.type("echo typed-$((40 + 2))")
     page.keyboard.press("Enter")
     expect(page.locator(".xterm-rows")).to_contain_text("typed-42")
@@ -314,9 +320,7 @@ def test_a_terminal_has_the_size_of_its_window_and_its_text_can_be_copied(
     page: Page, bed: Bed
 ) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened(page, bed, "shown")
-    page.click("[data-terminal-part=open]")
-    expect(page.locator("#terminal [role=status]")).to_contain_text("Connected")
+    open_terminal(page, bed)
     shown = page.locator(".xterm-rows")
 
     def columns(name: str) -> int:
@@ -417,12 +421,14 @@ def test_a_node_is_cordoned_after_a_question(page: Page, bed: Bed) -> None:
     page.goto(f"{bed.controller.url}/dashboard/nodes")
     page.click("text=here")
     expect(page.locator("#node")).to_contain_text("<img src=x onerror=alert(1)>")
+    page.locator(LIVE).wait_for()
     page.fill("[name=reason] >> nth=0", "new disk")
     page.click("text=Cordon")
     page.click("#confirm button[value=yes]")
     expect(page.locator("#node")).to_contain_text("cordoned: new disk")
     assert bed.controller.cli("node", "show", "here", "--json").succeeded().json["cordoned"]
     page.reload()
+    page.locator(LIVE).wait_for()
     page.click("text=Uncordon")
     page.click("#confirm button[value=yes]")
     expect(page.locator("#node")).not_to_contain_text("cordoned")
