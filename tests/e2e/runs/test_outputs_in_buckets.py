@@ -53,7 +53,7 @@ def test_a_large_output_survives_an_absent_bucket_and_is_pulled_from_it_later(
 
     storage.back()
     controller.restart()
-    wait_until(storage.objects, what="the object")
+    wait_until(lambda: _outputs(controller)[0]["place"] is not None, what="the upload")
     (listed,) = _outputs(controller)
     assert listed["place"] == f"s3://outputs/{storage.objects()[0]}"
 
