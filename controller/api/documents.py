@@ -304,6 +304,15 @@ class GpuView(_View, frozen=True):
     in_use: bool
 
 
+class NodeEventView(_View, frozen=True):
+    """An event in the history of a node. `why`: the reason; `by`: the user who asked for it."""
+
+    at: str
+    what: str
+    why: str | None
+    by: str | None
+
+
 class NodeView(_View, frozen=True):
     """CPU in cores, sizes in bytes; `*_allocated` is what runs hold there. `unfit`: why the health
     check gives it no work. `attributes` are its own. `ended_runs`: runs that may have something
@@ -340,6 +349,8 @@ class NodeView(_View, frozen=True):
     last_seen_at: str | None
     register_until: str | None = None
     """The end of the time in which an expected node can be registered."""
+    events: tuple[NodeEventView, ...] = ()
+    """Its latest events, the newest last; lists of nodes leave them out."""
 
 
 class QuarantinedTaskView(_View, frozen=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from controller.api.documents import GpuView, NodeView, QuarantinedTaskView
+from controller.api.documents import GpuView, NodeEventView, NodeView, QuarantinedTaskView
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Query, Route
 from controller.api.views import derived, iso, iso_or_none
-from controller.lifecycle.model import Node
+from controller.lifecycle.model import Node, NodeEvent
 from controller.links.ssh import fingerprint
 from controller.service.errors import Unavailable
 from controller.service.nodes import NodeRequest, NodeUse
@@ -185,10 +187,13 @@ async def stop_quarantined(call: Call) -> NodeView:
 
 def shown_node(call: Call, node: Node) -> NodeView:
     nodes = call.service.nodes
-    return node_view(node, nodes.use(node, call.caller), nodes.seen_at(node))
+    use = nodes.use(node, call.caller)
+    return node_view(node, use, nodes.seen_at(node), history=node.history)
 
 
-def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
+def node_view(
+    node: Node, use: NodeUse, seen_at: float | None, *, history: Sequence[NodeEvent] = ()
+) -> NodeView:
     capacity = node.capacity
     address = node.address
     return derived(
@@ -213,6 +218,7 @@ def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
         quarantined=len(node.quarantine),
         last_seen_at=iso_or_none(seen_at),
         register_until=iso(node.registration.expires_at) if node.registration else None,
+        events=tuple(derived(NodeEventView, event) for event in history),
     )
 
 

@@ -143,6 +143,16 @@ class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
     """An admin has asked to stop it."""
 
 
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in the history of a node, at a Unix time. `why`: the reason, as a sentence; `by`:
+    the user who asked for it."""
+
+    at: float
+    what: str
+    why: str | None = None
+    by: str | None = None
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
@@ -172,3 +182,5 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not connected, as a sentence."""
     created_at: float
     last_seen_at: float | None = None
+    history: tuple[NodeEvent, ...] = ()
+    """Its latest events, the newest last (`node_history`)."""

@@ -16,6 +16,7 @@ from controller.lifecycle.inventory import Fleet as Fleet
 from controller.lifecycle.inventory import Node as Node
 from controller.lifecycle.inventory import NodeAddress as NodeAddress
 from controller.lifecycle.inventory import NodeCapacity as NodeCapacity
+from controller.lifecycle.inventory import NodeEvent as NodeEvent
 from controller.lifecycle.inventory import NodeGpu as NodeGpu
 from controller.lifecycle.inventory import NodeStatus as NodeStatus
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask

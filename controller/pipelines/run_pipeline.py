@@ -21,6 +21,7 @@ from controller.lifecycle.compaction import recent
 from controller.lifecycle.decide import decide
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, Run, RunState
+from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import ControllerStarted, Preempted, Report, Tick
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.pipelines.live_state import (
@@ -372,14 +373,19 @@ class RunPipeline:
         store refuses. Raises StoreUnavailable."""
         await self._next_commit(None)
 
-    async def save_node(self, node: Node | None, node_id: str) -> None:
-        """Add, change or (None) remove a node, durably. Raises StoreUnavailable, StoreRefused."""
-        self.set_node(node, node_id)
+    async def save_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
+        """Add, change or (None) remove a node, durably. `by`: the user who asked for it.
+
+        Raises StoreUnavailable, StoreRefused.
+        """
+        self.set_node(node, node_id, by=by)
         await self._next_commit(node_id)
 
-    def set_node(self, node: Node | None, node_id: str) -> None:
+    def set_node(self, node: Node | None, node_id: str, *, by: str | None = None) -> None:
         """Change a node as `save_node` does, without waiting: for what a node reports about
         itself."""
+        if node is not None:
+            node = with_history(self.nodes.get(node_id), node, self._clock.now(), by)
         self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
         self._inventory.nodes[node_id] = node
         self._show_node(node, node_id)

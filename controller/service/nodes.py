@@ -259,7 +259,7 @@ class NodeService:
                 address=address,
                 created_at=self._clock.now(),
             )
-            await self._turns.save_node(node, node.id)
+            await self._turns.save_node(node, node.id, by=user.name)
         finally:
             self._adding.discard(request.name)
         return node
@@ -281,12 +281,14 @@ class NodeService:
         if deadline is not None and not 0 <= deadline <= MAX_DURATION:
             raise Invalid("deadline is a number of seconds from now, 0 or more", field="deadline")
         ends_at = None if deadline is None else self._clock.now() + deadline
-        return await self._change(key, draining=True, drain_reason=reason, drain_deadline=ends_at)
+        return await self._change(
+            key, user, draining=True, drain_reason=reason, drain_deadline=ends_at
+        )
 
     async def resume(self, key: str, *, user: User) -> Node:
         """End a drain. Raises NotFound, Forbidden."""
         require_admin(user, "resume a node")
-        return await self._change(key, draining=False, drain_reason=None, drain_deadline=None)
+        return await self._change(key, user, draining=False, drain_reason=None, drain_deadline=None)
 
     async def cordon(self, key: str, *, cordoned: bool, reason: str | None, user: User) -> Node:
         """Stop new placements, or allow them again; running jobs stay. Raises NotFound,
@@ -294,7 +296,9 @@ class NodeService:
         require_admin(user, "cordon a node")
         _require_short(reason)
         reason = reason if cordoned else None
-        return await self._change(key, cordoned=cordoned, cordon_reason=reason, failed_starts=())
+        return await self._change(
+            key, user, cordoned=cordoned, cordon_reason=reason, failed_starts=()
+        )
 
     async def give_another_chance(self, key: str) -> None:
         """Allow placements again if the node was cordoned because jobs could not be started."""
@@ -328,6 +332,7 @@ class NodeService:
         node = self.get(key)
         return await self._change(
             key,
+            user,
             attributes=changed_attributes(node.attributes, attributes),
             fleet=fleet or node.fleet,
             address=address,
@@ -348,7 +353,7 @@ class NodeService:
             msgspec.structs.replace(task, stopping=task.stopping or task.id == task_id)
             for task in node.quarantine
         )
-        return await self._change(key, quarantine=marked)
+        return await self._change(key, user, quarantine=marked)
 
     async def remove(self, key: str, *, lost: bool = False, user: User) -> Node:
         """Remove a node. `lost`: the admin knows that the machine is gone and nothing runs there
@@ -385,10 +390,10 @@ class NodeService:
                 field="fleet",
             )
 
-    async def _change(self, key: str, **changes: Any) -> Node:
+    async def _change(self, key: str, user: User, **changes: Any) -> Node:
         node = msgspec.structs.replace(self.get(key), **changes)
-        await self._turns.save_node(node, node.id)
-        return node
+        await self._turns.save_node(node, node.id, by=user.name)
+        return self._turns.nodes.get(node.id, node)
 
     async def _address(self, request: NodeRequest) -> NodeAddress:
         if request.local_socket is not None:

@@ -19,15 +19,15 @@ AFTER_ALL = 1 << 62
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """`what`: the change; `because`: its cause; `said`: its reason and message. `run`: the name, or
-    the id of a run that is no longer stored."""
+    the id of a run that is no longer stored; `run_id` None: an event of a node."""
 
-    seq: int
     at: str
-    run_id: str
-    run: str
     what: str
     because: str
     said: str
+    seq: int = 0
+    run_id: str | None = None
+    run: str = ""
 
 
 async def event_rows(visit: Visit, stored: Sequence[StoredEvent]) -> list[EventRow]:

@@ -262,7 +262,7 @@ async def show_node(visit: Visit) -> Page:
             "address": f"/dashboard/nodes/{node.id}",
             "row": node_row(node, holders.get(node.id, {})),
             "jobs": jobs_on(node.id, states),
-            "events": await _events_on(visit, node.id, states[:_MOST_RUNS]),
+            "events": with_own_events(await _events_on(visit, node.id, states[:_MOST_RUNS]), node),
             "actions": actions_of(node) if visit.is_admin else (),
             "may_clear": visit.is_admin,
         },
@@ -280,6 +280,20 @@ async def _events_on(visit: Visit, node_id: str, states: Sequence[RunState]) -> 
         found += [one for one in stored if one.event.attempt_id in here]
     newest = sorted(found, key=lambda one: one.seq, reverse=True)[:_MOST_EVENTS]
     return await event_rows(visit, newest)
+
+
+def with_own_events(rows: Sequence[EventRow], node: NodeView) -> list[EventRow]:
+    """Return the events of a node's jobs and its own, the newest first."""
+    own = [
+        EventRow(
+            at=event.at,
+            what=event.what,
+            because=f"{event.by} asked for it" if event.by else "",
+            said=event.why or "",
+        )
+        for event in node.events
+    ]
+    return sorted([*own, *rows], key=lambda row: row.at, reverse=True)
 
 
 async def act(visit: Visit) -> Done:

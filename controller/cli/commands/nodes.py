@@ -190,6 +190,12 @@ def show(name: str, /, *, json: Json = False) -> int:
         "about": _cells(node)[-1],
     }
     output.emit_table(("", ""), [(key, value) for key, value in told.items() if value])
+    if node.events:
+        output.emit("\nlatest events:")
+        output.emit_table(
+            ("AT", "WHAT", "WHY", "BY"),
+            [(one.at, one.what, one.why or "", one.by or "") for one in node.events],
+        )
     return 0
 
 

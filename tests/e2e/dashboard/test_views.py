@@ -431,4 +431,5 @@ def test_a_node_is_cordoned_after_a_question(page: Page, bed: Bed) -> None:
     page.locator(LIVE).wait_for()
     page.click("text=Uncordon")
     page.click("#confirm button[value=yes]")
-    expect(page.locator("#node")).not_to_contain_text("cordoned")
+    expect(page.locator("#node")).not_to_contain_text("cordoned: new disk")
+    expect(page.locator("#node tr", has_text="uncordoned")).to_contain_text("admin asked for it")

@@ -169,7 +169,10 @@ async def test_a_refused_change_of_a_node_never_was(database: Kept) -> None:
         with pytest.raises(StoreRefused):
             await turns.save_node(None, "n1")
         await turns.save_node(a_node("n2"), "n2")
-        assert turns.nodes == {"n1": a_node("n1"), "n2": a_node("n2")} == database.nodes
+        assert turns.nodes == database.nodes
+        told = {key: [one.what for one in node.history] for key, node in turns.nodes.items()}
+        assert told == {"n1": ["added"], "n2": ["added"]}
+        assert turns.nodes["n1"] == a_node("n1", history=turns.nodes["n1"].history)
 
 
 async def test_a_waiting_run_aside_is_not_placed_and_one_that_comes_later_is(

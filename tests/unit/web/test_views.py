@@ -268,7 +268,26 @@ async def test_a_node_is_cordoned_and_given_work_again(admin: Browser) -> None:
 
     assert (done.status, again.status) == (204, 204)
     assert "cordoned: &lt;img src=x" in page
-    assert "cordoned" not in await admin.fragment(address, "node")
+    assert "cordoned: " not in await admin.fragment(address, "node")
+
+
+async def test_a_node_tells_what_happened_to_it_and_who_asked_for_it(admin: Browser) -> None:
+    node = await a_node(admin)
+    await admin.act(f"/dashboard/nodes/{node}/cordon", reason="a <new> disk")
+    await admin.act(f"/dashboard/nodes/{node}/uncordon")
+
+    shown = await admin.fragment(f"/dashboard/nodes/{node}", "node")
+
+    what = [part.split("<")[0] for part in shown.split('data-label="What">')[1:]]
+    assert what == ["uncordoned", "cordoned", "added"]
+    assert "admin asked for it" in shown
+    assert "a &lt;new&gt; disk" in shown
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    found = await (await admin.client.get(f"/v1/nodes/{node}", headers=headers)).json()
+    told = [(one["what"], one["why"], one["by"]) for one in found["events"]]
+    assert told[1] == ("cordoned", "a <new> disk", "admin")
+    listed = await (await admin.client.get("/v1/nodes", headers=headers)).json()
+    assert [one["events"] for one in listed["nodes"]] == [[]]
 
 
 async def test_a_node_is_drained_and_resumed(admin: Browser) -> None:
