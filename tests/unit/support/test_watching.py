@@ -17,7 +17,7 @@ from tests.support import leaks
 leaks.SETTLES_WITHIN = 0.5
 """
 _WATCHED = """
-import asyncio, os, subprocess, threading, time, types
+import asyncio, gc, os, subprocess, threading, time, types
 import pytest
 
 ours = types.ModuleType("shim.fake")
@@ -36,6 +36,15 @@ async def test_slow():
     end = time.thread_time() + 1.2
     while time.thread_time() < end:
         pass
+
+async def test_collecting():
+    def burn(phase, info):
+        end = time.thread_time() + 1.2
+        while phase == "start" and time.thread_time() < end:
+            pass
+    gc.callbacks.append(burn)
+    gc.collect()
+    gc.callbacks.remove(burn)
 
 async def test_blocking():
     ours.f()
@@ -92,6 +101,6 @@ def test_a_blocking_call_or_a_leak_is_named(
     assert complaint in complaints[test]
 
 
-@pytest.mark.parametrize("test", ["test_quick", "test_held"])
+@pytest.mark.parametrize("test", ["test_quick", "test_held", "test_collecting"])
 def test_nothing_is_said_about_a_clean_test(complaints: dict[str, str], test: str) -> None:
     assert complaints[test] == ""
