@@ -9,13 +9,12 @@ from __future__ import annotations
 import html
 import secrets
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
 from controller.proxy.errors import TooMany
-from controller.proxy.headers import Client, Target
+from controller.proxy.headers import OWN_COOKIES, Client, Target
 from controller.proxy.view import Service
 from controller.rate_limiter import RateLimiter
 from controller.store.base import digest
@@ -26,19 +25,32 @@ SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 10_000
 MOST_FORM = 4096
 _TRY_SECONDS, _TRIES = 2.0, 10
+NOT_KEPT = {"Cache-Control": "no-store"}
 _HEADERS = {
-    "Cache-Control": "no-store",
+    **NOT_KEPT,
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
     ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
 }
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
+_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
 <style>body{{font:16px sans-serif;max-width:30em;margin:15vh auto;padding:0 1em}}
 input,button{{font:inherit;padding:.4em;width:100%;margin:.3em 0;box-sizing:border-box}}</style>
 <h1>{name}</h1><p>{message}</p>
-<form method="post" action="{action}">
+"""
+_PAGE = (
+    _HEAD
+    + """<form method="post" action="{action}">
 <input type="password" name="token" autocomplete="off" autofocus required
  placeholder="token or key"><button>Open</button></form></html>"""
+)
+_CLOSED = (
+    "Browsers cannot open this service here. Programs can, with a token or key. Its operator opens "
+    "it for browsers with --service-domain or a gateway; or forward the controller's port to your "
+    "own machine and open http://localhost:PORT there."
+)
 
 
 class _Session(msgspec.Struct, frozen=True):
@@ -80,17 +92,56 @@ class BrowserSessions:
     def authorization(self, service: Service, request: web.Request, client: Client) -> str:
         """Return what the request's cookie stands for, as an `Authorization`; empty: nothing.
 
-        A page of another site may make a browser send the cookie; its `Origin` tells.
+        A page of another origin may make a browser send the cookie, that of a sibling host always:
+        the two are one site. So what such a page loads or sends is nobody's; only where it leads
+        its reader to, in a tab, is the reader's own.
         """
-        value = request.cookies.get(COOKIE)
-        origin = request.headers.get("Origin")
-        hosts = (request.host, client.host)
-        if value is None or (origin is not None and urlsplit(origin).netloc not in hosts):
+        value = the_cookie(request, cookie_name(client))
+        if value is None or not (_is_of_own_page(request, client) or _is_navigation(request)):
             return ""
         session = self._sessions.get(digest(value))
         if session is None or session.run_id != service.run_id or session.expires_at <= self._now():
             return ""
         return f"Bearer {session.token}"
+
+
+def cookie_name(client: Client) -> str:
+    """Return the name of a session's cookie. Over TLS it begins with `__Host-`: no other host and
+    no plain connection can set one of this name (RFC 6265bis, 4.1.3)."""
+    return f"__Host-{COOKIE}" if client.scheme == "https" else COOKIE
+
+
+def the_cookie(request: web.Request, name: str) -> str | None:
+    """Return the value of the cookie with this name. None: there is none, or there are two, of
+    which one was planted: the order in which browsers send them tells nothing."""
+    found = [
+        value.strip()
+        for line in request.headers.getall("Cookie", [])
+        for one, equals, value in (pair.partition("=") for pair in line.split(";"))
+        if equals and one.strip() == name
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_of_own_page(request: web.Request, client: Client) -> bool:
+    """Return whether a page of this origin, or a person, makes the browser send this."""
+    origin = request.headers.get("Origin")
+    if origin is not None:
+        scheme, _, host = origin.partition("://")
+        if host not in (request.host, client.host) or (client.scheme == "https") > (
+            scheme == "https"
+        ):
+            return False
+    return request.headers.get("Sec-Fetch-Site", "same-origin") in ("same-origin", "none")
+
+
+def _is_navigation(request: web.Request) -> bool:
+    """Return whether the answer becomes the document of a tab; one in a frame does not count."""
+    return (
+        request.method in ("GET", "HEAD")
+        and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        and request.headers.get("Sec-Fetch-Dest") == "document"
+    )
 
 
 def is_login(request: web.Request, target: Target) -> bool:
@@ -99,7 +150,11 @@ def is_login(request: web.Request, target: Target) -> bool:
 
 def wants_page(request: web.Request) -> bool:
     """Return whether a person at a browser waits for this answer."""
-    return request.method == "GET" and "text/html" in request.headers.get("Accept", "")
+    return (
+        request.method == "GET"
+        and "text/html" in request.headers.get("Accept", "")
+        and request.headers.get("Sec-Fetch-Dest", "document") == "document"
+    )
 
 
 def page(target: Target, message: str) -> web.Response:
@@ -112,28 +167,35 @@ def page(target: Target, message: str) -> web.Response:
     return web.Response(status=401, text=text, content_type="text/html", headers=_HEADERS)
 
 
-def opened(target: Target, value: str, *, is_secure: bool) -> web.Response:
+def closed_page(target: Target) -> web.Response:
+    """Return the page that says why a browser cannot use a service below `/services/`."""
+    text = (_HEAD + "</html>").format(name=html.escape(target.service), message=_CLOSED)
+    return web.Response(status=401, text=text, content_type="text/html", headers=_HEADERS)
+
+
+def opened(client: Client, value: str) -> web.Response:
     """Return the answer that sets the cookie and leads to the service."""
-    there = f"{target.prefix}/"
-    answer = web.Response(status=303, headers={"Location": there, "Cache-Control": "no-store"})
+    answer = web.Response(status=303, headers={"Location": "/", "Cache-Control": "no-store"})
     answer.set_cookie(
-        COOKIE,
+        cookie_name(client),
         value,
-        path=there,
+        path="/",
         max_age=int(SESSION_SECONDS),
         httponly=True,
         samesite="Lax",
-        secure=is_secure,
+        secure=client.scheme == "https",
     )
     return answer
 
 
-def without_cookie(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers without our cookie, which is not for replicas."""
+def without_own_cookies(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers without our cookies, which are not for replicas."""
     kept = []
     for name, value in pairs:
-        if name.lower() == "cookie" and COOKIE in value:
-            cookies = [one for one in value.split(";") if one.split("=")[0].strip() != COOKIE]
+        if name.lower() == "cookie":
+            cookies = [
+                one for one in value.split(";") if not one.strip().lower().startswith(OWN_COOKIES)
+            ]
             value = ";".join(cookies).strip()
             if not value:
                 continue

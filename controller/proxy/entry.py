@@ -29,7 +29,8 @@ CLIENT_GONE = 499
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`.
+    """`domain`: services answer at `NAME.domain` alone. None: below `/services/NAME`, where no page
+    of theirs can act, and for a person at the controller's own machine at `NAME.localhost`.
     `is_behind_proxy`: every request comes from a reverse proxy, whose X-Forwarded-* count."""
 
     domain: str | None = None
@@ -66,17 +67,17 @@ class Proxy:
 
     def takes(self, request: web.Request) -> bool:
         """Return whether the request is for a service, by its host name or its path."""
-        raw = headers.origin_form(request.raw_path)
-        if self._domain is not None and headers.service_of_host(request.host, self._domain):
+        if self._named_by_host(request) is not None:
             return True
+        raw = headers.origin_form(request.raw_path)
         return raw.startswith((headers.SERVICES, models.MODELS + "/"))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer the request; refusals and failures included."""
-        name = None
-        if self._domain is not None:
-            name = headers.service_of_host(request.host, self._domain)
-        return await self.answer_as(request, name)
+        return await self.answer_as(request, self._named_by_host(request))
+
+    def _named_by_host(self, request: web.Request) -> str | None:
+        return headers.service_of_host(request.host, self._domain or headers.LOCAL_DOMAIN)
 
     async def answer_as(
         self, request: web.Request, name: str | None, *, admitted_by: str | None = None
@@ -93,11 +94,10 @@ class Proxy:
                     raise NoReplica("the proxy has too many requests at the moment; try again soon")
                 if is_model:
                     return await self._model(request, raw)
-                if name is not None:
-                    target = Target(service=name, rest=raw, prefix="", own_origin=True)
-                else:
-                    target = _target(raw)
-                return await self._service(request, target, admitted_by)
+                if name is None:
+                    return await self._by_path(request, _target(raw))
+                target = Target(service=name, rest=raw, prefix="", own_origin=True)
+                return await self._by_host(request, target, admitted_by)
         except ServiceError as error:
             return _refusal(error, is_model)
         except ConnectionError:
@@ -105,53 +105,101 @@ class Proxy:
         except web.RequestPayloadError:
             return _refusal(Invalid("the body does not match its length or encoding"), is_model)
 
-    async def _service(
+    async def _by_path(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Answer below `/services/NAME`, on the dashboard's origin. A person is led to the origin
+        of the service alone, where there is one. Neither this nor a refusal tells a stranger
+        whether there is such a service."""
+        _require_no_worker(request)
+        if request.method in ("GET", "HEAD") and _is_bare(request, target):
+            return web.Response(status=308, headers={"Location": _with_slash(request, target)})
+        client, is_page = self._client(request), browsers.wants_page(request)
+        own = headers.own_origin(target.service, client, self._domain)
+        if own is not None and is_page and "Authorization" not in request.headers:
+            there = own + headers.origin_form(request.raw_path)
+            return web.Response(status=307, headers={"Location": there, **browsers.NOT_KEPT})
+        if self._domain is not None:
+            raise NotFound(
+                f"services answer at their own host names alone: {own}/ is that of "
+                f"{target.service}",
+                code="other_host",
+            )
+        try:
+            service, admission = await self._admitted(request, target, client)
+        except Unauthenticated:
+            if not is_page:
+                raise
+            return browsers.closed_page(target)
+        return await self._carry(request, service, target, client, admission)
+
+    async def _by_host(
         self, request: web.Request, target: Target, admitted_by: str | None
     ) -> web.StreamResponse:
-        if target.prefix:
-            _require_no_worker(request)
-        service = self._services.find(target.service)
-        if service is None:
-            raise NotFound(f"there is no service {target.service}", field="service")
-        if target.prefix and request.method in ("GET", "HEAD") and _is_bare(request, target):
-            return web.Response(status=308, headers={"Location": _with_slash(request, target)})
-        client, path = self._client(request), _plain(target.rest)
-        if service.auth and browsers.is_login(request, target):
-            return await self._log_in(request, service, target, client)
+        """Answer at the host name that is the service's alone."""
+        client = self._client(request)
+        if browsers.is_login(request, target):
+            return await self._log_in(request, target, client)
         try:
-            admission = await self._admit(request, service, client, admitted_by)
+            service, admission = await self._admitted(request, target, client, admitted_by)
         except Unauthenticated as error:
             if not browsers.wants_page(request):
                 raise
             return browsers.page(target, error.message)
-        self._rates.check(service, path, client.address, request.headers)
-        body = await body_of(request, self._limits.most_body)
-        return await self._forward(request, service, target, body, client, admission)
+        there = _moved_to(request, target, service)
+        if there is not None:
+            return web.Response(status=307, headers={"Location": there, **browsers.NOT_KEPT})
+        return await self._carry(request, service, target, client, admission)
+
+    async def _admitted(
+        self, request: web.Request, target: Target, client: Client, admitted_by: str | None = None
+    ) -> tuple[Service, Admission]:
+        """Return the service of a request that it admits. Whoever may not use it does not hear
+        whether there is one.
+
+        Raises Unauthenticated, NotFound, Unavailable.
+        """
+        service = self._services.find(target.service)
+        asked = service or Service(run_id="", name=target.service, owner="")
+        try:
+            admission = await self._admit(request, asked, target, client, admitted_by)
+        except (Forbidden, NotFound):
+            service = None
+        if service is None:
+            raise NotFound(
+                f"there is no service {target.service} that you may use; its owner can give you a "
+                f"key of it (`fairlead service key add {target.service}`)",
+                field="service",
+            )
+        return service, admission
 
     async def _admit(
-        self, request: web.Request, service: Service, client: Client, admitted_by: str | None
+        self,
+        request: web.Request,
+        service: Service,
+        target: Target,
+        client: Client,
+        admitted_by: str | None,
     ) -> Admission:
         """Raises Unauthenticated, Forbidden, NotFound, Unavailable."""
         if admitted_by is not None and admitted_by in request.headers:
             return Admission(secret_headers=frozenset({admitted_by.lower()}))
         authorization = request.headers.get("Authorization", "")
-        if service.auth and not authorization:
+        if service.auth and target.own_origin and not authorization:
             authorization = self._browsers.authorization(service, request, client)
         return await self._access.admit(service, authorization)
 
-    async def _log_in(
-        self, request: web.Request, service: Service, target: Target, client: Client
-    ) -> web.Response:
+    async def _log_in(self, request: web.Request, target: Target, client: Client) -> web.Response:
         """Answer the form of a browser."""
         self._browsers.count_try(client.address)
+        service = self._services.find(target.service)
         given = parse_qs((await whole(request, browsers.MOST_FORM)).decode("utf-8", "replace"))
         token = given.get("token", [""])[0].strip()
         try:
+            if service is None:
+                raise Unauthenticated(f"there is no service {target.service} that it opens")
             await self._access.admit(service, f"Bearer {token}")
         except (Unauthenticated, Forbidden) as error:
             return browsers.page(target, error.message)
-        value = self._browsers.open(service, token)
-        return browsers.opened(target, value, is_secure=client.scheme == "https")
+        return browsers.opened(client, self._browsers.open(service, token))
 
     async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
         _require_no_worker(request)
@@ -178,6 +226,19 @@ class Proxy:
         body = Body(request, self._limits.most_body, data)
         return await self._forward(request, service, target, body, client, admission)
 
+    async def _carry(
+        self,
+        request: web.Request,
+        service: Service,
+        target: Target,
+        client: Client,
+        admission: Admission,
+    ) -> web.StreamResponse:
+        """Forward an admitted request within the service's limits. Raises ServiceError."""
+        self._rates.check(service, _plain(target.rest), client.address, request.headers)
+        body = await body_of(request, self._limits.most_body)
+        return await self._forward(request, service, target, body, client, admission)
+
     async def _forward(
         self,
         request: web.Request,
@@ -188,7 +249,7 @@ class Proxy:
         admission: Admission,
     ) -> web.StreamResponse:
         is_upgrade = _asks_for_websocket(request)
-        sent = browsers.without_cookie(
+        sent = browsers.without_own_cookies(
             headers.request_headers(
                 request.headers.items(),
                 client=client,
@@ -205,7 +266,8 @@ class Proxy:
             service=service.name,
             run_id=service.run_id,
             rest=target.rest if stripped or not target.prefix else target.prefix + target.rest,
-            prefix=stripped,
+            prefix=target.prefix,
+            stripped=stripped,
             own_origin=target.own_origin,
             headers=sent,
             body=body,
@@ -299,8 +361,8 @@ def _require_no_worker(request: web.Request) -> None:
     answer with headers that no replica may set. Raises Forbidden."""
     if request.headers.get("Service-Worker") is not None:
         raise Forbidden(
-            "service workers need an origin of the service's own: the controller's "
-            "--service-domain gives it one",
+            "service workers need an origin of the service's own: NAME.localhost on the "
+            "controller's machine, or the host name that its --service-domain gives",
             code="no_service_workers",
         )
 
@@ -323,6 +385,21 @@ def _is_bare(request: web.Request, target: Target) -> bool:
     """Return whether the path is `/services/NAME` alone: relative links need the slash."""
     path, _, _ = headers.origin_form(request.raw_path).partition("?")
     return path == target.prefix
+
+
+def _moved_to(request: web.Request, target: Target, service: Service) -> str | None:
+    """Return where a path `/services/NAME/…` at the service's own host leads: `_by_path` sends
+    people there without knowing the service, and old links do. None: it stays."""
+    if request.method not in ("GET", "HEAD"):
+        return None
+    below = headers.target_by_path(target.rest)
+    if service.strip_prefix:
+        return below.rest if below is not None and below.service == service.name else None
+    path, question, query = target.rest.partition("?")
+    is_page = browsers.wants_page(request)
+    return (
+        f"{headers.SERVICES}{service.name}/{question}{query}" if path == "/" and is_page else None
+    )
 
 
 def _with_slash(request: web.Request, target: Target) -> str:

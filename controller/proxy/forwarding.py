@@ -57,7 +57,9 @@ class Forwarded(msgspec.Struct, kw_only=True):
     run_id: str
     rest: str
     prefix: str
-    """The prefix that was stripped from the path."""
+    """The path in front of those of the service; empty where the host name tells the service."""
+    stripped: str
+    """What of it the replica does not see."""
     own_origin: bool
     headers: list[tuple[str, str]]
     body: Body
@@ -192,7 +194,7 @@ class Forwarder:
                 outcome.is_stream = True
                 if not call.is_upgrade:
                     raise ReplicaFailed(_sentence(call, "switched protocols without being asked"))
-                return await tunnel(call.request, head, connection.upgraded)
+                return await tunnel(call.request, _answered(call, head), connection.upgraded)
             return await self._pass_on(call, connection, head, outcome)
         finally:
             if call.sending is None or call.sending.done():
@@ -292,14 +294,24 @@ def _sentence(call: Forwarded, what: str) -> str:
 
 
 def _response(call: Forwarded, head: ResponseHead) -> web.StreamResponse:
-    response = web.StreamResponse(status=head.status, reason=head.reason or None)
-    pairs = headers.response_headers(
-        head.headers, prefix=call.prefix, hosts=call.hosts, own_origin=call.own_origin
-    )
-    for name, value in pairs:
+    answered = _answered(call, head)
+    response = web.StreamResponse(status=answered.status, reason=answered.reason or None)
+    for name, value in answered.headers:
         response.headers.add(name, value)
-    response[FROM_REPLICA] = frozenset(name.lower() for name, _ in pairs)
+    response[FROM_REPLICA] = frozenset(name.lower() for name, _ in answered.headers)
     return response
+
+
+def _answered(call: Forwarded, head: ResponseHead) -> ResponseHead:
+    """Return the head for the client."""
+    pairs = headers.response_headers(
+        head.headers,
+        prefix=call.prefix,
+        stripped=call.stripped,
+        hosts=call.hosts,
+        own_origin=call.own_origin,
+    )
+    return ResponseHead(head.status, head.reason, pairs)
 
 
 def _cut(request: web.Request, response: web.StreamResponse) -> None:

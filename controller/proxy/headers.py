@@ -15,6 +15,9 @@ import msgspec
 from controller.proxy.view import Service
 
 SERVICES = "/services/"
+LOCAL_DOMAIN = "localhost"
+"""Browsers reach all names below it on their own machine, without DNS (RFC 6761, 6.3). Each is an
+origin and a site of its own: none can set a cookie for `localhost`."""
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -41,8 +44,8 @@ _SET_HERE = frozenset(
 )
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
-_COOKIE_PATH = re.compile(r";\s*path=([^;]*)", re.IGNORECASE)
-_COOKIE_DOMAIN = re.compile(r";\s*domain=[^;]*", re.IGNORECASE)
+OWN_COOKIES = ("fairlead-", "__host-fairlead-", "__secure-fairlead-")
+"""Names of our own cookies begin like this, in small letters; no replica sees or sets one."""
 Headers = Sequence[tuple[str, str]]
 
 
@@ -84,8 +87,30 @@ def target_by_path(raw: str) -> Target | None:
 
 def service_of_host(host: str, domain: str) -> str | None:
     """Return NAME of the host `NAME.domain`, with or without a port."""
-    name, dot, rest = host.rsplit(":", 1)[0].lower().partition(".")
+    name, dot, rest = host.rsplit(":", 1)[0].lower().rstrip(".").partition(".")
     return name if dot and rest == domain and NAME.fullmatch(name) else None
+
+
+def own_origin(service: str, client: Client, domain: str | None) -> str | None:
+    """Return `scheme://NAME.domain[:port]`, where a client reaches this service alone; None: there
+    is no such origin."""
+    _, colon, port = client.host.rpartition(":")
+    at_port = f":{port}" if colon and port.isdecimal() else ""
+    if domain is None:
+        if client.scheme != "http" or not is_loopback_host(client.host):
+            return None  # a certificate for `*.localhost` is nobody's
+        domain = LOCAL_DOMAIN
+    return f"{client.scheme}://{service}.{domain}{at_port}"
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a browser reaches this `Host` on its own machine alone, so that it trusts the
+    way there as it trusts TLS: `localhost`, names below it, and loopback addresses."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
 
 
 def plain_path(rest: str) -> str | None:
@@ -182,38 +207,134 @@ def request_headers(
     return [*kept, *service.headers]
 
 
-_ONLY_ON_AN_OWN_ORIGIN = frozenset(
+SANDBOX = "sandbox allow-downloads"
+"""The policy of every answer of a replica on an origin that it shares with the dashboard. Its
+document has an opaque origin, runs no script and sends no form: it can read and do nothing as its
+viewer, and cannot ask for a token below the dashboard's name."""
+_ON_A_SHARED_ORIGIN = frozenset(
     {
-        "service-worker-allowed",
-        "cross-origin-opener-policy",
-        "cross-origin-opener-policy-report-only",
+        "accept-ranges",
+        "age",
+        "allow",
+        "cache-control",
+        "content-digest",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-length",
+        "content-location",
+        "content-range",
+        "content-security-policy",
+        "content-type",
+        "date",
+        "deprecation",
+        "digest",
+        "etag",
+        "expires",
+        "last-modified",
+        "link",
+        "location",
+        "mcp-protocol-version",
+        "mcp-session-id",
+        "pragma",
+        "preference-applied",
+        "repr-digest",
+        "request-id",
+        "retry-after",
+        "server",
+        "server-timing",
+        "set-cookie",
+        "sunset",
+        "traceparent",
+        "tracestate",
+        "vary",
+        "want-repr-digest",
+        "www-authenticate",
     }
 )
+"""Headers that speak of one answer alone. A policy for an origin (NEL, Clear-Site-Data, Alt-Svc,
+Service-Worker-Allowed and those that browsers will invent) would be one for the dashboard."""
+_FAMILIES_ON_A_SHARED_ORIGIN = (
+    "access-control-",
+    "anthropic-",
+    "docker-",
+    "grpc-",
+    "openai-",
+    "ratelimit",
+    "sec-websocket-",
+    "tus-",
+    "upload-",
+    "x-",
+)
+_ORDERS_TO_REVERSE_PROXIES = ("x-accel-", "x-sendfile", "x-lighttpd-", "x-reproxy-")
+"""nginx and its kin obey them: `X-Accel-Redirect` makes it answer with a file of its own."""
+_NEVER = frozenset({"alt-svc", "nel", "report-to", "set-login", "strict-transport-security"})
+"""They outlive the service in a browser, and its name may be another user's next."""
 
 
 def response_headers(
-    headers: Iterable[tuple[str, str]], *, prefix: str, hosts: frozenset[str], own_origin: bool
+    headers: Iterable[tuple[str, str]],
+    *,
+    prefix: str,
+    stripped: str,
+    hosts: frozenset[str],
+    own_origin: bool,
 ) -> list[tuple[str, str]]:
-    """Return the headers for the client. `prefix`: what was stripped from the path; redirects and
-    cookies of a replica that does not know it get it back.
+    """Return the headers for the client. `prefix`: below it are the service's paths. `stripped`:
+    what of it the replica did not see; its redirects get it back. `own_origin`: the host name is
+    the service's alone; else the answer is confined (`SANDBOX`)."""
+    kept = []
+    for name, value in end_to_end(headers):
+        lower = name.lower()
+        if not (lower not in _NEVER if own_origin else _is_shareable(lower)):
+            continue
+        changed: str | None = value
+        if lower == "set-cookie":
+            changed = confined_cookie(value, prefix) if own_origin or prefix else None
+        elif lower in ("location", "content-location") and stripped:
+            changed = _redirect(value, stripped, hosts)
+        if changed is not None:
+            kept.append((name, changed))
+    if not own_origin:
+        kept.append(("Content-Security-Policy", SANDBOX))
+    return kept
 
-    Without an origin of its own no replica may widen its service worker's scope: the worker would
-    answer for other services and for the dashboard. None may have an opener policy either: a page
-    with the dashboard's own could open the dashboard and read it.
+
+def _is_shareable(name: str) -> bool:
+    if name == "x-accel-buffering":  # it is about this answer alone; event streams set it
+        return True
+    if name.startswith(_ORDERS_TO_REVERSE_PROXIES):
+        return False
+    return name in _ON_A_SHARED_ORIGIN or name.startswith(_FAMILIES_ON_A_SHARED_ORIGIN)
+
+
+def confined_cookie(cookie: str, prefix: str) -> str | None:
+    """Return a replica's `Set-Cookie` so that it stays within its host and below `prefix`; None: it
+    would replace a cookie of ours.
+
+    Attributes are read as browsers read them (RFC 6265, 5.2): spaces around their names count for
+    nothing, and the last one of a name holds.
     """
-    dropped = frozenset[str]() if own_origin else _ONLY_ON_AN_OWN_ORIGIN
-    kept = [one for one in end_to_end(headers) if one[0].lower() not in dropped]
-    if not prefix:
-        return kept
-    return [(name, _with_prefix(name.lower(), value, prefix, hosts)) for name, value in kept]
-
-
-def _with_prefix(name: str, value: str, prefix: str, hosts: frozenset[str]) -> str:
-    if name in ("location", "content-location", "refresh"):
-        return _redirect(value, prefix, hosts) if name != "refresh" else value
-    if name == "set-cookie":
-        return _cookie(value, prefix)
-    return value
+    pair, *attributes = cookie.split(";")
+    name, equals, _ = pair.partition("=")
+    # Browsers take a cookie without `=` for a value with an empty name, and send it back bare.
+    if (name if equals else pair).strip().lower().startswith(OWN_COOKIES):
+        return None
+    if not name.strip() and pair.partition("=")[2].strip().lower().startswith(OWN_COOKIES):
+        return None
+    kept, path = [pair.strip()], None
+    for attribute in attributes:
+        key, _, value = attribute.partition("=")
+        match key.strip().lower():
+            case "domain" | "":
+                continue
+            case "path":
+                path = value.strip()
+            case _:
+                kept.append(attribute.strip())
+    if path is not None and path.startswith("/"):
+        kept.append(f"Path={path if _is_below(path, prefix) else prefix + path}")
+    return "; ".join(kept)
 
 
 def _redirect(location: str, prefix: str, hosts: frozenset[str]) -> str:
@@ -234,18 +355,6 @@ def _redirect(location: str, prefix: str, hosts: frozenset[str]) -> str:
 
 def _is_below(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith((f"{prefix}/", f"{prefix}?"))
-
-
-def _cookie(cookie: str, prefix: str) -> str:
-    """Keep the cookie within its service: all services of a path share one host."""
-    cookie = _COOKIE_DOMAIN.sub("", cookie)
-
-    def path(match: re.Match[str]) -> str:
-        old = match[1].strip()
-        below = old if old.startswith("/") else "/"
-        return f"; Path={below if _is_below(below, prefix) else prefix + below}"
-
-    return _COOKIE_PATH.sub(path, cookie)
 
 
 def head_of(method: str, target: str, headers: Headers) -> bytes:

@@ -13,7 +13,6 @@ from typing import cast
 from aiohttp import web
 from aiohttp.http import WebSocketReader
 
-from controller.proxy.headers import end_to_end
 from controller.proxy.upstream import PIECE_BYTES, ResponseHead
 from runner.client import PortStream
 
@@ -62,9 +61,10 @@ class _ClientBytes:
 async def tunnel(
     request: web.Request, head: ResponseHead, stream: PortStream
 ) -> web.StreamResponse:
-    """Answer 101 and carry bytes both ways until one end closes. The caller closes the stream."""
+    """Answer 101 and carry bytes both ways until one end closes. `head`: that of the answer, for
+    the client. The caller closes the stream."""
     response = web.StreamResponse(status=101, reason=head.reason or None)
-    for name, value in end_to_end(head.headers):
+    for name, value in head.headers:
         response.headers.add(name, value)
     response.headers["Connection"] = "Upgrade"
     response.headers["Upgrade"] = "websocket"

@@ -189,7 +189,7 @@ async def test_hosts_that_are_no_service_and_plain_http_are_told_so(
 ) -> None:
     async with machine.agent() as agent:
         await agent.take(a_snapshot(replica))
-        assert (await machine.ask("/", host="other.apps.test"))[0] == 404
+        assert (await machine.ask("/", host="other.apps.test"))[0] == 401
         assert (await machine.ask("/", host="apps.test"))[0] == 404
         plain = await machine.ask("/a", **{"X-Forwarded-Proto": "http"})
         assert plain == (308, "https://web.apps.test/a")

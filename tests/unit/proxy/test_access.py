@@ -35,7 +35,7 @@ async def test_the_owner_an_admin_and_a_key_are_let_in_and_the_replica_sees_no_s
         ({"Authorization": "Bearer fl_wrong"}, 401),
         ({"Authorization": "Bearer flk_wrong"}, 401),
         ({"Authorization": "Basic YTpi"}, 401),
-        (as_user("bob"), 403),
+        (as_user("bob"), 404),
     ],
 )
 async def test_others_are_refused_with_what_to_do(headers: dict[str, str], expected: int) -> None:
@@ -43,6 +43,23 @@ async def test_others_are_refused_with_what_to_do(headers: dict[str, str], expec
     assert found == expected
     assert "fairlead" in body
     assert '"path"' not in body
+
+
+@pytest.mark.parametrize("headers", [{}, OWN_KEY, as_user("bob"), {"Accept": "text/html"}])
+@pytest.mark.parametrize("host", ["127.0.0.1", "fair.example"])
+async def test_a_refusal_does_not_tell_whether_there_is_a_service(
+    headers: dict[str, str], host: str
+) -> None:
+    heard = set()
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, auth=True, name="alpha")
+        for name in ("alpha", "gamma"):
+            sent = {"Host": host, **headers}
+            path = f"/services/{name}/"
+            async with bed.client.get(path, headers=sent, allow_redirects=False) as answer:
+                said = f"{answer.status} {answer.headers.get('Location')} {await answer.text()}"
+                heard.add(said.replace(name, "NAME"))
+    assert len(heard) == 1
 
 
 async def test_a_key_opens_only_the_service_of_its_name_and_owner() -> None:
@@ -103,7 +120,7 @@ async def test_a_limit_by_address_counts_the_client_behind_a_reverse_proxy_here(
 async def test_an_unknown_service_is_404_and_a_path_out_of_it_400() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port)
-        async with bed.client.get("/services/nothing/") as answer:
+        async with bed.client.get("/services/nothing/", headers=as_user("root")) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
         for path in ("/services/api/%2e%2e/v1", "/services/api/a/../../v1"):
             url = URL(f"http://127.0.0.1:{bed.client.port}{path}", encoded=True)

@@ -9,27 +9,28 @@ from aiohttp import WSMsgType, web
 from controller.store.base import Changes
 from tests.unit.proxy.bed import KEY, TOKENS, Bed, a_bed, an_app, echo
 
-HTML = {"Accept": "text/html,*/*"}
-LOGIN = "/services/api/.fairlead/login"
+OWN = {"Host": "api.localhost"}
+HTML = {"Accept": "text/html,*/*", **OWN}
+LOGIN = "/.fairlead/login"
 
 
 async def log_in(bed: Bed, token: str) -> aiohttp.ClientResponse:
-    return await bed.client.post(LOGIN, data={"token": token}, allow_redirects=False)
+    return await bed.client.post(LOGIN, data={"token": token}, headers=OWN, allow_redirects=False)
 
 
 async def cookie(bed: Bed, token: str = KEY) -> str:
     answer = await log_in(bed, token)
-    assert (answer.status, answer.headers["Location"]) == (303, "/services/api/")
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
     return answer.headers["Set-Cookie"].partition(";")[0]
 
 
 async def test_a_browser_gets_a_form_and_a_program_an_error() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port, auth=True)
-        async with bed.client.get("/services/api/x", headers=HTML) as answer:
+        async with bed.client.get("/x", headers=HTML) as answer:
             assert (answer.status, answer.content_type) == (401, "text/html")
             assert f'action="{LOGIN}"' in await answer.text()
-        async with bed.client.get("/services/api/x") as answer:
+        async with bed.client.get("/x", headers=OWN) as answer:
             assert (answer.status, answer.content_type) == (401, "application/json")
 
 
@@ -41,10 +42,10 @@ async def test_the_form_opens_the_service_and_the_replica_sees_only_its_own_cook
         bed.serve(port, auth=True)
         answer = await log_in(bed, token)
         attributes = answer.headers["Set-Cookie"].split("; ")[1:]
-        assert {"HttpOnly", "Path=/services/api/", "SameSite=Lax"} <= set(attributes)
+        assert {"HttpOnly", "Path=/", "SameSite=Lax"} <= set(attributes)
         ours = await cookie(bed, token)
         for sent, seen in ((ours, None), (f"a=b; {ours}; c=d", "a=b; c=d")):
-            async with bed.client.get("/services/api/", headers={"Cookie": sent}) as answer:
+            async with bed.client.get("/", headers={"Cookie": sent, **OWN}) as answer:
                 assert answer.status == 200
                 assert dict((await answer.json())["headers"]).get("cookie") == seen
 
@@ -61,10 +62,18 @@ async def test_a_cookie_opens_no_other_service_and_ends_with_its_key() -> None:
         bed.serve(port, auth=True)
         bed.serve(port, auth=True, name="other", run_id="run-other")
         headers = {"Cookie": await cookie(bed)}
-        async with bed.client.get("/services/other/", headers=headers) as answer:
-            assert answer.status == 401
+        other = {**headers, "Host": "other.localhost"}
+        for path, sent in (
+            ("/", other),
+            ("/services/api/", headers),
+            ("/services/other/", headers),
+        ):
+            async with bed.client.get(path, headers=sent) as answer:
+                assert answer.status == 401
+        async with bed.client.get("/", headers={**headers, **OWN}) as answer:
+            assert answer.status == 200
         bed.gate.apply(Changes(removed_service_keys=("k",)))
-        async with bed.client.get("/services/api/", headers=headers) as answer:
+        async with bed.client.get("/", headers={**headers, **OWN}) as answer:
             assert answer.status == 401
 
 
@@ -77,10 +86,62 @@ async def test_a_page_of_another_site_cannot_use_the_cookie() -> None:
 
     async with a_bed() as bed, an_app(talk) as port:
         bed.serve(port, auth=True)
-        headers = {"Cookie": await cookie(bed)}
-        own = f"http://127.0.0.1:{bed.client.port}"
-        async with bed.client.ws_connect("/services/api/", headers=headers, origin=own) as ws:
+        headers = {"Cookie": await cookie(bed), **OWN}
+        own = "http://api.localhost"
+        async with bed.client.ws_connect("/", headers=headers, origin=own) as ws:
             assert (await ws.receive()).type is WSMsgType.TEXT
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await bed.client.ws_connect("/services/api/", headers=headers, origin="http://evil")
-    assert refused.value.status == 401
+        for other in ("http://evil", "http://other.localhost", "null"):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await bed.client.ws_connect("/", headers=headers, origin=other)
+            assert refused.value.status == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize(
+    ("mode", "dest", "method", "status"),
+    [
+        ("no-cors", "image", "GET", 401),
+        ("no-cors", "script", "GET", 401),
+        ("no-cors", "empty", "POST", 401),
+        ("cors", "empty", "GET", 401),
+        ("navigate", "iframe", "GET", 401),
+        ("navigate", "object", "GET", 401),
+        ("navigate", "document", "POST", 401),
+        ("navigate", "document", "GET", 200),
+    ],
+)
+async def test_only_a_navigation_brings_the_cookie_from_another_page(
+    site: str, mode: str, dest: str, method: str, status: int
+) -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        told = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+        headers = {"Cookie": await cookie(bed), **OWN, **told}
+        async with bed.client.request(method, "/", headers=headers) as answer:
+            assert answer.status == status
+
+
+async def test_of_two_session_cookies_none_counts() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        ours = await cookie(bed)
+        for both in (f"{ours}; fairlead-service=planted", f"fairlead-service=x; {ours}"):
+            async with bed.client.get("/", headers={"Cookie": both, **OWN}) as answer:
+                assert answer.status == 401
+
+
+async def test_over_tls_no_other_host_can_set_the_cookie() -> None:
+    async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        behind_tls = {"X-Forwarded-Proto": "https", "Host": "api.svc.example"}
+        answer = await bed.client.post(
+            LOGIN, data={"token": KEY}, headers=behind_tls, allow_redirects=False
+        )
+        name, _, rest = answer.headers["Set-Cookie"].partition("=")
+        assert name == "__Host-fairlead-service"
+        assert {"Secure", "Path=/", "HttpOnly"} <= set(rest.split("; "))
+        value = rest.partition(";")[0]
+        for sent, status in ((name, 200), ("fairlead-service", 401)):
+            headers = {**behind_tls, "Cookie": f"{sent}={value}"}
+            async with bed.client.get("/", headers=headers) as seen:
+                assert seen.status == status

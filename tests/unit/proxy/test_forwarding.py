@@ -12,7 +12,7 @@ from aiohttp import web
 from controller.proxy.forwarding import ProxyLimits
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
-from tests.unit.proxy.bed import QUICK, a_bed, a_server, an_app, echo, replica, says
+from tests.unit.proxy.bed import QUICK, a_bed, a_server, an_app, as_user, echo, replica, says
 
 SOON = 10.0
 
@@ -69,13 +69,83 @@ async def test_a_service_answers_at_its_host_name() -> None:
     assert "x-forwarded-prefix" not in dict(seen["headers"])
 
 
+async def test_with_a_domain_a_service_answers_there_alone() -> None:
+    async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
+        bed.serve(port)
+        for name in ("api", "none"):
+            seen = {"Host": "fair.example:8700", "Accept": "text/html"}
+            path = f"/services/{name}/a?b=c"
+            async with bed.client.get(path, headers=seen, allow_redirects=False) as answer:
+                there = f"http://{name}.svc.example:8700/services/{name}/a?b=c"
+                assert (answer.status, answer.headers["Location"]) == (307, there)
+            async with bed.client.get(path, headers={"Host": "fair.example"}) as answer:
+                assert (answer.status, f"{name}.svc.example" in await answer.text()) == (404, True)
+        async with bed.client.get("/", headers={"Host": "api.localhost"}) as answer:
+            assert answer.status == 404
+
+
+async def test_a_person_on_this_machine_is_led_to_an_origin_of_the_services_own() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port)
+        here = f"{bed.client.host}:{bed.client.port}"
+        seen = {"Accept": "text/html", "Host": here}
+        async with bed.client.get("/services/api/x", headers=seen, allow_redirects=False) as answer:
+            there = f"http://api.localhost:{bed.client.port}/services/api/x"
+            assert (answer.status, answer.headers["Location"]) == (307, there)
+        seen["Host"] = f"api.localhost:{bed.client.port}"
+        async with bed.client.get("/services/api/x", headers=seen, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (307, "/x")
+        async with bed.client.get("/x", headers=seen) as answer:
+            assert (await answer.json())["path"] == "/x"
+
+
+async def test_a_service_that_knows_its_prefix_keeps_it_at_its_own_host() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, strip_prefix=False)
+        seen = {"Accept": "text/html", "Host": "api.localhost"}
+        async with bed.client.get("/?a=1", headers=seen, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (307, "/services/api/?a=1")
+        async with bed.client.get("/services/api/x", headers=seen) as answer:
+            assert (await answer.json())["path"] == "/services/api/x"
+
+
+@pytest.mark.parametrize("path", ["/services/api/", "/models/v1/chat/completions"])
+async def test_on_the_dashboards_origin_an_answer_is_a_document_that_can_do_nothing(
+    path: str,
+) -> None:
+    async def hostile(_: web.Request) -> web.Response:
+        return web.Response(
+            text="<script>alert(1)</script>",
+            content_type="text/html",
+            headers={
+                "NEL": '{"report_to": "x", "max_age": 99}',
+                "Report-To": "{}",
+                "Clear-Site-Data": '"cookies"',
+                "X-Accel-Redirect": "/etc/passwd",
+                "Set-Cookie": "__Host-fairlead-dashboard=x; Path=/; Secure",
+                "Content-Security-Policy": "default-src *",
+                "X-Request-Id": "7",
+            },
+        )
+
+    async with a_bed() as bed, an_app(hostile) as port:
+        bed.serve(port, model="m")
+        far = {"Accept": "text/html", "Host": "fair.example"}
+        async with bed.client.post(path, json={"model": "m"}, headers=far) as answer:
+            policies = answer.headers.getall("Content-Security-Policy")
+            names = {name.lower() for name in answer.headers} - {"date", "server"}
+    assert policies == ["default-src *", "sandbox allow-downloads"]
+    kept = {"content-type", "content-length", "content-security-policy", "x-request-id"}
+    assert names == kept
+
+
 async def test_a_service_worker_needs_an_origin_of_the_service_alone() -> None:
     worker = {"Service-Worker": "script"}
-    async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
+    async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port)
         async with bed.client.get("/services/api/sw.js", headers=worker) as refused:
             assert (refused.status, "--service-domain" in await refused.text()) == (403, True)
-        own = {**worker, "Host": "api.svc.example:8700"}
+        own = {**worker, "Host": "api.localhost:8700"}
         async with bed.client.get("/sw.js", headers=own) as answer:
             assert answer.status == 200
 
@@ -84,11 +154,11 @@ async def test_only_at_its_host_name_a_service_widens_the_scope_of_its_worker() 
     async def worker(_: web.Request) -> web.Response:
         return web.Response(headers={"Service-Worker-Allowed": "/"})
 
-    async with a_bed(domain="svc.example") as bed, an_app(worker) as port:
+    async with a_bed() as bed, an_app(worker) as port:
         bed.serve(port)
         async with bed.client.get("/services/api/sw.js") as below:
             assert "Service-Worker-Allowed" not in below.headers
-        async with bed.client.get("/sw.js", headers={"Host": "api.svc.example"}) as own:
+        async with bed.client.get("/sw.js", headers={"Host": "api.localhost"}) as own:
             assert own.headers["Service-Worker-Allowed"] == "/"
 
 
@@ -170,7 +240,7 @@ async def test_nothing_is_added_to_the_headers_of_an_answer() -> None:
     bare = b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nX-A: 1\r\nX-A: 2\r\n\r\nok"
     async with a_bed() as bed, a_server(says(bare)) as port:
         bed.serve(port)
-        async with bed.client.get("/services/api/") as answer:
+        async with bed.client.get("/", headers={"Host": "api.localhost"}) as answer:
             names = [name for name, _ in answer.headers.items() if name != "Date"]
             assert (answer.reason, await answer.read()) == ("Fine", b"ok")
     assert names == ["Content-Length", "X-A", "X-A"]
@@ -359,7 +429,7 @@ async def test_a_client_that_leaves_in_the_middle_is_no_failure_of_ours(
         await eventually(bed.traffic.in_flight.total, SOON)
         writer.transport.abort()
         await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
-        async with bed.client.get("/services/none/") as answer:
+        async with bed.client.get("/services/none/", headers=as_user("ada")) as answer:
             assert answer.status == 404
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.proxy import headers
-from controller.proxy.headers import plain_path, response_headers, target_by_path
+from controller.proxy.headers import (
+    SANDBOX,
+    Client,
+    plain_path,
+    response_headers,
+    target_by_path,
+)
 from controller.proxy.view import Service
 
 HOSTS = frozenset({"fair.example"})
@@ -72,36 +78,138 @@ def test_a_strangers_forwarded_headers_are_replaced_and_a_local_proxys_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("location", "expected"),
     [
-        ("Location", "/login", "/services/api/login"),
-        ("Location", "/services/api/login", "/services/api/login"),
-        ("Location", "next", "next"),
-        ("Location", "//other.example/x", "//other.example/x"),
-        ("Location", "https://fair.example/x?y", "https://fair.example/services/api/x?y"),
-        ("Location", "https://other.example/x", "https://other.example/x"),
-        ("Set-Cookie", "a=b; Path=/; HttpOnly", "a=b; Path=/services/api/; HttpOnly"),
-        ("Set-Cookie", "a=b; Domain=fair.example; path=/x", "a=b; Path=/services/api/x"),
-        ("Set-Cookie", "a=b", "a=b"),
-        ("X-Path", "/login", "/login"),
+        ("/login", "/services/api/login"),
+        ("/services/api/login", "/services/api/login"),
+        ("next", "next"),
+        ("//other.example/x", "//other.example/x"),
+        ("https://fair.example/x?y", "https://fair.example/services/api/x?y"),
+        ("https://other.example/x", "https://other.example/x"),
     ],
 )
-def test_redirects_and_cookies_of_a_stripped_path_get_it_back(
-    name: str, value: str, expected: str
+def test_redirects_of_a_stripped_path_get_it_back(location: str, expected: str) -> None:
+    assert below([("Location", location)]) == [("Location", expected)]
+    assert below([("Location", location)], stripped="") == [("Location", location)]
+    assert at_own_host([("Location", location)]) == [("Location", location)]
+
+
+@pytest.mark.parametrize(
+    ("cookie", "confined"),
+    [
+        ("a=b", "a=b"),
+        ("a=b; Path=/; HttpOnly", "a=b; HttpOnly; Path=/services/api/"),
+        ("a=b; path=/services/api/x", "a=b; Path=/services/api/x"),
+        ("a=b; Path =/dashboard", "a=b; Path=/services/api/dashboard"),
+        ("a=b;\tPATH\t=\t/dashboard", "a=b; Path=/services/api/dashboard"),
+        ("a=b; Path=/services/api; Path=/dashboard", "a=b; Path=/services/api/dashboard"),
+        ("a=b; Domain=fair.example; Path=/x", "a=b; Path=/services/api/x"),
+        ("a=b; domain = .fair.example", "a=b"),
+        ("a=b; Path=dashboard", "a=b"),
+        ("a=b; Secure; SameSite=None", "a=b; Secure; SameSite=None"),
+    ],
+)
+def test_a_cookie_stays_within_its_service(cookie: str, confined: str) -> None:
+    assert below([("Set-Cookie", cookie)]) == [("Set-Cookie", confined)]
+    assert below([("Set-Cookie", cookie)], stripped="") == [("Set-Cookie", confined)]
+
+
+@pytest.mark.parametrize(
+    "cookie",
+    [
+        "fairlead-dashboard=x; Path=/",
+        " __Host-fairlead-dashboard =x; Path=/; Secure",
+        "__hOsT-fairlead-service=x",
+        "=fairlead-service=x",
+        "fairlead-service",
+    ],
+)
+def test_no_replica_sets_a_cookie_of_ours(cookie: str) -> None:
+    assert below([("Set-Cookie", cookie)]) == at_own_host([("Set-Cookie", cookie)]) == []
+
+
+def test_at_its_own_host_a_cookie_keeps_its_path_and_reaches_no_sibling() -> None:
+    sent = ("Set-Cookie", "a=b; Domain=svc.example; Path=/x; HttpOnly")
+    assert at_own_host([sent]) == [("Set-Cookie", "a=b; HttpOnly; Path=/x")]
+
+
+def test_an_answer_without_a_path_of_its_own_sets_no_cookie() -> None:
+    sent = [("Set-Cookie", "a=b"), ("Content-Type", "text/plain")]
+    made = response_headers(sent, prefix="", stripped="", hosts=HOSTS, own_origin=False)
+    assert made == [("Content-Type", "text/plain"), ("Content-Security-Policy", SANDBOX)]
+
+
+ORDERS = [
+    ("NEL", "{}"),
+    ("Report-To", "{}"),
+    ("Reporting-Endpoints", 'a="https://evil.example"'),
+    ("Clear-Site-Data", '"*"'),
+    ("Strict-Transport-Security", "max-age=1"),
+    ("Alt-Svc", 'h2=":9"'),
+    ("Service-Worker-Allowed", "/"),
+    ("Accept-CH", "UA"),
+    ("Critical-CH", "UA"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Origin-Agent-Cluster", "?1"),
+    ("Permissions-Policy", "camera=*"),
+    ("Refresh", "0; url=/dashboard"),
+    ("Set-Login", "logged-in"),
+    ("Speculation-Rules", '"/rules"'),
+    ("Use-As-Dictionary", 'match="/dashboard/*"'),
+    ("X-Accel-Redirect", "/secret"),
+    ("X-Sendfile", "/secret"),
+    ("Public-Key-Pins", "x"),
+    ("Anything-New", "x"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order[0])
+def test_no_header_speaks_for_the_dashboards_origin(order: tuple[str, str]) -> None:
+    assert below([order]) == []
+
+
+def test_at_its_own_host_a_service_sets_policies_that_end_with_it() -> None:
+    kept = {name for name, _ in at_own_host(ORDERS)}
+    lasting = {"NEL", "Report-To", "Strict-Transport-Security", "Alt-Svc", "Set-Login"}
+    assert kept == {name for name, _ in ORDERS} - lasting
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Type", "ETag", "X-Request-Id", "X-Accel-Buffering", "openai-version", "Vary"]
+)
+def test_what_speaks_of_one_answer_passes(name: str) -> None:
+    assert below([(name, "x")]) == [(name, "x")]
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("localhost:8700", "http://api.localhost:8700"),
+        ("127.0.0.1:8700", "http://api.localhost:8700"),
+        ("[::1]:8700", "http://api.localhost:8700"),
+        ("localhost", "http://api.localhost"),
+        ("desk.localhost:8700", "http://api.localhost:8700"),
+        ("fair.example:8700", None),
+        ("localhost.evil.example", None),
+        ("10.0.0.5:8700", None),
+        ("[::1", None),
+    ],
+)
+def test_a_service_has_an_origin_of_its_own_on_the_clients_own_machine(
+    host: str, own: str | None
 ) -> None:
-    def made(prefix: str) -> list[tuple[str, str]]:
-        return response_headers([(name, value)], prefix=prefix, hosts=HOSTS, own_origin=not prefix)
-
-    assert made("/services/api") == [(name, expected)]
-    assert made("") == [(name, value)]
+    client = Client(address="1.1.1.1", forwarded_for="", scheme="http", host=host)
+    assert headers.own_origin("api", client, None) == own
 
 
-def test_a_replica_without_an_origin_of_its_own_cannot_reach_beyond_its_pages() -> None:
-    sent = [("Service-Worker-Allowed", "/"), ("Content-Type", "text/javascript")]
-    sent += [("Cross-Origin-Opener-Policy", "same-origin")]
+def below(sent: list[tuple[str, str]], stripped: str = "/services/api") -> list[tuple[str, str]]:
+    """What of these headers reaches a client on the dashboard's origin, without the sandbox."""
+    made = response_headers(
+        sent, prefix="/services/api", stripped=stripped, hosts=HOSTS, own_origin=False
+    )
+    assert made[-1] == ("Content-Security-Policy", SANDBOX)
+    return made[:-1]
 
-    def kept(own_origin: bool) -> list[tuple[str, str]]:
-        return response_headers(sent, prefix="", hosts=frozenset(), own_origin=own_origin)
 
-    assert kept(own_origin=False) == [("Content-Type", "text/javascript")]
-    assert kept(own_origin=True) == sent
+def at_own_host(sent: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return response_headers(sent, prefix="", stripped="", hosts=HOSTS, own_origin=True)
