@@ -71,7 +71,9 @@ def test_a_paused_controller_can_not_command_the_job_that_goes_on_under_its_succ
         assert old.controller.daemon.wait() == 1
         assert "another controller has taken over" in old.controller.daemon.tail()
         new.goes_on("job")
-        assert new.inspect("job")["jobs"] == run["jobs"]
+        # A link of a busy machine may break and be made again; what became of the job may not.
+        unchanged = "the job to be as it was, its node connected"
+        wait_until(lambda: new.inspect("job")["jobs"] == run["jobs"], what=unchanged)
         assert (run["status"], len(run["jobs"][0]["attempts"])) == ("running", 1)
         new.cli("stop", "--abort", "job").succeeded()
         assert new.wait_for("job")["status"] == "terminated"
