@@ -104,7 +104,10 @@ class Opened:
         self.page_token = ""
 
     async def log_in(self, token: str) -> None:
-        form = {"token": token}
+        async with self.session.get(f"{self.url}/dashboard/login") as page:
+            asked = re.search(r'name="asked" value="([^"]+)"', await page.text())
+        assert asked is not None
+        form = {"token": token, "asked": asked[1]}
         async with self.session.post(f"{self.url}/dashboard/login", data=form) as answer:
             found = re.search(r'name="fairlead-page" content="([^"]+)"', await answer.text())
         assert found is not None
@@ -122,10 +125,10 @@ class Opened:
 
     async def follow(self) -> None:
         """Do what an open page does, for ever."""
-        query = {"page": self.page_token, "topic": "any"}
+        asked = {"params": {"topic": "any"}, "headers": {"X-Fairlead-Page": self.page_token}}
         quiet = aiohttp.ClientTimeout(total=None)
         address = f"{self.url}/dashboard/stream"
-        async with self.session.get(address, params=query, timeout=quiet) as stream:
+        async with self.session.get(address, timeout=quiet, **asked) as stream:
             async for line in stream.content:
                 if line == b"event: changed\n":
                     await self.rows("")

@@ -27,6 +27,7 @@ from controller.links.ssh import public_line
 from controller.proxy import headers, models
 from controller.proxy.entry import Proxy, Settings, tidy
 from controller.proxy.forwarding import ProxyLimits
+from controller.proxy.site import Site
 from gateway import caddy
 from gateway.access import AskingAccess
 from gateway.caddy import CaddyRefused
@@ -227,7 +228,7 @@ class Agent:
             traffic=self.traffic,
             access=self._access,
             connect=self.nodes.connect,
-            settings=Settings(is_behind_proxy=True, limits=limits),
+            settings=Settings(site=Site(is_behind_proxy=True), limits=limits),
         )
 
     # -- certificates -----------------------------------------------------------------------

@@ -40,14 +40,21 @@ from controller.api.origins import Origins, mark
 from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
 from controller.api.streams import STREAMS, TOKEN_PROTOCOL, end_streams
 from controller.proxy.entry import Proxy, tidy, to_services
+from controller.proxy.forwarding import FROM_REPLICA
 from controller.service import ControllerService
-from controller.service.users import require_admin
+from controller.service.users import Credential, require_admin
 from controller.store.base import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
 METRICS_PATH = "/metrics"
-Authorise = Callable[[web.Request], StoredToken]
+_OF_THE_API = ("/v1/", "/dashboard/api/", METRICS_PATH)
+_API_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+Authorise = Callable[[web.Request], Credential]
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -69,10 +76,11 @@ def make_app(
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
+    app.on_response_prepare.append(_not_for_tabs)
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
-    add_routes(app.router, service, lambda request: service.gate.token_of(token_of(request)))
+    add_routes(app.router, service, lambda request: _credential(service, request))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
     for mount in mounts:
@@ -80,10 +88,17 @@ def make_app(
     return app
 
 
+async def _not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:
+    """Keep the API's answers, which hold what users wrote, out of caches and out of documents."""
+    if request.path.startswith(_OF_THE_API) and FROM_REPLICA not in response:
+        for name, value in _API_HEADERS.items():
+            response.headers.setdefault(name, value)
+
+
 def add_routes(
     router: web.UrlDispatcher, service: ControllerService, authorise: Authorise, prefix: str = ""
 ) -> None:
-    """Serve all routes below `prefix` to the requests that `authorise` gives a token."""
+    """Serve all routes below `prefix` to the requests that `authorise` gives a credential."""
     for route in ROUTES:
         router.add_route(route.method, prefix + route.path, _endpoint(route, service, authorise))
 
@@ -124,6 +139,10 @@ def token_of(request: web.Request) -> str | None:
     )
 
 
+def _credential(service: ControllerService, request: web.Request) -> Credential:
+    return Credential(token=service.gate.token_of(token_of(request)))
+
+
 @web.middleware
 async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
     try:
@@ -135,9 +154,9 @@ async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResp
 
 def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> _Endpoint:
     async def endpoint(request: web.Request) -> web.StreamResponse:
-        token = None if route.public else authorise(request)
-        call = await _call(route, service, request, token)
-        with _while_allowed(route, service, token):
+        held = None if route.public else authorise(request)
+        call = await _call(route, service, request, None if held is None else held.token)
+        with _while_allowed(route, service, held):
             answer = await route.handler(call)
         if isinstance(answer, web.StreamResponse):
             return answer
@@ -149,13 +168,13 @@ def _endpoint(route: Route, service: ControllerService, authorise: Authorise) ->
 
 
 def _while_allowed(
-    route: Route, service: ControllerService, token: StoredToken | None
+    route: Route, service: ControllerService, held: Credential | None
 ) -> AbstractContextManager[None]:
-    """End a stream when its token ends; a short request may finish."""
+    """End a stream when its token or login ends; a short request may finish."""
     task = asyncio.current_task()
-    if token is None or task is None or route.media == JSON:
+    if held is None or task is None or route.media == JSON:
         return nullcontext()
-    return service.gate.until_it_ends(token, task.cancel)
+    return service.gate.until_it_ends(held, task.cancel)
 
 
 async def _call(

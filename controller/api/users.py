@@ -82,7 +82,7 @@ async def get_me(call: Call) -> CallerView:
 async def make_login_link(call: Call) -> LoginLinkView:
     assert call.token is not None
     made = call.service.login_links.make(call.token)
-    return LoginLinkView(path=f"/dashboard/enter/{made.code}", expires_at=iso(made.expires_at))
+    return LoginLinkView(path=f"/dashboard/enter#{made.code}", expires_at=iso(made.expires_at))
 
 
 async def get_user(call: Call) -> UserView:

@@ -10,8 +10,8 @@ from controller.proxy.errors import TooMany
 from controller.proxy.view import Access, Admission, RequestLimit, Service
 from controller.rate_limiter import RateLimiter
 from controller.service.errors import Forbidden, Unauthenticated
-from controller.service.users import Gate, sees_all
-from controller.store.base import KEY_PREFIX, TOKEN_PREFIX, ServiceKey, StoredToken
+from controller.service.users import Credential, Gate, sees_all
+from controller.store.base import KEY_PREFIX, TOKEN_PREFIX, ServiceKey
 
 _HOW = (
     "send `Authorization: Bearer TOKEN` with the token of a user who may see the service, or with "
@@ -45,11 +45,11 @@ class GateAccess:
                 f"(`fairlead service key add {service.name}`)",
                 field="service",
             )
-        return Admission(credential=token, secret_headers=hidden)
+        return Admission(credential=Credential(token=token), secret_headers=hidden)
 
     @contextmanager
     def while_admitted(self, admission: Admission, end: Callable[[], object]) -> Iterator[None]:
-        if isinstance(admission.credential, StoredToken | ServiceKey):
+        if isinstance(admission.credential, Credential | ServiceKey):
             with self._gate.until_it_ends(admission.credential, end):
                 yield
         else:

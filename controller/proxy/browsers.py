@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from controller.proxy.cookies import cookie_name, set_cookie, the_cookie
 from controller.proxy.errors import TooMany
 from controller.proxy.headers import OWN_COOKIES, Client, Target
 from controller.proxy.view import Service
@@ -96,31 +97,13 @@ class BrowserSessions:
         the two are one site. So what such a page loads or sends is nobody's; only where it leads
         its reader to, in a tab, is the reader's own.
         """
-        value = the_cookie(request, cookie_name(client))
+        value = the_cookie(request, cookie_name(COOKIE, client))
         if value is None or not (_is_of_own_page(request, client) or _is_navigation(request)):
             return ""
         session = self._sessions.get(digest(value))
         if session is None or session.run_id != service.run_id or session.expires_at <= self._now():
             return ""
         return f"Bearer {session.token}"
-
-
-def cookie_name(client: Client) -> str:
-    """Return the name of a session's cookie. Over TLS it begins with `__Host-`: no other host and
-    no plain connection can set one of this name (RFC 6265bis, 4.1.3)."""
-    return f"__Host-{COOKIE}" if client.scheme == "https" else COOKIE
-
-
-def the_cookie(request: web.Request, name: str) -> str | None:
-    """Return the value of the cookie with this name. None: there is none, or there are two, of
-    which one was planted: the order in which browsers send them tells nothing."""
-    found = [
-        value.strip()
-        for line in request.headers.getall("Cookie", [])
-        for one, equals, value in (pair.partition("=") for pair in line.split(";"))
-        if equals and one.strip() == name
-    ]
-    return found[0] if len(found) == 1 else None
 
 
 def _is_of_own_page(request: web.Request, client: Client) -> bool:
@@ -176,15 +159,7 @@ def closed_page(target: Target) -> web.Response:
 def opened(client: Client, value: str) -> web.Response:
     """Return the answer that sets the cookie and leads to the service."""
     answer = web.Response(status=303, headers={"Location": "/", "Cache-Control": "no-store"})
-    answer.set_cookie(
-        cookie_name(client),
-        value,
-        path="/",
-        max_age=int(SESSION_SECONDS),
-        httponly=True,
-        samesite="Lax",
-        secure=client.scheme == "https",
-    )
+    set_cookie(answer, COOKIE, value, client, path="/", seconds=SESSION_SECONDS, same_site="Lax")
     return answer
 
 

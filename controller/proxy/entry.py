@@ -21,6 +21,7 @@ from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, Hang
 from controller.proxy.headers import Client, Target
 from controller.proxy.metrics import MeteredTraffic
 from controller.proxy.replicas import Replicas
+from controller.proxy.site import Site
 from controller.proxy.view import Access, Admission, Connect, Service, Services, Traffic
 from controller.service.errors import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
 
@@ -30,11 +31,10 @@ CLIENT_GONE = 499
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`domain`: services answer at `NAME.domain` alone. None: below `/services/NAME`, where no page
-    of theirs can act, and for a person at the controller's own machine at `NAME.localhost`.
-    `is_behind_proxy`: every request comes from a reverse proxy, whose X-Forwarded-* count."""
+    of theirs can act, and for a person at the controller's own machine at `NAME.localhost`."""
 
     domain: str | None = None
-    is_behind_proxy: bool = False
+    site: Site = Site()
     limits: ProxyLimits = ProxyLimits()
 
 
@@ -59,7 +59,7 @@ class Proxy:
         self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
-        self._is_behind_proxy = settings.is_behind_proxy
+        self._client = settings.site.client
         self._hang_ups = HangUps()
 
     def close(self) -> None:
@@ -278,15 +278,6 @@ class Proxy:
         assert task is not None
         with self._access.while_admitted(admission, task.cancel):
             return await self._forwarder.forward(call)
-
-    def _client(self, request: web.Request) -> Client:
-        return headers.client_of(
-            request.remote or "",
-            request.secure,
-            request.host,
-            request.headers.items(),
-            is_proxied=self._is_behind_proxy,
-        )
 
     async def _seen(self, authorization: str) -> list[Service]:
         """Return the services with a model that the caller may use. Raises Unauthenticated."""

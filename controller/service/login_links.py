@@ -42,11 +42,17 @@ class LoginLinks:
         self._links[digest(made.code)] = (token.id, made.expires_at)
         return made
 
-    def take(self, code: str) -> StoredToken:
-        """Return the token that the link stands for, and end the link. Raises Unauthenticated."""
-        token_id, expires_at = self._links.pop(digest(code), ("", 0.0))
+    def look_up(self, code: str) -> StoredToken:
+        """Return the token that the link stands for. Raises Unauthenticated."""
+        token_id, expires_at = self._links.get(digest(code), ("", 0.0))
         if expires_at <= self._clock.now():
             raise Unauthenticated(
                 "this link was used already, or has expired; `fairlead dashboard` makes another"
             )
         return self._gate.token_by_id(token_id)
+
+    def take(self, code: str) -> StoredToken:
+        """Return the token that the link stands for, and end the link. Raises Unauthenticated."""
+        token = self.look_up(code)
+        del self._links[digest(code)]
+        return token

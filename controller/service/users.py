@@ -43,6 +43,17 @@ _HINT = (
     "'admin-token' in the controller's data folder"
 )
 
+_LOGIN = "login "
+"""It stands before the id of a login among those of tokens and keys."""
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request was admitted by. `login`: the id of the dashboard's login that stands for the
+    token; None: the token itself was sent."""
+
+    token: StoredToken
+    login: str | None = None
+
 
 class Gate:
     """Turns bearer tokens into users, and ends the streams of a revoked token."""
@@ -99,6 +110,12 @@ class Gate:
             )
         return stored
 
+    def require_login(self, credential: Credential) -> None:
+        """Raise Unauthenticated if the user has logged out of the credential's login."""
+        ended = self.users[credential.token.user].ended_logins
+        if any(one.id == credential.login for one in ended):
+            raise Unauthenticated("you logged out; log in again")
+
     def service_key(self, secret: str, service: str, owner: str) -> ServiceKey | None:
         """Return the key of this service that equals `secret`; None if none does."""
         fitting = [key for key in self.service_keys if (key.service, key.user) == (service, owner)]
@@ -110,6 +127,12 @@ class Gate:
     def apply(self, changes: Changes) -> None:
         """Apply committed changes of users and tokens."""
         before = self._digests()
+        logged_out = {
+            f"{_LOGIN}{login.id}"
+            for user in changes.users
+            for login in user.ended_logins
+            if user.name not in self.users or login not in self.users[user.name].ended_logins
+        }
         removed = {
             token.id
             for token in self.tokens
@@ -129,8 +152,8 @@ class Gate:
         }
         kept_keys = [key for key in self.service_keys if key.id not in gone]
         self.service_keys = (*kept_keys, *changes.service_keys)
-        for token_id in removed | gone:
-            for end in tuple(self._ending.get(token_id, ())):
+        for ended_id in removed | gone | logged_out:
+            for end in tuple(self._ending.get(ended_id, ())):
                 end()
         for ended in sorted(before - self._digests()):
             self.on_end(ended)
@@ -149,22 +172,29 @@ class Gate:
 
     @contextmanager
     def until_it_ends(
-        self, token: StoredToken | ServiceKey, end: Callable[[], object]
+        self, held: Credential | ServiceKey, end: Callable[[], object]
     ) -> Iterator[None]:
-        """Call `end` if the token expires or is revoked within this block."""
-        self._ending.setdefault(token.id, set()).add(end)
+        """Call `end` if the token expires or is revoked within this block, or its user logs out of
+        the login that it came by."""
+        ids = [held.id] if isinstance(held, ServiceKey) else [held.token.id]
         expiry = None
-        if isinstance(token, StoredToken) and token.expires_at is not None:
-            left = max(self._seconds_left(token), 0.0)
-            expiry = asyncio.get_running_loop().call_later(left, end)
+        if isinstance(held, Credential):
+            if held.login is not None:
+                ids.append(f"{_LOGIN}{held.login}")
+            if held.token.expires_at is not None:
+                left = max(self._seconds_left(held.token), 0.0)
+                expiry = asyncio.get_running_loop().call_later(left, end)
+        for one in ids:
+            self._ending.setdefault(one, set()).add(end)
         try:
             yield
         finally:
             if expiry is not None:
                 expiry.cancel()
-            self._ending[token.id].discard(end)
-            if not self._ending[token.id]:
-                del self._ending[token.id]
+            for one in ids:
+                self._ending[one].discard(end)
+                if not self._ending[one]:
+                    del self._ending[one]
 
 
 def _nobody_asks(digest: str) -> None:

@@ -18,11 +18,13 @@ from aiohttp import web
 from common.errors import Refused
 from controller.api.app import add_routes
 from controller.api.errors import as_response
+from controller.proxy.cookies import set_cookie
 from controller.proxy.errors import TooMany
-from controller.proxy.headers import Client, client_of
+from controller.proxy.site import Site
 from controller.rate_limiter import RateLimiter
 from controller.service import ControllerService
-from controller.service.errors import NotFound, ServiceError, Unauthenticated
+from controller.service.errors import Forbidden, NotFound, ServiceError, Unauthenticated
+from controller.service.users import Credential
 from controller.store.base import StoredToken, StoreError
 from controller.web import (
     dev_environments,
@@ -39,7 +41,14 @@ from controller.web import (
 )
 from controller.web.assets import Assets
 from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
-from controller.web.sessions import COOKIE, PATH, SESSION_SECONDS, Sessions
+from controller.web.sessions import (
+    ASKED_COOKIE,
+    ASKED_SECONDS,
+    COOKIE,
+    PATH,
+    SESSION_SECONDS,
+    Sessions,
+)
 from controller.web.shared import Fragment, SharedFragments
 
 log = logging.getLogger(__name__)
@@ -74,10 +83,13 @@ HEADERS = {
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "NEL": '{"max_age":0}',
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+"""NEL: browsers forget a policy that a service set here, when it could."""
+ENTER_PATH = PATH + "/enter"
 _MOST_FORM = 64 << 10
 _TRY_SECONDS, _TRIES = 2.0, 10
 _FOREVER = "public, max-age=31536000, immutable"
@@ -98,11 +110,14 @@ class Dashboard:
         key: bytes,
         now: Callable[[], float],
         assets: Assets | None = None,
+        site: Site | None = None,
     ) -> None:
+        self._site = site or Site()
+        self._client = self._site.client
         self._service = service
         self._assets = Assets() if assets is None else assets
         self._renderer = Renderer(self._assets)
-        self._sessions = Sessions(key, service.gate, service.clock)
+        self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
@@ -113,8 +128,9 @@ class Dashboard:
         router.add_get(PATH, _moved(PATH + "/runs"))
         router.add_get(PATH + "/", _moved(PATH + "/runs"))
         router.add_get(PATH + "/static/{version}/{name:.+}", self._static)
-        # A preview asks with HEAD, which must not use up a link that works once.
-        router.add_get(PATH + "/enter/{code}", self._headed(self._enter), allow_head=False)
+        router.add_get(ENTER_PATH, self._headed(self._enter_page))
+        router.add_post(ENTER_PATH, self._headed(self._enter))
+        router.add_post(ENTER_PATH + "/who", self._headed(self._who_enters))
         router.add_get(PATH + "/login", self._headed(self._login_page))
         router.add_post(PATH + "/login", self._headed(self._log_in))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
@@ -122,7 +138,7 @@ class Dashboard:
         router.add_get(PATH + "/session", self._headed(self._session))
         for page in PAGES:
             router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
-        add_routes(router, self._service, self._token_for_api, PATH + "/api")
+        add_routes(router, self._service, self._for_api, PATH + "/api")
         router.add_get(PATH + "/{page:.*}", self._headed(self._missing))
 
     def _headed(self, endpoint: _Endpoint) -> _Endpoint:
@@ -130,6 +146,7 @@ class Dashboard:
 
         async def headed(request: web.Request) -> web.StreamResponse:
             try:
+                self._site.require_unread(self._client(request))
                 if not await asyncio.to_thread(lambda: self._assets.are_complete):
                     return web.Response(status=503, text=_NOT_PACKED, headers=HEADERS)
                 answer = await endpoint(request)
@@ -151,7 +168,7 @@ class Dashboard:
             visit = self._visit(request, is_part=is_part)
             if page.shared and is_part and (part := await self._shared_part(visit, page)):
                 return part
-            with self._while_it_holds(visit.token, request):
+            with self._while_it_holds(visit.credential, request):
                 answer = await page.handler(visit)
             if isinstance(answer, web.StreamResponse):
                 return answer
@@ -184,34 +201,36 @@ class Dashboard:
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
     def _while_it_holds(
-        self, token: StoredToken, request: web.Request
+        self, held: Credential, request: web.Request
     ) -> AbstractContextManager[None]:
-        """End a stream when its token ends; a page or an action may finish."""
+        """End a stream when its token or login ends; a page or an action may finish."""
         task = asyncio.current_task()
         if task is None or (request.method == "GET" and "Upgrade" not in request.headers):
             return nullcontext()
-        return self._service.gate.until_it_ends(token, task.cancel)
+        return self._service.gate.until_it_ends(held, task.cancel)
 
     def _visit(self, request: web.Request, *, is_part: bool) -> Visit:
-        cookie = request.cookies.get(COOKIE)
-        token = self._sessions.token_of(cookie)
+        cookie = self._sessions.cookie_of(request)
+        held = self._sessions.credential_of(cookie)
         if is_part or "Upgrade" in request.headers:
-            self._sessions.require_page(request)
+            self._sessions.require_page(request, cookie)
         else:
             sessions.require_navigation(request)
         return Visit(
             request=request,
             service=self._service,
-            user=self._service.gate.users[token.user],
-            token=token,
-            page_token=self._sessions.page_token(cookie or ""),
+            user=self._service.gate.users[held.token.user],
+            credential=held,
+            page_token=self._sessions.page_token(cookie),
         )
 
-    def _token_for_api(self, request: web.Request) -> StoredToken:
+    def _for_api(self, request: web.Request) -> Credential:
         """Authorise a module of a page that asks the API, below `/dashboard/api`."""
-        token = self._sessions.token_of(request.cookies.get(COOKIE))
-        self._sessions.require_page(request)
-        return token
+        self._site.require_unread(self._client(request))
+        cookie = self._sessions.cookie_of(request)
+        held = self._sessions.credential_of(cookie)
+        self._sessions.require_page(request, cookie)
+        return held
 
     def _context(self, visit: Visit, page: Page) -> dict[str, Any]:
         sections = [one for one in SECTIONS if visit.is_admin or not one.admins]
@@ -255,6 +274,7 @@ class Dashboard:
     ) -> web.Response:
         """Return the page that says why, with the navigation for a user who has logged in."""
         try:
+            self._site.require_unread(self._client(request))
             visit = self._visit(request, is_part=False)
         except ServiceError:
             context = {**context, "theme": _theme(request)}
@@ -291,7 +311,7 @@ class Dashboard:
         visit = self._visit(request, is_part=True)
         task = asyncio.current_task()
         assert task is not None
-        with self._service.gate.until_it_ends(visit.token, task.cancel):
+        with self._service.gate.until_it_ends(visit.credential, task.cancel):
             return await live.stream(visit, self._assets.version, HEADERS)
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
@@ -303,57 +323,93 @@ class Dashboard:
         return self._form(request, "", 200)
 
     def _form(self, request: web.Request, message: str, status: int) -> web.Response:
-        context = {
-            "message": message,
-            "next": _inside(request.query.get("next", "")),
-            "theme": _theme(request),
-        }
-        return self._plain_page("login.html", context, status)
+        there = _inside(request.query.get("next", ""))
+        return self._asking_page(request, "login.html", {"message": message, "next": there}, status)
+
+    def _asking_page(
+        self, request: web.Request, template: str, context: Mapping[str, object], status: int
+    ) -> web.Response:
+        """Return a page with a form that this browser alone can send."""
+        asked = self._sessions.asked(request)
+        shown = {**context, "theme": _theme(request), "asked": self._sessions.form_token(asked)}
+        answer = self._plain_page(template, shown, status)
+        set_cookie(
+            answer,
+            ASKED_COOKIE,
+            asked,
+            self._client(request),
+            path=PATH,
+            seconds=ASKED_SECONDS,
+            same_site="Strict",
+        )
+        return answer
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
-        sessions.require_own_origin(request)
         self._count_try(request)
         form = await request.post()
         given = form.get("token", "")
         try:
+            self._sessions.require_asked(request, form.get("asked", ""))
             token = self._service.gate.token_of(given.strip() if isinstance(given, str) else "")
-        except Unauthenticated as error:
-            return self._form(request, error.message, 401)
+        except (Forbidden, Unauthenticated) as error:
+            return self._form(request, error.message, error.status)
         return self._entered(request, token, _inside(request.query.get("next", "")))
+
+    async def _enter_page(self, request: web.Request) -> web.StreamResponse:
+        """Ask whether to log in with a one-time link. Its code is behind the `#` of the address,
+        which browsers send to nobody."""
+        try:
+            cookie = self._sessions.cookie_of(request)
+            known = self._sessions.credential_of(cookie).token.user
+        except Unauthenticated:
+            known = ""
+        return self._asking_page(request, "enter.html", {"known": known}, 200)
+
+    async def _who_enters(self, request: web.Request) -> web.StreamResponse:
+        """Tell the page of a one-time link whom it logs in, without using it up."""
+        self._count_try(request)
+        form = await request.post()
+        self._sessions.require_asked(request, form.get("asked", ""))
+        token = self._service.login_links.look_up(str(form.get("code", "")))
+        role = self._service.gate.users[token.user].role
+        return web.json_response({"user": token.user, "role": role.value})
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         """Log in with a one-time link."""
         self._count_try(request)
+        form = await request.post()
         try:
-            token = self._service.login_links.take(request.match_info["code"])
-        except Unauthenticated as error:
-            return self._form(request, error.message, 401)
+            self._sessions.require_asked(request, form.get("asked", ""))
+            token = self._service.login_links.take(str(form.get("code", "")))
+        except (Forbidden, Unauthenticated) as error:
+            return self._form(request, error.message, error.status)
         return self._entered(request, token, PATH + "/runs")
 
     def _count_try(self, request: web.Request) -> None:
-        wait = self._tries.wait_of(_client(request).address)
+        wait = self._tries.wait_of(self._client(request).address)
         if wait:
             raise TooMany("too many tries from this address; try again in some seconds", wait)
 
     def _entered(self, request: web.Request, token: StoredToken, there: str) -> web.Response:
         answer = web.Response(status=303, headers={"Location": there})
-        answer.set_cookie(
+        set_cookie(
+            answer,
             COOKIE,
             self._sessions.open(token),
+            self._client(request),
             path=PATH,
-            max_age=int(SESSION_SECONDS),
-            httponly=True,
-            samesite="Strict",
-            secure=_client(request).scheme == "https",
+            seconds=SESSION_SECONDS,
+            same_site="Strict",
         )
         return answer
 
     async def _log_out(self, request: web.Request) -> web.StreamResponse:
         visit = self._visit(request, is_part=True)
-        ended = self._sessions.login_of(request.cookies[COOKIE])
+        client = self._client(request)
+        ended = self._sessions.login_of(self._sessions.cookie_of(request))
         await self._service.users.end_login(visit.user.name, ended)
         answer = web.Response(status=204, headers={"HX-Redirect": PATH + "/login"})
-        answer.del_cookie(COOKIE, path=PATH)
+        set_cookie(answer, COOKIE, "", client, path=PATH, seconds=0, same_site="Strict")
         return answer
 
 
@@ -361,10 +417,6 @@ _NOT_PACKED = (
     "The dashboard's scripts are missing: this checkout was set up without a network. "
     "Run `./dev setup` again with one. The API and the command work without them.\n"
 )
-
-
-def _client(request: web.Request) -> Client:
-    return client_of(request.remote or "", request.secure, request.host, request.headers.items())
 
 
 def _theme(request: web.Request) -> str:

@@ -25,7 +25,7 @@ MOST_TOPICS = 8
 
 
 async def stream(visit: Visit, version: str, headers: Mapping[str, str]) -> web.StreamResponse:
-    """Answer an EventSource: `hello` at once, `changed` with a topic, `beat` when nothing changes.
+    """Answer a page's stream: `hello` at once, `changed` with a topic, `beat` when nothing changes.
 
     Raises Forbidden, Invalid.
     """

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from controller.api.routes import Call, NoQuery
 from controller.lifecycle.model import Role
 from controller.service import ControllerService
+from controller.service.users import Credential
 from controller.store.base import StoredToken, User
 from controller.web.assets import Assets
 
@@ -27,8 +28,13 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     request: web.Request
     service: ControllerService
     user: User
-    token: StoredToken
+    credential: Credential
     page_token: str
+    """The token of the document that this answer may become."""
+
+    @property
+    def token(self) -> StoredToken:
+        return self.credential.token
 
     def path(self, name: str) -> str:
         return self.request.match_info[name]

@@ -4,8 +4,8 @@ The cookie holds the token's id, never the token. It is signed and not stored, s
 logged in when the controller restarts. Each request is checked against the present tokens.
 
 A service's pages (`/services/NAME/`) may come from the same origin. So the cookie alone opens only
-documents that a user navigates to. All else that a page asks for carries the page's own token,
-which only such a document has.
+documents that a user navigates to. All else that a page asks for carries the document's own token,
+which no address ever holds.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
 
 from aiohttp import web
 
 from controller.api.origins import host_of
 from controller.clock import Clock
+from controller.proxy.cookies import cookie_name, cookies, the_cookie
+from controller.proxy.headers import Client
 from controller.service.errors import Forbidden, Unauthenticated
-from controller.service.users import Gate
+from controller.service.users import Credential, Gate
 from controller.store.base import EndedLogin, StoredToken
 
 COOKIE = "fairlead-dashboard"
 PATH = "/dashboard"
 SESSION_SECONDS = 7 * 86400.0
+ASKED_COOKIE = "fairlead-asked"
+ASKED_SECONDS = 86400.0
 PAGE_HEADER = "X-Fairlead-Page"
-PAGE_QUERY = "page"
-"""An EventSource cannot send a header."""
 PAGE_PROTOCOL = "fairlead.page."
 """A WebSocket offers it as a subprotocol, with the page's token behind it."""
 _SAFE = frozenset({"GET", "HEAD"})
 
 
 class Sessions:
-    """`key`: secret, and the same after a restart."""
+    """`key`: secret, and the same after a restart. `client`: tells how a request came."""
 
-    def __init__(self, key: bytes, gate: Gate, clock: Clock) -> None:
+    def __init__(
+        self, key: bytes, gate: Gate, clock: Clock, client: Callable[[web.Request], Client]
+    ) -> None:
+        self._client = client
         self._key = key
         self._gate = gate
         self._clock = clock
@@ -47,39 +53,69 @@ class Sessions:
         said = f"{token.id}.{int(ends_at):x}.{secrets.token_hex(8)}"
         return f"{said}.{self._signature('session', said)}"
 
-    def token_of(self, cookie: str | None) -> StoredToken:
-        """Return the token of the session. Raises Unauthenticated."""
-        said, _, signature = (cookie or "").rpartition(".")
+    def cookie_of(self, request: web.Request) -> str:
+        """Return the request's session cookie, which is not yet checked. Raises Unauthenticated."""
+        found = cookies(request, cookie_name(COOKIE, self._client(request)))
+        if len(found) > 1:
+            raise Unauthenticated(
+                "the browser sent two logins, and one of them was planted by another page: delete "
+                "this site's cookies, then log in",
+                code="two_logins",
+            )
+        if not found:
+            raise Unauthenticated("log in first")
+        return found[0]
+
+    def credential_of(self, cookie: str) -> Credential:
+        """Return what the session stands for. Raises Unauthenticated."""
+        said, _, signature = cookie.rpartition(".")
         if not said or not _equal(signature, self._signature("session", said)):
             raise Unauthenticated("log in first")
         token_id, ends_at, login = said.split(".")
         if int(ends_at, 16) <= self._clock.now():
             raise Unauthenticated("the login has expired; log in again")
-        token = self._gate.token_by_id(token_id)
-        if any(ended.id == login for ended in self._gate.users[token.user].ended_logins):
-            raise Unauthenticated("you logged out; log in again")
-        return token
+        held = Credential(token=self._gate.token_by_id(token_id), login=login)
+        self._gate.require_login(held)
+        return held
 
     def login_of(self, cookie: str) -> EndedLogin:
-        """Return the login of a cookie that `token_of` accepted, as what ends it."""
+        """Return the login of a cookie that `credential_of` accepted, as what ends it."""
         _, ends_at, login, _ = cookie.split(".")
         return EndedLogin(id=login, until=float(int(ends_at, 16)))
 
-    def page_token(self, cookie: str) -> str:
-        return self._signature("page", cookie)
+    def asked(self, request: web.Request) -> str:
+        """Return what stands for this browser while it logs in: its value, or a new one."""
+        known = the_cookie(request, cookie_name(ASKED_COOKIE, self._client(request)))
+        return known or secrets.token_hex(16)
 
-    def require_page(self, request: web.Request) -> None:
+    def form_token(self, asked: str) -> str:
+        """Return what a form that this browser asked for sends along."""
+        return self._signature("form", asked)
+
+    def require_asked(self, request: web.Request, given: object) -> None:
+        """Refuse a login that this browser did not ask for. Raises Forbidden."""
+        require_own_origin(request)
+        known = the_cookie(request, cookie_name(ASKED_COOKIE, self._client(request)))
+        if known is None or not _equal(str(given), self.form_token(known)):
+            raise Forbidden(
+                "this browser did not ask for this form, or it keeps no cookies: try again",
+                code="not_asked",
+            )
+
+    def page_token(self, cookie: str) -> str:
+        """Return the token of a new document, for the requests of its scripts."""
+        nonce = secrets.token_hex(8)
+        return f"{nonce}.{self._signature('page', f'{nonce}:{cookie}')}"
+
+    def require_page(self, request: web.Request, cookie: str) -> None:
         """Refuse a request that no page of the dashboard made. Raises Forbidden."""
         offered = request.headers.get("Sec-WebSocket-Protocol", "").split(",")
         named = (one.strip() for one in offered)
-        given = (
-            request.headers.get(PAGE_HEADER)
-            or next(
-                (one[len(PAGE_PROTOCOL) :] for one in named if one.startswith(PAGE_PROTOCOL)), ""
-            )
-            or request.query.get(PAGE_QUERY, "")
+        given = request.headers.get(PAGE_HEADER) or next(
+            (one[len(PAGE_PROTOCOL) :] for one in named if one.startswith(PAGE_PROTOCOL)), ""
         )
-        if not _equal(given, self.page_token(request.cookies.get(COOKIE, ""))):
+        nonce, _, signature = given.partition(".")
+        if not _equal(signature, self._signature("page", f"{nonce}:{cookie}")):
             raise Forbidden(
                 "this request does not come from a page of the dashboard: reload the page",
                 code="not_from_page",
@@ -88,7 +124,9 @@ class Sessions:
             require_own_origin(request)
 
     def _signature(self, purpose: str, said: str) -> str:
-        return hmac.new(self._key, f"{purpose}:{said}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self._key, f"{purpose}:{said}".encode(errors="surrogateescape"), hashlib.sha256
+        ).hexdigest()
 
 
 def require_own_origin(request: web.Request) -> None:

@@ -65,8 +65,25 @@ function show(text) {
 
 function close() {
   clearTimeout(timer);
-  if (source) source.close();
+  if (source) source.abort();
   source = null;
+}
+
+// The events of the stream: the name of each, and what it says.
+async function* events(body) {
+  let rest = "";
+  for await (const part of chunks(body.pipeThrough(new TextDecoderStream()).getReader())) {
+    const blocks = (rest + part).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const [, name, said] = block.match(/^event: (.*)\ndata: (.*)$/);
+      yield [name, JSON.parse(said)];
+    }
+  }
+}
+
+async function* chunks(reader) {
+  for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
 }
 
 async function later() {
@@ -83,27 +100,35 @@ async function later() {
   retry = Math.min(retry * 2, 5000);
 }
 
-function open() {
+// An EventSource cannot send the document's token in a header, and no address may hold it.
+async function open() {
   close();
   if (document.hidden) return;
-  const query = new URLSearchParams({ page });
+  const query = new URLSearchParams();
   for (const topic of topics()) query.append("topic", topic);
-  const opened = new EventSource(`/dashboard/stream?${query}`);
+  const opened = new AbortController();
   source = opened;
   last = Date.now();
-  const heard = (name, act) => opened.addEventListener(name, (event) => {
+  try {
+    const headers = { "X-Fairlead-Page": page };
+    const answer = await fetch(`/dashboard/stream?${query}`, { headers, signal: opened.signal });
+    if (answer.ok) await listen(answer.body);
+  } catch {
+    // The controller is away, or this page closed the stream.
+  }
+  if (source === opened) later();
+}
+
+async function listen(body) {
+  for await (const [name, said] of events(body)) {
     last = Date.now();
-    act(JSON.parse(event.data));
-  });
-  heard("hello", (its) => {
-    if (its !== version) location.reload();
-    retry = 500;
-    show("live");
-    tell(null); // what changed before the stream was open
-  });
-  heard("changed", tell);
-  heard("beat", () => {});
-  opened.onerror = () => { if (source === opened) later(); };
+    if (name === "hello") {
+      if (said !== version) location.reload();
+      retry = 500;
+      show("live");
+      tell(null); // what changed before the stream was open
+    } else if (name === "changed") tell(said);
+  }
 }
 
 export function follow() {

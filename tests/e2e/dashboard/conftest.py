@@ -49,6 +49,7 @@ async def visit(chromium: Browser, controller: Controller, address: str, user: s
     context = await chromium.new_context()
     page = await context.new_page()
     page.set_default_timeout(PATIENCE)
-    await page.goto(f"{address}/dashboard/enter/{links.make(token).code}")
+    await page.goto(f"{address}/dashboard/enter#{links.make(token).code}")
+    await page.get_by_role("button", name="Log in").click()
     await page.locator(LIVE).wait_for()
     return page

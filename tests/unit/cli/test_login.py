@@ -128,5 +128,5 @@ async def test_the_dashboards_link_is_printed_for_a_browser_elsewhere(home: Home
 
     printed = await home("dashboard", "--print")
 
-    assert printed.out.decode().startswith(f"{home.url}/dashboard/enter/")
+    assert printed.out.decode().startswith(f"{home.url}/dashboard/enter#")
     assert "works once" in printed.err

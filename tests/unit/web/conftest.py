@@ -33,13 +33,27 @@ class Browser:
         self.page_token = ""
 
     async def log_in(self, token: str) -> ClientResponse:
+        form = await self.form("/dashboard/login")
         answer = await self.client.post(
-            "/dashboard/login", data={"token": token}, allow_redirects=False
+            "/dashboard/login", data={**form, "token": token}, allow_redirects=False
         )
         page = await self.open("/dashboard/runs")
         found = re.search(r'name="fairlead-page" content="([^"]+)"', await page.text())
         self.page_token = found.group(1) if found else ""
         return answer
+
+    async def form(self, path: str) -> dict[str, str]:
+        """Return what the form at this path sends, beside what a person fills in."""
+        page = await (await self.open(path)).text()
+        found = re.search(r'name="asked" value="([^"]+)"', page)
+        return {"asked": found.group(1)} if found else {}
+
+    async def stream(self, *topics: str) -> ClientResponse:
+        return await self.client.get(
+            "/dashboard/stream",
+            params=[("topic", topic) for topic in topics],
+            headers={"X-Fairlead-Page": self.page_token},
+        )
 
     async def open(self, path: str, **headers: str) -> ClientResponse:
         sent = {"Accept": "text/html", **headers}

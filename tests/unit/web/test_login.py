@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
+from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
 from controller.clock import SystemClock
+from controller.proxy.site import Site
 from controller.service.errors import Unauthenticated
 from controller.service.users import Gate
 from controller.web.app import Dashboard, session_key
@@ -28,10 +33,9 @@ async def test_a_page_asks_a_stranger_to_log_in_and_leads_back(stranger: Browser
     "sent", [{"Origin": "http://[bad"}, {"X-Fairlead-Page": "\udcff"}], ids=["origin", "page"]
 )
 async def test_malformed_headers_are_refused_and_no_fault(
-    stranger: Browser, sent: dict[str, str]
+    admin: Browser, sent: dict[str, str]
 ) -> None:
-    await stranger.log_in(ADMIN_TOKEN)
-    async with stranger.client.post("/dashboard/logout", headers=sent) as answer:
+    async with admin.client.post("/dashboard/logout", headers=sent) as answer:
         assert answer.status == 403
 
 
@@ -49,14 +53,21 @@ async def test_a_token_opens_the_pages_and_is_in_no_cookie(stranger: Browser) ->
 
 
 async def test_the_cookie_is_for_encrypted_connections_alone_behind_tls(stranger: Browser) -> None:
+    secure = {"X-Forwarded-Proto": "https"}
+    page = await stranger.client.get("/dashboard/login", headers=secure)
+    asked = page.headers["Set-Cookie"].partition(";")[0]
+    form = {
+        "token": ADMIN_TOKEN,
+        "asked": (await page.text()).split('name="asked" value="')[1][:64],
+    }
+
     answer = await stranger.client.post(
-        "/dashboard/login",
-        data={"token": ADMIN_TOKEN},
-        headers={"X-Forwarded-Proto": "https"},
-        allow_redirects=False,
+        "/dashboard/login", data=form, headers={**secure, "Cookie": asked}, allow_redirects=False
     )
 
-    assert "Secure" in answer.headers["Set-Cookie"]
+    assert asked.startswith("__Host-fairlead-asked=")
+    assert answer.headers["Set-Cookie"].startswith("__Host-fairlead-dashboard=")
+    assert re.search("(?=.*; Path=/;).*; Secure", answer.headers["Set-Cookie"])
 
 
 async def test_an_unknown_token_is_refused_on_the_form(stranger: Browser) -> None:
@@ -64,7 +75,7 @@ async def test_an_unknown_token_is_refused_on_the_form(stranger: Browser) -> Non
 
     assert answer.status == 401
     assert "not known to this controller" in await answer.text()
-    assert "Set-Cookie" not in answer.headers
+    assert "fairlead-dashboard" not in answer.headers["Set-Cookie"]
 
 
 async def test_an_address_has_ten_tries_to_log_in(stranger: Browser) -> None:
@@ -134,20 +145,140 @@ async def test_a_login_that_ended_stays_ended_after_a_restart(
     gate = Gate(loaded.users, controller.service.gate.tokens, SystemClock())
 
     with pytest.raises(Unauthenticated, match="you logged out"):
-        Sessions(session_key(b"secret of the tests"), gate, SystemClock()).token_of(before)
+        Sessions(
+            session_key(b"secret of the tests"), gate, SystemClock(), Site().client
+        ).credential_of(before)
 
 
 async def test_a_link_of_the_command_logs_in_once(stranger: Browser) -> None:
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     made = await (await stranger.client.post("/v1/me/login-link", headers=headers)).json()
 
-    first = await stranger.open(made["path"])
-    second = await stranger.open(made["path"])
+    path, _, code = made["path"].partition("#")
+    form = {**await stranger.form(path), "code": code}
+    asked = [await stranger.client.post(f"{path}/who", data=form) for _ in range(2)]
+    first, second = [
+        await stranger.client.post(path, data=form, allow_redirects=False) for _ in range(2)
+    ]
 
+    assert [await one.json() for one in asked] == [{"user": "ada", "role": "user"}] * 2
     assert (first.status, first.headers["Location"]) == (303, "/dashboard/runs")
     assert second.status == 401
     assert "used already" in await second.text()
     assert "ada (user)" in await (await stranger.open("/dashboard/runs")).text()
+
+
+@pytest.mark.parametrize("path", ["/dashboard/login", "/dashboard/enter", "/dashboard/enter/who"])
+async def test_a_login_that_this_browser_did_not_ask_for_is_refused(
+    stranger: Browser, admin: Browser, path: str
+) -> None:
+    """A page of somebody else logs its reader in as somebody else."""
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    made = await (await stranger.client.post("/v1/me/login-link", headers=headers)).json()
+    form = {"token": USER_TOKEN, "code": made["path"].partition("#")[2]}
+    foreign = await admin.form("/dashboard/login")
+    own = await stranger.form("/dashboard/login")
+
+    for sent, headers in (
+        (form, {}),
+        ({**form, **foreign}, {}),
+        ({**form, **own}, {"Sec-Fetch-Site": "same-site"}),
+        ({**form, **own}, {"Origin": "https://evil.example"}),
+    ):
+        answer = await stranger.client.post(path, data=sent, headers=headers, allow_redirects=False)
+        assert answer.status == 403
+    assert (await stranger.open("/dashboard/runs")).status == 303
+
+
+async def test_two_logins_in_one_request_are_refused(site: TestServer, admin: Browser) -> None:
+    """A sibling host planted one: which comes first is not known."""
+    own = cookie_of(admin)
+    headers = {"Cookie": f"{COOKIE}={own}; {COOKIE}={own}", "Accept": "text/html"}
+    async with TestClient(site) as client:
+        page = await client.get("/dashboard/runs", headers=headers, allow_redirects=False)
+        asked = await client.get("/dashboard/api/v1/me", headers=headers)
+        told = await asked.json()
+
+    assert page.status == 303
+    assert (asked.status, told["error"]["code"]) == (401, "two_logins")
+
+
+async def test_each_document_has_a_token_of_its_own_which_no_address_takes(
+    admin: Browser,
+) -> None:
+    first, own = admin.page_token, cookie_of(admin)
+    text = await (await admin.open("/dashboard/runs")).text()
+    second = text.split('name="fairlead-page" content="')[1].partition('"')[0]
+
+    assert first != second
+    for token, status in ((first, 200), (second, 200), (f"{second[:16]}{first[16:]}", 403)):
+        headers = {"X-Fairlead-Page": token}
+        assert (await admin.client.get("/dashboard/session", headers=headers)).ok == (status == 200)
+    answer = await admin.client.get("/dashboard/stream", params={"page": first})
+    assert answer.status == 403
+    assert own not in text
+
+
+async def test_logging_out_ends_the_streams_of_this_login_alone(
+    site: TestServer, admin: Browser
+) -> None:
+    run = await submit(admin)
+    async with TestClient(site) as client:
+        other = Browser(client)
+        await other.log_in(ADMIN_TOKEN)
+        watch = f"/dashboard/api/v1/runs/{run['id']}/watch"
+        streams = [
+            await one.client.get(watch, headers={"X-Fairlead-Page": one.page_token})
+            for one in (admin, other)
+        ]
+        live = await admin.stream("any")
+        await live.content.readuntil(b"\n\n")
+        for stream in streams:
+            await stream.content.readline()
+
+        await admin.act("/dashboard/logout")
+
+        for ended in (streams[0], live):
+            with pytest.raises(ClientPayloadError):  # they end in the middle
+                await ended.read()
+        assert not streams[1].content.at_eof()
+        assert (await other.open("/dashboard/runs")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/dashboard/login", "/dashboard/enter", "/dashboard/runs"])
+async def test_no_browser_logs_in_where_others_can_read_it(stranger: Browser, path: str) -> None:
+    answer = await stranger.open(path, Host="fairlead.example:8700")
+
+    assert answer.status == 403
+    assert "ssh -L" in await answer.text()
+    assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"allows_plain_http": True}, {"public_url": "https://fairlead.example:8700"}],
+    ids=["the operator insists", "a reverse proxy ends TLS"],
+)
+async def test_the_operator_can_say_that_it_is_safe(
+    controller: Controller, settings: dict[str, Any]
+) -> None:
+    dashboard = Dashboard(controller.service, b"", lambda: 0.0, site=Site(**settings))
+    server = TestServer(make_app(controller.service, mounts=(dashboard.mount,)))
+    async with TestClient(server) as client:
+        answer = await Browser(client).open("/dashboard/login", Host="fairlead.example:8700")
+
+    assert answer.status == 200
+    is_secure = "public_url" in settings
+    assert answer.headers["Set-Cookie"].startswith("__Host-") is is_secure
+
+
+async def test_answers_of_the_api_are_no_documents_and_not_kept(admin: Browser) -> None:
+    headers = {"X-Fairlead-Page": admin.page_token}
+    for path in ("/dashboard/api/v1/runs", "/v1/health", "/metrics"):
+        answer = await admin.client.get(path, headers=headers)
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "sandbox" in answer.headers["Content-Security-Policy"]
 
 
 async def test_a_link_from_another_site_makes_the_page_ask_again(stranger: Browser) -> None:
@@ -168,7 +299,7 @@ async def test_a_login_leads_to_the_dashboard_alone(stranger: Browser, there: st
     answer = await stranger.client.post(
         "/dashboard/login",
         params={"next": there},
-        data={"token": ADMIN_TOKEN},
+        data={**await stranger.form("/dashboard/login"), "token": ADMIN_TOKEN},
         allow_redirects=False,
     )
 

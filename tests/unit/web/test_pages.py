@@ -100,9 +100,7 @@ async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> No
     rows = await ada.fragment("/dashboard/runs", "rows")
     other = await ada.open(f"/dashboard/runs/{run['id']}")
     stopped = await ada.act(f"/dashboard/runs/{run['id']}/actions/abort")
-    stream = await ada.client.get(
-        "/dashboard/stream", params={"page": ada.page_token, "topic": run["id"]}
-    )
+    stream = await ada.stream(run["id"])
 
     assert own["name"] in rows
     assert "secret-plan" not in rows
@@ -296,8 +294,7 @@ async def test_a_group_is_scaled(admin: Browser) -> None:
 
 
 async def test_an_open_page_hears_of_a_change_at_once(admin: Browser) -> None:
-    parameters = [("page", admin.page_token), ("topic", "any")]
-    async with admin.client.get("/dashboard/stream", params=parameters) as stream:
+    async with await admin.stream("any") as stream:
         assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: hello\n")
         began = asyncio.get_running_loop().time()
         await submit(admin)
