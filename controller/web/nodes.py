@@ -291,7 +291,7 @@ def with_own_events(rows: Sequence[EventRow], node: NodeView) -> list[EventRow]:
             because=f"{event.by} asked for it" if event.by else "",
             said=event.why or "",
         )
-        for event in node.events
+        for event in reversed(node.events)  # of one instant the later one comes first
     ]
     return sorted([*own, *rows], key=lambda row: row.at, reverse=True)
 
