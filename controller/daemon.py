@@ -87,7 +87,7 @@ from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from controller.web.app import Dashboard, session_key
-from gateway.schemas import ProxyLimits
+from gateway.schemas import Browsers, ProxyLimits
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -97,8 +97,8 @@ class Assembly:
     `node_failure`: how a node's silence is judged. `progress` gets the bytes of images being
     pulled, by attempt id; they are never stored. `cluster_secret`: what the SSH keys of multi-node
     runs are derived from. `cluster_networks`: where their jobs reach each other. `secrets`: what
-    `${{ secrets.NAME }}` stands for. `gateway_limits`: the proxy's limits, which hold at gateways
-    too.
+    `${{ secrets.NAME }}` stands for. `gateway_limits` and `gateway_browsers`: what holds for the
+    proxy of this controller holds at gateways too.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class Assembly:
         outputs: OutputStore,
         make_gateway_link: Callable[[Gateway], GatewayLink],
         gateway_limits: ProxyLimits | None = None,
+        gateway_browsers: Browsers | None = None,
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
@@ -155,6 +156,7 @@ class Assembly:
             controller_id=boot.installation_id,
             gateways=snapshot.gateways,
             limits=gateway_limits,
+            browsers=gateway_browsers,
         )
         performers |= service_replicas.performers(
             self.turns, self.traffic, self.gateways, fence, try_probe
@@ -323,6 +325,7 @@ async def _controller(
             access=GateAccess(service.gate),
             connect=through_runners(machinery.nodes.connection),
             settings=options.proxy,
+            prove=dashboard.opening.prove,
         )
         api = make_runner(
             service,
@@ -385,6 +388,10 @@ async def _open(
         outputs=outputs,
         make_gateway_link=lambda gateway: SocketGatewayLink(gateway, key),
         gateway_limits=_gateway_limits(options),
+        gateway_browsers=Browsers(
+            dashboard=options.proxy.site.public_url,
+            allows_plain_http=options.proxy.site.allows_plain_http,
+        ),
     )
     service = ControllerService(
         turns=machinery.turns,
@@ -410,9 +417,17 @@ async def _open(
         terminal_secret=secret_of(key),
         gateways=machinery.gateways,
         routes=machinery.routes,
+        service_url=options.proxy.url_of,
     )
     now = asyncio.get_running_loop().time
-    return machinery, service, Dashboard(service, session_key(secret_of(key)), now)
+    dashboard = Dashboard(
+        service,
+        session_key(secret_of(key)),
+        now,
+        site=options.proxy.site,
+        service_domain=options.proxy.domain,
+    )
+    return machinery, service, dashboard
 
 
 def _vault(options: Options, snapshot: Snapshot) -> Vault:

@@ -158,7 +158,8 @@ class Agent:
         replicas = [one for told in snapshot.services for one in service_of(told).replicas]
         self._reach.update(replicas, are_known=is_known)
         self.services.update(snapshot, self._reach.reached)
-        if self._proxy is None or before is None or before.limits != snapshot.limits:
+        settings = (snapshot.limits, snapshot.browsers)
+        if self._proxy is None or before is None or settings != (before.limits, before.browsers):
             if self._proxy is not None:
                 self._proxy.close()
             self._proxy = self._make_proxy(snapshot)
@@ -223,12 +224,17 @@ class Agent:
             hold_seconds=snapshot.limits.hold,
             most_body=snapshot.limits.most_body,
         )
+        site = Site(
+            public_url=snapshot.browsers.dashboard,
+            allows_plain_http=snapshot.browsers.allows_plain_http,
+            is_behind_proxy=True,
+        )
         return Proxy(
             services=self.services,
             traffic=self.traffic,
             access=self._access,
             connect=self.nodes.connect,
-            settings=Settings(site=Site(is_behind_proxy=True), limits=limits),
+            settings=Settings(site=site, is_gateway=True, limits=limits),
         )
 
     # -- certificates -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.proxy.browsers import COOKIE
+from controller.proxy.headers import OWN_COOKIES
 from controller.store.base import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
@@ -82,7 +82,7 @@ frontend traffic
     http-request set-var(txn.most) str(most_body),map_str_int({limits},0)
     acl fast var(txn.slot) -m found
     acl token req.fhdr(authorization) -m beg -i "bearer {tokens}"
-    acl asks req.cook({cookie}) -m found
+    acl asks req.hdr(cookie) -m sub -i {cookies}
     acl asks req.hdr(upgrade) -m found
     acl asks req.hdr(expect) -m found
     acl asks req.hdr(accept) -m sub -i text/event-stream
@@ -212,7 +212,7 @@ def configuration(
         "challenges": ports.challenges,
         "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
         "failures": failures,
-        "cookie": COOKIE,
+        "cookies": OWN_COOKIES[0],
         "tokens": _TOKENS,
     }
     slots = []

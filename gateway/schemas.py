@@ -100,6 +100,14 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     most_body: int = 1 << 30
 
 
+class Browsers(msgspec.Struct, frozen=True, kw_only=True):
+    """How browsers log in here. `dashboard`: the controller's, as browsers reach it; None: it is
+    not known. `allows_plain_http`: they may without TLS."""
+
+    dashboard: str | None = None
+    allows_plain_http: bool = False
+
+
 # -- from the controller --------------------------------------------------------------------
 
 
@@ -114,6 +122,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     domain: str
     certificate: Certificate
     limits: ProxyLimits = ProxyLimits()
+    browsers: Browsers = Browsers()
     nodes: tuple[GatewayNode, ...] = ()
     services: tuple[GatewayService, ...] = ()
 

@@ -1,6 +1,6 @@
 """code-server itself, as a dev environment, opens in a Chromium through the controller with a
-user's login: below `/services/` and at a host name of its own. There the user opens a file and
-works in a terminal, also after a reload. At its own host name its service workers work.
+user's login, at a host name of its own. There the user opens a file and works in a terminal, also
+after a reload, and its service workers work.
 
 code-server is `--program`, or what PATH has: npm brings it (`npm install --global code-server`,
 with a compiler and libkrb5-dev), or its bundle.
@@ -23,14 +23,14 @@ from urllib.parse import urlsplit
 import aiohttp
 from playwright.async_api import Page, async_playwright
 
-from bench.proofs._desk import controller_with_a_node
+from bench.proofs._desk import controller_with_a_node, open_logged_in
 from bench.proofs._table import conclude
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import eventually
 
 NAME = "code"
 DOMAIN = "localhost"
-"""Chromium takes each name below it for the loopback, and for a secure origin."""
+"""Browsers take each name below it for the loopback, and for a secure origin."""
 _DEADLINE = 60.0
 _SCOPES = "navigator.serviceWorker.getRegistrations().then(all => all.map(one => one.scope))"
 
@@ -44,7 +44,7 @@ def main() -> None:
         raise SystemExit("needs code-server (in PATH, or --program FILE) and Chromium in PATH")
     folder = Path(tempfile.mkdtemp(prefix="fl-code-", dir="/tmp"))
     try:
-        with controller_with_a_node(folder, "--service-domain", DOMAIN) as controller:
+        with controller_with_a_node(folder) as controller:
             _apply(controller, folder, Path(program))
             figures, broken = asyncio.run(_prove(controller, folder / "work", chromium))
             controller.cli("stop", NAME, "--abort").succeeded()
@@ -78,22 +78,21 @@ async def _prove(
     below, port = f"{controller.url}/services/{NAME}/", urlsplit(controller.url).port
     answers: bool = await eventually(partial(_answers, below, controller.token), _DEADLINE)
     assert answers
-    for base, has_workers in ((below, False), (f"http://{NAME}.{DOMAIN}:{port}/", True)):
-        at = "at its host name" if has_workers else "below /services/"
-        begin = time.perf_counter()
-        async with _opened(chromium, base, controller.token) as page:
-            figures.append((f"{at}: login to workbench", f"{time.perf_counter() - begin:.1f} s"))
-            await page.get_by_role("treeitem", name="hello.txt").dblclick()
-            await page.wait_for_selector(".view-line:has-text('hello')")
-            await _in_a_terminal(page, work / "first")
-            await page.reload()
-            await page.wait_for_selector(".view-line:has-text('hello')")
-            await _in_a_terminal(page, work / "second")
-            seconds = time.perf_counter() - begin
-            figures.append((f"{at}: file, terminal, reload, terminal", f"{seconds:.1f} s"))
-            scopes = await page.evaluate(_SCOPES)
-        if (base in scopes) is not has_workers:
-            broken.append(f"{at} its service workers are {scopes}")
+    own, begin = f"http://{NAME}.{DOMAIN}:{port}/", time.perf_counter()
+    async with _opened(chromium, controller) as page:
+        figures.append(("login to workbench", f"{time.perf_counter() - begin:.1f} s"))
+        await page.get_by_role("treeitem", name="hello.txt").dblclick()
+        await page.wait_for_selector(".view-line:has-text('hello')")
+        await _in_a_terminal(page, work / "first")
+        await page.reload()
+        await page.wait_for_selector(".view-line:has-text('hello')")
+        await _in_a_terminal(page, work / "second")
+        seconds = time.perf_counter() - begin
+        figures.append(("file, terminal, reload, terminal", f"{seconds:.1f} s"))
+        scopes = await page.evaluate(_SCOPES)
+        place = page.url
+    if not place.startswith(own) or own not in scopes:
+        broken.append(f"it is at {place}, and its service workers are {scopes}")
     return figures, broken
 
 
@@ -104,17 +103,14 @@ async def _answers(base: str, token: str) -> bool:
 
 
 @asynccontextmanager
-async def _opened(chromium: str, base: str, token: str) -> AsyncIterator[Page]:
-    """Log in by the form, open the workbench and trust its folder. Raises playwright's
+async def _opened(chromium: str, controller: ControllerProcess) -> AsyncIterator[Page]:
+    """Log in at the dashboard, open the workbench and trust its folder. Raises playwright's
     TimeoutError."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = await browser.new_page()
         page.set_default_timeout(1000 * _DEADLINE)
-
-        await page.goto(base)
-        await page.fill("input[name=token]", token)
-        await page.click("button")
+        await open_logged_in(page, controller, NAME, "/")
         await page.wait_for_selector(".monaco-workbench")
         await page.get_by_role("button", name="Yes, I trust the authors").click()
         yield page

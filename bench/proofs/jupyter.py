@@ -1,6 +1,6 @@
 """JupyterLab itself, as a dev environment, opens through the controller with a user's login and
 runs cells; without the login neither its pages nor its kernels are reached. Where there is a
-Chromium, it logs in by the form and runs a cell of a notebook, too.
+Chromium, its user logs in at the dashboard and runs a cell of a notebook, too.
 
 JupyterLab comes from pip into an environment of its own, unless `--venv` names one that has it.
 """
@@ -24,9 +24,8 @@ from typing import Any
 import aiohttp
 from playwright.async_api import Page, async_playwright
 
-from bench.proofs._desk import controller_with_a_node
+from bench.proofs._desk import controller_with_a_node, open_logged_in
 from bench.proofs._table import conclude
-from controller.proxy.browsers import LOGIN
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import eventually
 
@@ -72,18 +71,19 @@ async def _prove(
     _apply(controller, folder, venv)
     base, broken = f"{controller.url}/services/{NAME}", list[str]()
     async with aiohttp.ClientSession(
-        cookie_jar=aiohttp.CookieJar(unsafe=True), headers={"Accept": "text/html"}
-    ) as browser:
-        asked = partial(_version, browser, base, controller.token)
+        cookie_jar=aiohttp.CookieJar(unsafe=True),
+        headers={"Authorization": f"Bearer {controller.token}"},
+    ) as program:
+        asked = partial(_version, program, base)
         version: str | None = await eventually(asked, _DEADLINE)
         opened = time.perf_counter() - begin
         broken += await _strangers(base)
-        async with browser.post(f"{base}{LOGIN}", data={"token": controller.token}) as answer:
+        async with program.get(f"{base}/lab") as answer:
             page = await answer.text()
         if answer.status != 200 or "JupyterLab" not in page:
-            broken.append(f"after the login: {answer.status}, and no page of JupyterLab")
-        seconds, wrong = await _run_cells(browser, base, cells)
-    in_chromium = await _in_chromium(base, folder, controller.token)
+            broken.append(f"with a token: {answer.status}, and no page of JupyterLab")
+        seconds, wrong = await _run_cells(program, base, cells)
+    in_chromium = await _in_chromium(controller)
     slow = [f"a cell takes {median(seconds):.3f} s"] if median(seconds) > MOST_CELL_SECONDS else []
     controller.cli("stop", NAME, "--abort").succeeded()
     figures: list[tuple[str, object]] = [
@@ -96,21 +96,17 @@ async def _prove(
     return figures, broken + wrong + slow
 
 
-async def _in_chromium(base: str, folder: Path, token: str) -> str:
-    """Log in by the form and run a notebook's cell; return how long it took. Raises
+async def _in_chromium(controller: ControllerProcess) -> str:
+    """Log in at the dashboard and run a notebook's cell; return how long it took. Raises
     playwright's TimeoutError."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         return "not tried: there is none here"
-    begin, notebook = time.perf_counter(), f"{base}/lab/tree/cell.ipynb"
+    begin, notebook = time.perf_counter(), f"/services/{NAME}/lab/tree/cell.ipynb"
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = await browser.new_page()
-        await page.goto(notebook)
-        await page.fill("input[name=token]", token)
-        await page.click("button")
-        await page.wait_for_selector(".jp-Launcher")
-        await page.goto(notebook)
+        await open_logged_in(page, controller, NAME, notebook)
         await page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
         ran: bool = await eventually(partial(_ran_in, page), _DEADLINE, "the cell's output")
         assert ran
@@ -144,9 +140,8 @@ def _apply(controller: ControllerProcess, folder: Path, venv: Path) -> None:
     controller.cli("apply", "-d", "-f", file).succeeded()
 
 
-async def _version(browser: aiohttp.ClientSession, base: str, token: str) -> str | None:
-    headers = {"Authorization": f"Bearer {token}"}
-    async with browser.get(f"{base}/api", headers=headers) as answer:
+async def _version(program: aiohttp.ClientSession, base: str) -> str | None:
+    async with program.get(f"{base}/api") as answer:
         return (await answer.json())["version"] if answer.status == 200 else None
 
 
@@ -162,14 +157,14 @@ async def _strangers(base: str) -> list[str]:
 
 
 async def _run_cells(
-    browser: aiohttp.ClientSession, base: str, cells: int
+    program: aiohttp.ClientSession, base: str, cells: int
 ) -> tuple[list[float], list[str]]:
-    cookies = {cookie.key: cookie.value for cookie in browser.cookie_jar}
+    cookies = {cookie.key: cookie.value for cookie in program.cookie_jar}
     headers = {"X-XSRFToken": cookies.get("_xsrf", "")}
-    async with browser.post(f"{base}/api/kernels", json={}, headers=headers) as answer:
+    async with program.post(f"{base}/api/kernels", json={}, headers=headers) as answer:
         kernel = (await answer.json())["id"]
     seconds, wrong = [], []
-    async with browser.ws_connect(f"{base}/api/kernels/{kernel}/channels") as channels:
+    async with program.ws_connect(f"{base}/api/kernels/{kernel}/channels") as channels:
         for number in range(cells):
             begin = time.perf_counter()
             said = await _run_cell(channels, f"print({number} * {number})")

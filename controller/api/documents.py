@@ -256,7 +256,7 @@ class RunView(_View, frozen=True):
     deployments: tuple[DeploymentView, ...]
     dev_environment: DevEnvironmentView | None
     url: str | None = None
-    """Where its gateway serves the service."""
+    """The address of the service at a host name of its own."""
 
 
 class RunSummary(_View, frozen=True):
@@ -684,7 +684,7 @@ class ServiceView(_View, frozen=True):
     deployments: tuple[DeploymentView, ...]
     gateway: str | None
     url: str | None
-    """Where its gateway serves it."""
+    """Its address at a host name of its own."""
 
 
 class ChangeView(_View, frozen=True):

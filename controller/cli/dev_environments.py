@@ -13,7 +13,7 @@ def how_to_open(run: RunView, url: str) -> list[str]:
         return []
     lines = []
     if found.path is not None:
-        lines.append(f"{found.ide} in the browser: {url}{found.path}")
+        lines.append(f"{found.ide} in the browser: {url}/dashboard/open/{run.name}")
     target = link(found.ide, run.name, found.folder)
     if target is not None:
         lines.append(

@@ -21,7 +21,7 @@ from controller.pipelines.to_node import find
 from controller.store.base import Changes, Gateway, Store
 from controller.traffic.routes import ReplicaRoute, RouteTable
 from controller.traffic.statistics import Traffic
-from gateway.schemas import Answer, GroupCounts, ProxyLimits, Question, Revoked, Snapshot
+from gateway.schemas import Answer, Browsers, GroupCounts, ProxyLimits, Question, Revoked, Snapshot
 from shim.client import ShimError, ShimUnavailable
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class GatewayManager:
         controller_id: str,
         gateways: Iterable[Gateway] = (),
         limits: ProxyLimits | None = None,
+        browsers: Browsers | None = None,
     ) -> None:
         self.gateways: dict[str, Gateway] = {one.name: one for one in gateways}
         self.answers: Answers = nobody
@@ -66,6 +67,7 @@ class GatewayManager:
         self._connect = connect
         self._chance = chance
         self._limits = limits or ProxyLimits()
+        self._browsers = browsers or Browsers()
         self._sessions: dict[str, GatewaySession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._offered: dict[str, dict[str, ReplicaRoute]] = {}
@@ -206,7 +208,14 @@ class GatewayManager:
         offered = {run_id: tuple(found.values()) for run_id, found in self._offered.items()}
         routes, nodes = self._routes.all(), self._turns.nodes
         return snapshot_of(
-            gateway, version, routes, offered, nodes, self._limits, self.controller_id
+            gateway,
+            version,
+            routes,
+            offered,
+            nodes,
+            self._limits,
+            self._browsers,
+            self.controller_id,
         )
 
     def answer(self, question: Question) -> Answer:

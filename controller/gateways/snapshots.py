@@ -9,6 +9,7 @@ from controller.lifecycle.services.policy import Https
 from controller.store.base import Gateway
 from controller.traffic.routes import ReplicaRoute, Route
 from gateway.schemas import (
+    Browsers,
     GatewayNode,
     GatewayRateLimit,
     GatewayReplica,
@@ -38,6 +39,7 @@ def snapshot_of(
     offered: Offered,
     nodes: Mapping[str, Node],
     limits: ProxyLimits,
+    browsers: Browsers,
     controller_id: str,
 ) -> Snapshot:
     """Return all that this gateway serves."""
@@ -54,6 +56,7 @@ def snapshot_of(
         domain=gateway.domain,
         certificate=gateway.certificate,
         limits=limits,
+        browsers=browsers,
         nodes=tuple(_node(nodes[node_id]) for node_id in sorted(used) if node_id in nodes),
         services=services,
     )

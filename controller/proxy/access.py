@@ -11,7 +11,7 @@ from controller.proxy.view import Access, Admission, RequestLimit, Service
 from controller.rate_limiter import RateLimiter
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Credential, Gate, sees_all
-from controller.store.base import KEY_PREFIX, TOKEN_PREFIX, ServiceKey
+from controller.store.base import BROWSER_PREFIX, KEY_PREFIX, TOKEN_PREFIX, ServiceKey, digest
 
 _HOW = (
     "send `Authorization: Bearer TOKEN` with the token of a user who may see the service, or with "
@@ -37,15 +37,24 @@ class GateAccess:
                 f"this is no key of the service {service.name}, or it was revoked; "
                 f"{_HOW.format(name=service.name)}"
             )
-        token = self._gate.token_of(secret)
-        user = self._gate.users[token.user]
+        held = self._held(secret, service.run_id)
+        user = self._gate.users[held.token.user]
         if not sees_all(user) and user.name != service.owner:
             raise Forbidden(
                 f"the service {service.name} belongs to {service.owner}; ask for a key of it "
                 f"(`fairlead service key add {service.name}`)",
                 field="service",
             )
-        return Admission(credential=Credential(token=token), secret_headers=hidden)
+        return Admission(credential=held, secret_headers=hidden)
+
+    def _held(self, secret: str, run_id: str) -> Credential:
+        """Raises Unauthenticated."""
+        if not secret.startswith(BROWSER_PREFIX):
+            return Credential(token=self._gate.token_of(secret))
+        held = self._gate.granted(digest(secret), run_id)
+        if held is None:
+            raise Unauthenticated("this browser's session has ended; open the service again")
+        return held
 
     @contextmanager
     def while_admitted(self, admission: Admission, end: Callable[[], object]) -> Iterator[None]:
@@ -79,7 +88,7 @@ def secret_of(service: Service, authorization: str) -> str | None:
 
 def hidden_headers(service: Service, authorization: str) -> frozenset[str]:
     """Return the headers that the replica must not see."""
-    is_ours = bearer(authorization).startswith((TOKEN_PREFIX, KEY_PREFIX))
+    is_ours = bearer(authorization).startswith((TOKEN_PREFIX, KEY_PREFIX, BROWSER_PREFIX))
     return frozenset({"authorization"}) if service.auth or is_ours else frozenset()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
@@ -13,8 +12,10 @@ from aiohttp.typedefs import Middleware
 
 from common.http import error_response
 from controller.proxy import browsers, headers, models
-from controller.proxy.access import RateLimits, may_see
+from controller.proxy.access import RateLimits, bearer, may_see
 from controller.proxy.body import Body, body_of, whole
+from controller.proxy.browser_login import NOT_KEPT, BrowserLogin, Prove, closed_page
+from controller.proxy.browser_login import Settings as LoginSettings
 from controller.proxy.browsers import BrowserSessions
 from controller.proxy.errors import NoReplica, TooMany
 from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
@@ -24,6 +25,7 @@ from controller.proxy.replicas import Replicas
 from controller.proxy.site import Site
 from controller.proxy.view import Access, Admission, Connect, Service, Services, Traffic
 from controller.service.errors import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
+from controller.store.base import BROWSER_PREFIX
 
 CLIENT_GONE = 499
 """No client is left to read it; other statuses would be logged as failures of the controller."""
@@ -35,7 +37,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: str | None = None
     site: Site = Site()
+    is_gateway: bool = False
+    """Another machine's controller has the dashboard."""
     limits: ProxyLimits = ProxyLimits()
+
+    def url_of(self, service: str) -> str | None:
+        """Return where this service answers at a host name of its own; None: it is not known."""
+        if self.domain is None or self.site.public_url is None:
+            return None
+        scheme, _, host = self.site.public_url.partition("://")
+        return f"{scheme}://{service}.{self.domain}{headers.port_of(host)}/"
 
 
 class Proxy:
@@ -49,6 +60,7 @@ class Proxy:
         access: Access,
         connect: Connect,
         settings: Settings,
+        prove: Prove | None = None,
     ) -> None:
         self.replicas = Replicas(connect)
         self._services = services
@@ -56,6 +68,8 @@ class Proxy:
         self._access = access
         self._rates = RateLimits(_now)
         self._browsers = BrowserSessions(_now)
+        logins = LoginSettings(site=settings.site, knows_local=not settings.is_gateway, prove=prove)
+        self._login = BrowserLogin(access, self._browsers, logins)
         self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
@@ -116,7 +130,7 @@ class Proxy:
         own = headers.own_origin(target.service, client, self._domain)
         if own is not None and is_page and "Authorization" not in request.headers:
             there = own + headers.origin_form(request.raw_path)
-            return web.Response(status=307, headers={"Location": there, **browsers.NOT_KEPT})
+            return web.Response(status=307, headers={"Location": there, **NOT_KEPT})
         if self._domain is not None:
             raise NotFound(
                 f"services answer at their own host names alone: {own}/ is that of "
@@ -128,7 +142,7 @@ class Proxy:
         except Unauthenticated:
             if not is_page:
                 raise
-            return browsers.closed_page(target)
+            return closed_page(target)
         return await self._carry(request, service, target, client, admission)
 
     async def _by_host(
@@ -136,17 +150,19 @@ class Proxy:
     ) -> web.StreamResponse:
         """Answer at the host name that is the service's alone."""
         client = self._client(request)
-        if browsers.is_login(request, target):
-            return await self._log_in(request, target, client)
+        found = self._services.find(target.service)
+        login = await self._login.answer(request, target, client, found)
+        if login is not None:
+            return login
         try:
             service, admission = await self._admitted(request, target, client, admitted_by)
-        except Unauthenticated as error:
+        except Unauthenticated:
             if not browsers.wants_page(request):
                 raise
-            return browsers.page(target, error.message)
+            return self._login.page(request, target, client, "Log in to open this service.")
         there = _moved_to(request, target, service)
         if there is not None:
-            return web.Response(status=307, headers={"Location": there, **browsers.NOT_KEPT})
+            return web.Response(status=307, headers={"Location": there, **NOT_KEPT})
         return await self._carry(request, service, target, client, admission)
 
     async def _admitted(
@@ -183,23 +199,11 @@ class Proxy:
         if admitted_by is not None and admitted_by in request.headers:
             return Admission(secret_headers=frozenset({admitted_by.lower()}))
         authorization = request.headers.get("Authorization", "")
+        if bearer(authorization).startswith(BROWSER_PREFIX):
+            raise Unauthenticated("a browser's session is for its cookie alone")
         if service.auth and target.own_origin and not authorization:
             authorization = self._browsers.authorization(service, request, client)
         return await self._access.admit(service, authorization)
-
-    async def _log_in(self, request: web.Request, target: Target, client: Client) -> web.Response:
-        """Answer the form of a browser."""
-        self._browsers.count_try(client.address)
-        service = self._services.find(target.service)
-        given = parse_qs((await whole(request, browsers.MOST_FORM)).decode("utf-8", "replace"))
-        token = given.get("token", [""])[0].strip()
-        try:
-            if service is None:
-                raise Unauthenticated(f"there is no service {target.service} that it opens")
-            await self._access.admit(service, f"Bearer {token}")
-        except (Unauthenticated, Forbidden) as error:
-            return browsers.page(target, error.message)
-        return browsers.opened(client, self._browsers.open(service, token))
 
     async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
         _require_no_worker(request)

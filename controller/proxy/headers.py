@@ -94,13 +94,17 @@ def service_of_host(host: str, domain: str) -> str | None:
 def own_origin(service: str, client: Client, domain: str | None) -> str | None:
     """Return `scheme://NAME.domain[:port]`, where a client reaches this service alone; None: there
     is no such origin."""
-    _, colon, port = client.host.rpartition(":")
-    at_port = f":{port}" if colon and port.isdecimal() else ""
     if domain is None:
         if client.scheme != "http" or not is_loopback_host(client.host):
             return None  # a certificate for `*.localhost` is nobody's
         domain = LOCAL_DOMAIN
-    return f"{client.scheme}://{service}.{domain}{at_port}"
+    return f"{client.scheme}://{service}.{domain}{port_of(client.host)}"
+
+
+def port_of(host: str) -> str:
+    """Return `:PORT` of a `Host`, empty if it names none."""
+    _, colon, port = host.rpartition(":")
+    return f":{port}" if colon and port.isdecimal() else ""
 
 
 def is_loopback_host(host: str) -> bool:

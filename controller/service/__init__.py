@@ -6,6 +6,7 @@ Nothing here knows HTTP; the REST API shows what these methods return and raise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
@@ -75,6 +76,7 @@ class ControllerService:
         terminal_secret: bytes = b"",
         gateways: GatewayManager,
         routes: RouteTable,
+        service_url: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         self.gate = gate
         self.login_links = LoginLinks(gate, clock)
@@ -97,6 +99,7 @@ class ControllerService:
             clock=clock,
             host_keys=host_keys,
             live_runs=lambda: turns.runs.values(),
+            own_url=service_url,
         )
         gateways.answers = GatewayAccess(gate, routes).answer
         gate.on_end = gateways.revoked

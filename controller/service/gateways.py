@@ -85,12 +85,15 @@ class GatewayService:
         clock: Clock,
         host_keys: HostKeys,
         live_runs: Callable[[], Iterable[RunState]],
+        own_url: Callable[[str], str | None],
     ) -> None:
+        """`own_url`: the address of a service at a host name of this controller; None: no such."""
         self._gateways = gateways
         self._routes = routes
         self._clock = clock
         self._host_keys = host_keys
         self._live_runs = live_runs
+        self._own_url = own_url
         self._changing = asyncio.Lock()
 
     # -- what an admin does -----------------------------------------------------------------
@@ -342,11 +345,14 @@ class GatewayService:
             ) from None
 
     def url(self, run: Run) -> str | None:
-        """Return where the service's gateway serves it; None: it has none."""
+        """Return the address of a service at a host name of its own: its gateway's, else the
+        controller's. None: it has none."""
         service = run.service
-        gateway = self._gateways.gateways.get((service and service.gateway) or "")
-        if service is None or gateway is None:
+        if service is None:
             return None
+        gateway = self._gateways.gateways.get(service.gateway or "")
+        if gateway is None:
+            return self._own_url(run.name)
         return url_of(run.name, service.https, gateway)
 
 
@@ -435,7 +441,8 @@ class GatewayAccess:
                 return
         if question.is_key:
             raise Unauthenticated(f"this is no key of the service {route.name}, or it was revoked")
-        token = self._gate.token_of_digest(question.digest)
+        held = self._gate.granted(question.digest, question.run_id)
+        token = held.token if held is not None else self._gate.token_of_digest(question.digest)
         user = self._gate.users[token.user]
         if not sees_all(user) and user.name != route.user:
             raise Forbidden(

@@ -28,7 +28,7 @@ from controller.service.errors import Invalid, NotFound
 from controller.service.job_access import find_attempt, find_job
 from controller.service.progress import ProgressWatch, PullsInProgress
 from controller.service.submissions import Submission, SubmissionService
-from controller.service.users import names_for, require_sight, sees_all
+from controller.service.users import names_for, sees_all
 from controller.store.base import Store, StoredEvent, User
 
 
@@ -234,22 +234,21 @@ class RunService:
             live = self._turns.runs.get(self._turns.live_run_named(key) or "")
         found = live or await self._store.find_run(key)
         if found is None:
-            raise NotFound(f"there is no run {key!r}; `fairlead ps -a` shows all runs", field="run")
+            raise _no_run(key)
         return self._turns.runs.get(found.run.id, found)
 
     async def seen(self, key: str, user: User) -> RunState:
         """Return the run as `get` does, if this user may see it; own runs come before others' with
-        the same name.
+        the same name. To others a run is as if it were not there, so nobody learns its name.
 
-        Raises NotFound, Forbidden, StoreUnavailable.
+        Raises NotFound, StoreUnavailable.
         """
         found = await self.get(key)
         if sees_all(user) or found.run.user == user.name:
             return found
         own = await self._store.find_run(key, user=user.name)
         if own is None:
-            require_sight(user, found.run)
-            return found
+            raise _no_run(key)
         return self._turns.runs.get(own.run.id, own)
 
     async def attempts(
@@ -387,6 +386,10 @@ class RunService:
                 yield RunWatch(self, run_id, changed, progress)
             finally:
                 progress.attend(())
+
+
+def _no_run(key: str) -> NotFound:
+    return NotFound(f"there is no run {key!r}; `fairlead ps -a` shows all runs", field="run")
 
 
 def _require_known(cursor: str, known: Collection[str]) -> None:

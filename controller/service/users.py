@@ -18,6 +18,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle.model import Band, Role, Run, RunState
+from controller.service.browser_grants import BrowserGrants
 from controller.service.errors import (
     Conflict,
     Forbidden,
@@ -70,6 +71,7 @@ class Gate:
         self.users: Mapping[str, User] = {user.name: user for user in users}
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
         self._ending: dict[str, set[Callable[[], object]]] = {}
+        self.grants = BrowserGrants(clock)
         self.on_end: Callable[[str], object] = _nobody_asks
         """It is called with the digest of each token or key that ended, or whose rights changed."""
 
@@ -116,6 +118,16 @@ class Gate:
         if any(one.id == credential.login for one in ended):
             raise Unauthenticated("you logged out; log in again")
 
+    def granted(self, proof: str, run_id: str) -> Credential | None:
+        """Return what a browser's session with this service stands for, by the digest of its
+        secret; None: there is no such session. Raises Unauthenticated."""
+        grant = self.grants.use(proof, run_id)
+        if grant is None:
+            return None
+        held = Credential(token=self.token_by_id(grant.token_id), login=grant.login)
+        self.require_login(held)
+        return held
+
     def service_key(self, secret: str, service: str, owner: str) -> ServiceKey | None:
         """Return the key of this service that equals `secret`; None if none does."""
         fitting = [key for key in self.service_keys if (key.service, key.user) == (service, owner)]
@@ -128,7 +140,7 @@ class Gate:
         """Apply committed changes of users and tokens."""
         before = self._digests()
         logged_out = {
-            f"{_LOGIN}{login.id}"
+            login.id
             for user in changes.users
             for login in user.ended_logins
             if user.name not in self.users or login not in self.users[user.name].ended_logins
@@ -152,10 +164,11 @@ class Gate:
         }
         kept_keys = [key for key in self.service_keys if key.id not in gone]
         self.service_keys = (*kept_keys, *changes.service_keys)
-        for ended_id in removed | gone | logged_out:
+        for ended_id in removed | gone | {_LOGIN + login for login in logged_out}:
             for end in tuple(self._ending.get(ended_id, ())):
                 end()
-        for ended in sorted(before - self._digests()):
+        ended_grants = self.grants.end(removed, logged_out)
+        for ended in sorted((before - self._digests()).union(ended_grants)):
             self.on_end(ended)
 
     def _digests(self) -> set[str]:
@@ -168,7 +181,8 @@ class Gate:
             if token.user == user:
                 for end in tuple(self._ending.get(token.id, ())):
                     end()
-                self.on_end(token.digest)
+                for ended in (token.digest, *self.grants.of_token(token.id)):
+                    self.on_end(ended)
 
     @contextmanager
     def until_it_ends(
@@ -212,15 +226,6 @@ def require_control(user: User, run: Run) -> None:
     if user.role is not Role.ADMIN and run.user != user.name:
         raise Forbidden(
             f"run {run.name} belongs to {run.user}; only its owner or an admin may change it",
-            field="run",
-        )
-
-
-def require_sight(user: User, run: Run) -> None:
-    """Raise Forbidden unless the run is the user's own, or the user is an admin."""
-    if user.role is not Role.ADMIN and run.user != user.name:
-        raise Forbidden(
-            f"run {run.name} belongs to {run.user}; only its owner or an admin may see it",
             field="run",
         )
 

@@ -90,6 +90,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
 
 TOKEN_PREFIX = "fl_"
 KEY_PREFIX = "flk_"
+BROWSER_PREFIX = "flb_"
 TOKEN_BYTES = 32
 
 
@@ -101,6 +102,12 @@ def new_token(random_bytes: Callable[[int], bytes], prefix: str = TOKEN_PREFIX) 
 def digest(token: str) -> str:
     """Return the hex SHA-256 of the token; nothing else of it is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def browser_secret(code: str, state: str) -> str:
+    """Return the secret of a browser's session with a service: the dashboard's code, and the
+    SHA-256 of what only that browser has."""
+    return f"{BROWSER_PREFIX}{code}.{state}"
 
 
 _Secret = TypeVar("_Secret", StoredToken, ServiceKey)

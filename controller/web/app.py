@@ -40,6 +40,7 @@ from controller.web import (
     sessions,
 )
 from controller.web.assets import Assets
+from controller.web.opening import Opening
 from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.sessions import (
     ASKED_COOKIE,
@@ -102,7 +103,8 @@ def session_key(secret: bytes) -> bytes:
 
 
 class Dashboard:
-    """`key`: signs logins (`session_key`). `now`: seconds that only grow."""
+    """`key`: signs logins (`session_key`). `now`: seconds that only grow. `service_domain`: the
+    proxy's."""
 
     def __init__(
         self,
@@ -111,8 +113,10 @@ class Dashboard:
         now: Callable[[], float],
         assets: Assets | None = None,
         site: Site | None = None,
+        service_domain: str | None = None,
     ) -> None:
         self._site = site or Site()
+        self.opening = Opening(self._site, service_domain, key)
         self._client = self._site.client
         self._service = service
         self._assets = Assets() if assets is None else assets
@@ -134,6 +138,7 @@ class Dashboard:
         router.add_get(PATH + "/login", self._headed(self._login_page))
         router.add_post(PATH + "/login", self._headed(self._log_in))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
+        router.add_get(PATH + "/open/{service}", self._headed(self._open_service))
         router.add_get(PATH + "/stream", self._headed(self._stream))
         router.add_get(PATH + "/session", self._headed(self._session))
         for page in PAGES:
@@ -306,6 +311,9 @@ class Dashboard:
             answer.body = asset.compressed
             answer.headers["Content-Encoding"] = "gzip"
         return answer
+
+    async def _open_service(self, request: web.Request) -> web.StreamResponse:
+        return await self.opening.open(self._visit(request, is_part=False))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         visit = self._visit(request, is_part=True)

@@ -17,14 +17,14 @@ _MOST_RUNS = 1000
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
-    """How a dev environment is opened. `browser`: a path of the controller; `desktop`: a link of
+    """How a dev environment is opened. `browser`: whether a browser opens it; `desktop`: a link of
     the IDE that needs the entry of `fairlead ssh-config`; None: not in this way. `no_ssh`: why
     SSH does not open it, and with it no desktop IDE."""
 
     name: str
     ide: str
     can_open: bool
-    browser: str | None
+    browser: bool
     desktop: str | None
     no_ssh: str | None
 
@@ -50,7 +50,7 @@ def ways_of(state: RunState, view: RunView) -> Ways | None:
         name=view.name,
         ide=found.ide or "",
         can_open=opens(view),
-        browser=found.path,
+        browser=found.path is not None,
         desktop=None if no_ssh else link(found.ide, view.name, found.folder),
         no_ssh=no_ssh,
     )

@@ -18,7 +18,7 @@ from controller.service.errors import Invalid, NotFound
 from controller.web.pages import Visit
 
 ANY = "any"
-"""The topic of all runs and nodes; other topics are the id of a run or a node."""
+"""The topic of all runs and nodes; other topics are the id of a run."""
 PAUSE_SECONDS = 0.2
 """Changes in this time after a line are told together."""
 MOST_TOPICS = 8
@@ -27,7 +27,7 @@ MOST_TOPICS = 8
 async def stream(visit: Visit, version: str, headers: Mapping[str, str]) -> web.StreamResponse:
     """Answer a page's stream: `hello` at once, `changed` with a topic, `beat` when nothing changes.
 
-    Raises Forbidden, Invalid.
+    Raises Invalid.
     """
     topics = await _topics(visit)
     response = web.StreamResponse(
@@ -48,13 +48,17 @@ async def _topics(visit: Visit) -> list[str]:
     topics = list(dict.fromkeys(visit.request.query.getall("topic", ())))
     if len(topics) > MOST_TOPICS:
         raise Invalid(f"a page follows at most {MOST_TOPICS} topics", field="topic")
-    for topic in topics:
-        if topic != ANY:
-            try:
-                await visit.service.runs.seen(topic, visit.user)
-            except NotFound:
-                continue  # a node, which all users see
-    return topics
+    return [topic for topic in topics if topic == ANY or await _is_seen(visit, topic)]
+
+
+async def _is_seen(visit: Visit, topic: str) -> bool:
+    """Return whether the user hears of this run. One that expired while its page was open, or that
+    is another user's, has nothing to tell."""
+    try:
+        await visit.service.runs.seen(topic, visit.user)
+    except NotFound:
+        return False
+    return True
 
 
 async def _changes(visit: Visit, topics: list[str]) -> AsyncIterator[list[str]]:

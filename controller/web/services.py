@@ -23,7 +23,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`address`: where it answers requests. `versions`: the deployments with replicas, and how many
+    """`address`: where it answers programs. `versions`: the deployments with replicas, and how many
     of them get requests."""
 
     id: str

@@ -34,6 +34,7 @@ from controller.configuration.units import (
 from controller.outputs.bucket import Bucket
 from controller.proxy.entry import Settings
 from controller.proxy.forwarding import ProxyLimits
+from controller.proxy.site import Site
 from controller.retention import RetentionTimes
 from controller.service.errors import Invalid
 from controller.service.ssh_keys import user_keys
@@ -103,7 +104,22 @@ OutputsBucketAbove = Annotated[
 KeepOutputs = Annotated[str, Parameter(help="How long outputs are kept.")]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
 ServiceDomain = Annotated[
-    str | None, Parameter(help="Services answer at NAME.DOMAIN too (DNS *.DOMAIN leads here).")
+    str | None, Parameter(help="Services answer at NAME.DOMAIN alone (DNS *.DOMAIN leads here).")
+]
+PublicUrl = Annotated[
+    str | None,
+    Parameter(
+        help="Where browsers find the dashboard, such as https://fairlead.example.com: services"
+        " lead to it for a login, and its scheme holds behind a reverse proxy."
+    ),
+]
+AllowPlainHttp = Annotated[
+    bool,
+    Parameter(
+        help="Let browsers log in without TLS from other machines: whoever is on the way can read"
+        " and change everything.",
+        negative=(),
+    ),
 ]
 ServiceTimeout = Annotated[
     str, Parameter(help="How long a service may think before its answer begins.")
@@ -139,6 +155,8 @@ def controller(
     outputs_bucket: OutputsBucket = None,
     outputs_endpoint: OutputsEndpoint = None,
     outputs_bucket_above: OutputsBucketAbove = "64MiB",
+    public_url: PublicUrl = None,
+    allow_plain_http: AllowPlainHttp = False,
     service_domain: ServiceDomain = None,
     service_timeout: ServiceTimeout = "5m",
     service_hold: ServiceHold = "5m",
@@ -196,6 +214,12 @@ def controller(
         ),
         proxy=Settings(
             domain=None if service_domain is None else parse_domain(service_domain),
+            site=Site(
+                public_url=(
+                    None if public_url is None else parse_origin(public_url, "--public-url")
+                ),
+                allows_plain_http=allow_plain_http,
+            ),
             limits=ProxyLimits(
                 answer_seconds=parse_keep(service_timeout, "--service-timeout"),
                 hold_seconds=parse_keep(service_hold, "--service-hold"),
@@ -311,12 +335,12 @@ def parse_domain(text: str) -> str:
     return domain
 
 
-def parse_origin(text: str) -> str:
+def parse_origin(text: str, option: str = "--allowed-origin") -> str:
     """Return an origin as browsers write it. Raises CliError."""
     origin = text.lower().rstrip("/")
     if not _ORIGIN.fullmatch(origin):
         raise CliError(
-            f"--allowed-origin: {text!r} is no origin, such as https://lab.example.com", EXIT_USAGE
+            f"{option}: {text!r} is no origin, such as https://lab.example.com", EXIT_USAGE
         )
     scheme, _, host = origin.partition("://")
     return f"{scheme}://{host.removesuffix(_USUAL_PORTS[scheme])}"

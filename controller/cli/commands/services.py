@@ -37,7 +37,8 @@ def show(service: str, /, *, json: Json = False) -> int:
     output.emit(f"{found.name} ({found.id}): {found.status}, deployment {found.deployment}")
     output.emit(f"path {found.path}, open to {access}")
     if found.url is not None:
-        output.emit(f"url {found.url} at the gateway {found.gateway}")
+        at = "" if found.gateway is None else f" at the gateway {found.gateway}"
+        output.emit(f"url {found.url}{at}")
     if found.model is not None:
         output.emit(f"model {found.model} under /models/v1")
     output.emit_table(

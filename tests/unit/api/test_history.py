@@ -82,7 +82,7 @@ async def test_attempts_of_anothers_run_are_not_told(
     await controller.store.commit(submission(msgspec.structs.replace(state, run=run)))
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     async with api.get("/v1/runs/nightly/attempts", headers=headers) as answer:
-        assert (await error_of(answer))[:2] == (403, "forbidden")
+        assert (await error_of(answer))[:2] == (404, "not_found")
 
 
 async def test_the_log_of_an_old_attempt_is_found_by_number_and_by_id(

@@ -92,4 +92,4 @@ async def test_a_wrong_place_is_refused(
 async def test_other_users_see_nothing_of_a_log(api: TestClient[Any, Any], path: str) -> None:
     await submit(api, name="hello")
     async with api.get(path, headers={"Authorization": f"Bearer {USER_TOKEN}"}) as answer:
-        assert answer.status == 403
+        assert answer.status == 404

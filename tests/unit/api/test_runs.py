@@ -107,7 +107,7 @@ async def test_a_user_may_not_stop_anothers_run(server: TestServer) -> None:
         body = {"configuration": HELLO, "name": "admins"}
         await client.post("/v1/runs", json=body, headers=admin)
         async with client.post("/v1/runs/admins/stop", json={}, headers=ada) as answer:
-            assert await error_of(answer) == (403, "forbidden", "run")
+            assert await error_of(answer) == (404, "not_found", "run")
         body = {"configuration": HELLO, "name": "adas"}
         await client.post("/v1/runs", json=body, headers=ada)
         async with client.post("/v1/runs/adas/stop", json={}, headers=admin) as answer:

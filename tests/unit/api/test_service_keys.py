@@ -31,14 +31,17 @@ async def test_a_key_is_made_listed_without_its_secret_and_revoked(
 
 
 async def test_a_key_of_another_users_service_is_the_owners_or_an_admins_to_make(
-    server: TestServer,
+    controller: Controller, server: TestServer
 ) -> None:
     async with TestClient(server) as client:
         ada, admin = Person(client, USER_TOKEN), Person(client, ADMIN_TOKEN)
         await admin("POST", "/v1/runs", configuration={**HELLO, "name": "theirs"})
         await ada("POST", "/v1/runs", configuration={**HELLO, "name": "own"})
-        status, answer = await ada("POST", KEYS, service="theirs")
-        assert (status, answer["error"]["code"]) == (403, "forbidden")
+        for name in ("theirs", "nobodys"):
+            status, useless = await ada("POST", KEYS, service=name)
+            assert (status, useless["user"]) == (201, "ada")
+            assert controller.service.gate.service_key(useless["secret"], name, "admin") is None
+            await ada("DELETE", f"{KEYS}/{useless['id']}")
         _, made = await admin("POST", KEYS, service="own")
         assert made["user"] == "ada"
         _, other = await admin("POST", KEYS, service="theirs")

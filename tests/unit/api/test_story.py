@@ -42,4 +42,4 @@ async def test_the_story_of_anothers_run_is_not_told(
     await submit(api, name="hello")
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     async with api.get("/v1/events/watch", params={"run": "hello"}, headers=headers) as answer:
-        assert (await error_of(answer))[:2] == (403, "forbidden")
+        assert (await error_of(answer))[:2] == (404, "not_found")

@@ -166,7 +166,7 @@ async def test_one_user_opens_so_many_terminals_and_no_more(
     ("headers", "refused"),
     [
         ({"Origin": "https://elsewhere.example"}, (403, "other_origin", None)),
-        ({"Authorization": f"Bearer {USER_TOKEN}"}, (403, "forbidden", "run")),
+        ({"Authorization": f"Bearer {USER_TOKEN}"}, (404, "not_found", "run")),
     ],
 )
 async def test_other_origins_and_other_users_are_refused(

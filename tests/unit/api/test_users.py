@@ -168,7 +168,7 @@ async def test_production_is_for_those_who_were_granted_it(admin: Person, ada: P
 async def test_another_role_holds_at_once(admin: Person, client: TestClient[Any, Any]) -> None:
     await admin("POST", "/v1/runs", configuration=HELLO, name="secret")
     bob = await added(admin, client, "bob")
-    assert (await bob("GET", "/v1/runs/secret"))[0] == 403
+    assert (await bob("GET", "/v1/runs/secret"))[0] == 404
     _, user = await admin("PATCH", "/v1/users/bob", role="admin")
     assert user["role"] == "admin"
     assert (await bob("GET", "/v1/runs/secret"))[0] == 200
@@ -177,7 +177,7 @@ async def test_another_role_holds_at_once(admin: Person, client: TestClient[Any,
     assert (await bob("PATCH", "/v1/users/bob", role="user"))[0] == 200
     with pytest.raises(ClientPayloadError):
         await watching.read()
-    assert (await bob("GET", "/v1/runs/secret"))[0] == 403
+    assert (await bob("GET", "/v1/runs/secret"))[0] == 404
     assert (await bob("PATCH", "/v1/users/bob", role="admin"))[0] == 403
 
 
@@ -218,15 +218,19 @@ async def test_users_see_their_own_runs_and_admins_all(admin: Person, ada: Perso
 @pytest.mark.parametrize(
     "path", ["", "/watch", "/logs", "/logs/ws", "/ssh", "/ports/80", "?events"]
 )
-async def test_anothers_run_is_closed_whatever_is_asked(
+async def test_anothers_run_is_as_if_it_were_not_there_whatever_is_asked(
     admin: Person, ada: Person, path: str
 ) -> None:
     await admin("POST", "/v1/runs", configuration=HELLO, name="secret")
-    if path == "?events":
-        status, answer = await ada("GET", "/v1/events", run="secret")
-    else:
-        status, answer = await ada("GET", f"/v1/runs/secret{path}")
-    assert (status, answer["error"]["code"], answer["error"]["field"]) == (403, "forbidden", "run")
+    answers = []
+    for name in ("secret", "nobodys"):
+        if path == "?events":
+            status, answer = await ada("GET", "/v1/events", run=name)
+        else:
+            status, answer = await ada("GET", f"/v1/runs/{name}{path}")
+        assert (status, answer["error"]["field"]) == (404, "run")
+        answers.append(answer["error"]["message"].replace(name, "NAME"))
+    assert answers[0] == answers[1]
 
 
 async def test_a_users_own_older_run_comes_before_anothers_of_the_same_name(
@@ -238,7 +242,7 @@ async def test_a_users_own_older_run_comes_before_anothers_of_the_same_name(
 
     assert (await ada("GET", "/v1/runs/train"))[1]["id"] == own["id"]
     assert (await admin("GET", "/v1/runs/train"))[1]["id"] == other["id"]
-    assert (await ada("GET", f"/v1/runs/{other['id']}"))[0] == 403
+    assert (await ada("GET", f"/v1/runs/{other['id']}"))[0] == 404
 
 
 async def test_runs_and_events_come_in_pages_by_cursor(ada: Person) -> None:

@@ -45,7 +45,7 @@ def test_the_lines_lead_to_the_browser_or_name_the_entry() -> None:
     state = DeskPlay().state
 
     assert ways(state, NOTES) == [
-        "jupyter in the browser: http://127.0.0.1:8700/services/play/",
+        "jupyter in the browser: http://127.0.0.1:8700/dashboard/open/play",
         "shell: fairlead ssh play",
     ]
     desk, shell = ways(state, DevEnvironment(ide=Ide.ZED, folder="/code"))

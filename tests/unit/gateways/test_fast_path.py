@@ -455,7 +455,12 @@ def test_a_service_that_needs_a_decision_is_not(fields: dict[str, object]) -> No
 
 def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
     text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path))
-    for condition in ('"bearer fl"', "req.cook(fairlead-service)", "upgrade", "text/event-stream"):
+    for condition in (
+        '"bearer fl"',
+        "req.hdr(cookie) -m sub -i fairlead-",
+        "upgrade",
+        "text/event-stream",
+    ):
         assert condition in text
     assert text.count("backup") == len(SLOTS)
     assert text.count(" disabled\n") == len(SLOTS) * len(SERVERS)

@@ -17,6 +17,7 @@ from controller.proxy.access import GateAccess
 from controller.proxy.entry import Proxy, Settings, tidy, to_services
 from controller.proxy.forwarding import ProxyLimits
 from controller.proxy.registered import through_runners
+from controller.proxy.site import Site
 from controller.proxy.view import Replica, Service
 from controller.service.users import Gate
 from controller.store.base import ServiceKey, StoredToken, User, digest
@@ -32,6 +33,11 @@ QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body
 
 def as_user(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {TOKENS[name]}"}
+
+
+def prove(service: str, origin: str) -> str:
+    """What the dashboard of the tests says of its own origin."""
+    return f"{service} has pages at {origin}"
 
 
 class Bed:
@@ -73,14 +79,21 @@ def gate() -> Gate:
 
 
 @contextlib.asynccontextmanager
-async def a_bed(limits: ProxyLimits = QUICK, domain: str | None = None) -> AsyncIterator[Bed]:
+async def a_bed(
+    limits: ProxyLimits = QUICK,
+    domain: str | None = None,
+    site: Site = Site(),  # noqa: B008  (frozen)
+    *,
+    is_gateway: bool = False,
+) -> AsyncIterator[Bed]:
     services, traffic, node, guard = PlantedServices(), NotedTraffic(), NodeHere(), gate()
     proxy = Proxy(
         services=services,
         traffic=traffic,
         access=GateAccess(guard),
         connect=through_runners(node.connect),
-        settings=Settings(domain=domain, limits=limits),
+        settings=Settings(domain=domain, limits=limits, site=site, is_gateway=is_gateway),
+        prove=prove,
     )
     app = web.Application(middlewares=[to_services(proxy)])
     app.on_response_prepare.append(tidy)

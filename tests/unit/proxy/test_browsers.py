@@ -1,4 +1,4 @@
-"""Browsers log in to a service with a form, and a cookie stands for the token."""
+"""A browser logs in to a service with a key, and a cookie stands for it from then on."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
+from controller.proxy.site import Site
 from controller.store.base import Changes
 from tests.unit.proxy.bed import KEY, TOKENS, Bed, a_bed, an_app, echo
 
-OWN = {"Host": "api.localhost"}
+OWN = {"Host": "api.localhost", "Sec-Fetch-Site": "same-origin"}
 HTML = {"Accept": "text/html,*/*", **OWN}
 LOGIN = "/.fairlead/login"
 
 
-async def log_in(bed: Bed, token: str) -> aiohttp.ClientResponse:
-    return await bed.client.post(LOGIN, data={"token": token}, headers=OWN, allow_redirects=False)
+async def log_in(bed: Bed, key: str, **headers: str) -> aiohttp.ClientResponse:
+    sent = {**OWN, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return await bed.client.post(LOGIN, data={"key": key}, headers=sent, allow_redirects=False)
 
 
-async def cookie(bed: Bed, token: str = KEY) -> str:
-    answer = await log_in(bed, token)
+async def cookie(bed: Bed) -> str:
+    answer = await log_in(bed, KEY)
     assert (answer.status, answer.headers["Location"]) == (303, "/")
     return answer.headers["Set-Cookie"].partition(";")[0]
 
@@ -34,26 +36,48 @@ async def test_a_browser_gets_a_form_and_a_program_an_error() -> None:
             assert (answer.status, answer.content_type) == (401, "application/json")
 
 
-@pytest.mark.parametrize("token", [KEY, TOKENS["ada"], TOKENS["root"]])
-async def test_the_form_opens_the_service_and_the_replica_sees_only_its_own_cookies(
-    token: str,
-) -> None:
+async def test_a_key_opens_the_service_and_the_replica_sees_only_its_own_cookies() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port, auth=True)
-        answer = await log_in(bed, token)
+        answer = await log_in(bed, KEY)
         attributes = answer.headers["Set-Cookie"].split("; ")[1:]
         assert {"HttpOnly", "Path=/", "SameSite=Lax"} <= set(attributes)
-        ours = await cookie(bed, token)
+        ours = await cookie(bed)
         for sent, seen in ((ours, None), (f"a=b; {ours}; c=d", "a=b; c=d")):
             async with bed.client.get("/", headers={"Cookie": sent, **OWN}) as answer:
                 assert answer.status == 200
                 assert dict((await answer.json())["headers"]).get("cookie") == seen
 
 
-async def test_a_wrong_token_gets_the_form_again_and_many_tries_must_wait() -> None:
+@pytest.mark.parametrize("user", ["ada", "root"])
+async def test_no_token_of_a_user_is_taken_by_the_form(user: str) -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port, auth=True)
-        statuses = [(await log_in(bed, token)).status for token in [TOKENS["bob"], *["fl_x"] * 10]]
+        answer = await log_in(bed, TOKENS[user])
+        assert (answer.status, "Set-Cookie" in answer.headers) == (401, False)
+        assert "Never type the token of a user here" in await answer.text()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Origin": "http://evil.localhost"},
+        {"Origin": "null"},
+    ],
+)
+async def test_the_form_of_another_page_logs_nobody_in(told: dict[str, str]) -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        answer = await log_in(bed, KEY, **told)
+        assert (answer.status, "Set-Cookie" in answer.headers) == (403, False)
+
+
+async def test_a_wrong_key_gets_the_form_again_and_many_tries_must_wait() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        statuses = [(await log_in(bed, key)).status for key in [TOKENS["bob"], *["flk_x"] * 10]]
     assert statuses == [401] * 10 + [429]
 
 
@@ -86,7 +110,7 @@ async def test_a_page_of_another_site_cannot_use_the_cookie() -> None:
 
     async with a_bed() as bed, an_app(talk) as port:
         bed.serve(port, auth=True)
-        headers = {"Cookie": await cookie(bed), **OWN}
+        headers = {"Cookie": await cookie(bed), "Host": "api.localhost"}
         own = "http://api.localhost"
         async with bed.client.ws_connect("/", headers=headers, origin=own) as ws:
             assert (await ws.receive()).type is WSMsgType.TEXT
@@ -121,6 +145,27 @@ async def test_only_a_navigation_brings_the_cookie_from_another_page(
             assert answer.status == status
 
 
+@pytest.mark.parametrize(
+    ("host", "status"), [("api.localhost", 401), ("api.127.0.0.1.example", 200)]
+)
+async def test_a_browser_that_tells_nothing_of_the_asking_page_is_too_old(
+    host: str, status: int
+) -> None:
+    """Over a plain connection to another machine, which an operator has to insist on, no browser
+    tells it."""
+    domain = host.partition(".")[2]
+    insists = Site(allows_plain_http=True)
+    given = None if domain == "localhost" else domain
+    async with a_bed(domain=given, site=insists) as bed, an_app(echo) as port:
+        bed.serve(port, auth=True)
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        form = {"key": KEY}
+        posted = await bed.client.post(LOGIN, data=form, headers=headers, allow_redirects=False)
+        ours = posted.headers["Set-Cookie"].partition(";")[0]
+        async with bed.client.get("/", headers={"Cookie": ours, "Host": host}) as answer:
+            assert answer.status == status
+
+
 async def test_of_two_session_cookies_none_counts() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port, auth=True)
@@ -133,9 +178,9 @@ async def test_of_two_session_cookies_none_counts() -> None:
 async def test_over_tls_no_other_host_can_set_the_cookie() -> None:
     async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
         bed.serve(port, auth=True)
-        behind_tls = {"X-Forwarded-Proto": "https", "Host": "api.svc.example"}
+        behind_tls = {**OWN, "X-Forwarded-Proto": "https", "Host": "api.svc.example"}
         answer = await bed.client.post(
-            LOGIN, data={"token": KEY}, headers=behind_tls, allow_redirects=False
+            LOGIN, data={"key": KEY}, headers=behind_tls, allow_redirects=False
         )
         name, _, rest = answer.headers["Set-Cookie"].partition("=")
         assert name == "__Host-fairlead-service"

@@ -100,11 +100,20 @@ async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> No
     rows = await ada.fragment("/dashboard/runs", "rows")
     other = await ada.open(f"/dashboard/runs/{run['id']}")
     stopped = await ada.act(f"/dashboard/runs/{run['id']}/actions/abort")
-    stream = await ada.stream(run["id"])
 
     assert own["name"] in rows
     assert "secret-plan" not in rows
-    assert (other.status, stopped.status, stream.status) == (403, 403, 403)
+    assert (other.status, stopped.status) == (404, 404)
+
+
+async def test_a_page_hears_of_its_users_runs_alone(admin: Browser, ada: Browser) -> None:
+    foreign, own = await submit(admin, name="foreign"), await submit(ada, USER_TOKEN, name="own")
+    async with await ada.stream(foreign["id"], own["id"]) as stream:
+        await stream.content.readuntil(b"\n\n")
+        for browser, run in ((admin, foreign), (ada, own)):
+            await browser.act(f"/dashboard/runs/{run['id']}/actions/abort")
+        heard = await stream.content.readuntil(b"\n\n")
+    assert heard.decode() == f'event: changed\ndata: "{own["id"]}"\n\n'
 
 
 @pytest.mark.parametrize(
