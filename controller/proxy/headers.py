@@ -272,8 +272,18 @@ _FAMILIES_ON_A_SHARED_ORIGIN = (
 )
 _ORDERS_TO_REVERSE_PROXIES = ("x-accel-", "x-sendfile", "x-lighttpd-", "x-reproxy-")
 """nginx and its kin obey them: `X-Accel-Redirect` makes it answer with a file of its own."""
-_NEVER = frozenset({"alt-svc", "nel", "report-to", "set-login", "strict-transport-security"})
-"""They outlive the service in a browser, and its name may be another user's next."""
+_NEVER = frozenset(
+    {
+        "alt-svc",
+        "clear-site-data",
+        "nel",
+        "report-to",
+        "set-login",
+        "strict-transport-security",
+    }
+)
+"""They outlive the service in a browser, and its name may be another user's next. Clear-Site-Data
+removes the cookies of sibling hosts, too: the dashboard's login (Clear Site Data, 4.2.1)."""
 
 
 def response_headers(
@@ -290,7 +300,7 @@ def response_headers(
     kept = []
     for name, value in end_to_end(headers):
         lower = name.lower()
-        if not (lower not in _NEVER if own_origin else _is_shareable(lower)):
+        if not (_is_passed(lower) if own_origin else _is_shareable(lower)):
             continue
         changed: str | None = value
         if lower == "set-cookie":
@@ -304,12 +314,20 @@ def response_headers(
     return kept
 
 
-def _is_shareable(name: str) -> bool:
+def _is_passed(name: str) -> bool:
     if name == "x-accel-buffering":  # it is about this answer alone; event streams set it
         return True
-    if name.startswith(_ORDERS_TO_REVERSE_PROXIES):
+    return name not in _NEVER and not name.startswith(_ORDERS_TO_REVERSE_PROXIES)
+
+
+def _is_shareable(name: str) -> bool:
+    if not _is_passed(name):
         return False
-    return name in _ON_A_SHARED_ORIGIN or name.startswith(_FAMILIES_ON_A_SHARED_ORIGIN)
+    return (
+        name == "x-accel-buffering"
+        or name in _ON_A_SHARED_ORIGIN
+        or name.startswith(_FAMILIES_ON_A_SHARED_ORIGIN)
+    )
 
 
 def confined_cookie(cookie: str, prefix: str) -> str | None:

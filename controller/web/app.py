@@ -263,7 +263,7 @@ class Dashboard:
 
     def _refusal(self, request: web.Request, error: Exception) -> web.Response:
         if isinstance(error, Unauthenticated) and sessions.came_from_elsewhere(request):
-            return self._plain_page("again.html", {}, 200)
+            return self._plain_page("again.html", {"there": sessions.once_more(request)}, 200)
         if isinstance(error, Unauthenticated) and _is_opened(request):
             there = quote(request.path_qs, safe="")
             return web.Response(status=303, headers={"Location": f"{PATH}/login?next={there}"})

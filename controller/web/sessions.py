@@ -19,6 +19,7 @@ from aiohttp import web
 
 from controller.api.origins import host_of
 from controller.clock import Clock
+from controller.proxy.browser_login import OPEN
 from controller.proxy.cookies import cookie_name, cookies, the_cookie
 from controller.proxy.headers import Client
 from controller.service.errors import Forbidden, Unauthenticated
@@ -34,6 +35,7 @@ PAGE_HEADER = "X-Fairlead-Page"
 PAGE_PROTOCOL = "fairlead.page."
 """A WebSocket offers it as a subprotocol, with the page's token behind it."""
 _SAFE = frozenset({"GET", "HEAD"})
+_AGAIN = "again"
 
 
 class Sessions:
@@ -145,9 +147,22 @@ def require_navigation(request: web.Request) -> None:
 
 
 def came_from_elsewhere(request: web.Request) -> bool:
-    """Return whether a link on another site led here: then the browser holds the cookie back, and
-    sends it when the page itself asks again."""
-    return request.headers.get("Sec-Fetch-Site") == "cross-site"
+    """Return whether a link on another site may have led here: then the browser holds the cookie
+    back, and sends it when the page itself asks again.
+
+    A service's host leads to the page that gives codes. Firefox holds the cookie back there even
+    where a person typed the address that led to the service, and then says `none`.
+    """
+    if _AGAIN in request.query:
+        return False
+    if request.headers.get("Sec-Fetch-Site") == "cross-site":
+        return True
+    return request.path.startswith(OPEN) and "state" in request.query
+
+
+def once_more(request: web.Request) -> str:
+    """Return the address for a page that asks again, and only once."""
+    return f"{request.path_qs}{'&' if request.query_string else '?'}{_AGAIN}=1"
 
 
 def _hosts(request: web.Request) -> tuple[str, ...]:

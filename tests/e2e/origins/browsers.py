@@ -1,0 +1,186 @@
+"""Stock browsers, driven alike: Chromium by playwright, Firefox by its own WebDriver BiDi."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from playwright.async_api import Page as PlaywrightPage
+from playwright.async_api import async_playwright
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.e2e.origins.bed import Certificate
+
+CHROMIUM, FIREFOX = "/usr/bin/chromium", "/usr/bin/firefox-esr"
+NAMES = (
+    "fairlead.test",
+    *(
+        f"{name}.{domain}"
+        for name in ("evil", "notes")
+        for domain in ("fairlead.test", "apps.test")
+    ),
+    "evil.shared.test",
+    "notes.shared.test",
+)
+_DEADLINE = 60.0
+
+
+class Tab(Protocol):
+    """One tab."""
+
+    async def go(self, url: str) -> None:
+        """Go to an address as one who types it; return when what it led to is loaded."""
+
+    async def do(self, script: str) -> Any:
+        """Return the value of an expression, awaited, in the page; as JSON holds it."""
+
+
+Open = Callable[[Path, Certificate], AbstractAsyncContextManager[Tab]]
+
+
+class _ChromiumTab:
+    def __init__(self, page: PlaywrightPage) -> None:
+        self._page = page
+
+    async def go(self, url: str) -> None:
+        await self._page.goto(url)
+
+    async def do(self, script: str) -> Any:
+        return await self._page.evaluate(script)
+
+
+@contextlib.asynccontextmanager
+async def chromium(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
+    """A new profile, without what playwright switches off. Its network error reports are sent at
+    once, not after a minute."""
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-component-update",
+        "--disable-popup-blocking",
+        "--short-reporting-delay",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={folder}",
+        "--host-resolver-rules=MAP *.test 127.0.0.1",
+        f"--ignore-certificate-errors-spki-list={certificate.pin}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        address = await _address(process, r"DevTools listening on (ws://\S+)")
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.connect_over_cdp(address)
+            page = browser.contexts[0].pages[0]
+            page.set_default_timeout(1000 * _DEADLINE)
+            yield _ChromiumTab(page)
+            await browser.close()
+    finally:
+        await _ended(process)
+
+
+class _FirefoxTab:
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._tab = ""
+
+    async def begin(self) -> None:
+        await self._ask("session.new", {"capabilities": {"alwaysMatch": _CAPABILITIES}})
+        tree = await self._ask("browsingContext.getTree", {})
+        self._tab = tree["contexts"][0]["context"]
+
+    async def go(self, url: str) -> None:
+        try:
+            await self._ask(
+                "browsingContext.navigate", {"context": self._tab, "url": url, **_LOADED}
+            )
+        except AssertionError as error:
+            if "Address rejected" not in str(error):  # so it calls a page of an opaque origin
+                raise
+
+    async def do(self, script: str) -> Any:
+        said = {
+            "expression": f"(async () => JSON.stringify(await ({script})) ?? null)()",
+            "target": {"context": self._tab},
+            "awaitPromise": True,
+            "userActivation": True,
+        }
+        answer = await self._ask("script.evaluate", said)
+        if answer["type"] == "exception":
+            raise AssertionError(answer["exceptionDetails"]["text"])
+        return json.loads(answer["result"].get("value", "null"))
+
+    async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        number = next(self._numbers)
+        await self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        async with asyncio.timeout(_DEADLINE):
+            while True:
+                answer = json.loads(await self._socket.recv())
+                if answer.get("id") != number:
+                    continue
+                if answer["type"] == "error":
+                    raise AssertionError(f"{method}: {answer['message']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+
+
+_CAPABILITIES = {"acceptInsecureCerts": True}
+_LOADED = {"wait": "complete"}
+
+
+@contextlib.asynccontextmanager
+async def firefox(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
+    """A new profile."""
+    await asyncio.to_thread(folder.mkdir)
+    preferences = {
+        "network.dns.localDomains": ",".join(NAMES),
+        "dom.disable_open_during_load": False,
+    }
+    lines = [
+        f"user_pref({json.dumps(name)}, {json.dumps(one)});" for name, one in preferences.items()
+    ]
+    await asyncio.to_thread((folder / "user.js").write_text, "\n".join(lines))
+    process = await asyncio.create_subprocess_exec(
+        FIREFOX,
+        "--headless",
+        "--no-remote",
+        "--profile",
+        folder,
+        "--remote-debugging-port=0",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        address = await _address(process, r"WebDriver BiDi listening on (ws://\S+)")
+        async with connect(f"{address}/session", max_size=1 << 26, proxy=None) as socket:
+            tab = _FirefoxTab(socket)
+            await tab.begin()
+            yield tab
+    finally:
+        await _ended(process)
+
+
+async def _address(process: asyncio.subprocess.Process, sign: str) -> str:
+    assert process.stderr is not None
+    async with asyncio.timeout(_DEADLINE):
+        async for line in process.stderr:
+            if (found := re.search(sign, line.decode())) is not None:
+                return found[1]
+    raise AssertionError("the browser ended before it listened")
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    await process.communicate()

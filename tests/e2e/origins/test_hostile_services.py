@@ -1,0 +1,132 @@
+"""A page of a hostile service becomes nobody: in no mode that an operator can choose."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.origins.bed import MODES, SECRET, Bed, Certificate, Mode, hostile, unprotected
+from tests.e2e.origins.browsers import FIREFOX, Open, Tab, chromium, firefox
+from tests.support.waiting import eventually
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller
+
+pytestmark = pytest.mark.e2e
+
+BROWSERS: dict[str, Open] = {"chromium": chromium}
+if "CI" in os.environ or Path(FIREFOX).exists():
+    BROWSERS["firefox"] = firefox
+LOG_IN = """(() => {
+  document.querySelector("input[name=token]").value = TOKEN;
+  document.querySelector("input[name=token]").form.requestSubmit();
+})()"""
+EVIL = "document.scripts[0].textContent.includes('What a hostile page tries') && 'it is there'"
+ICON = "/favicon.ico"
+"""Browsers ask for it for the visitor's own page, late."""
+DASHBOARD = "/dashboard/runs"
+USER = "document.querySelector('meta[name=fairlead-page]') && document.body.innerText"
+
+
+async def log_in(tab: Tab, bed: Bed) -> None:
+    await tab.go(f"{bed.origin}/dashboard/login")
+    await tab.do(LOG_IN.replace("TOKEN", repr(ADMIN_TOKEN)))
+    assert SECRET in await shown(tab, USER)
+
+
+async def shown(tab: Tab, script: str) -> str:
+    """Return what the page has, once it has something; a page that is left refuses scripts."""
+
+    async def once() -> Any:
+        try:
+            return await tab.do(script)
+        except Exception:
+            return None
+
+    found: str = await eventually(once, 60.0, script)
+    return found
+
+
+async def open_service(tab: Tab, bed: Bed, name: str, sign: str) -> None:
+    """Open a service as its page on the dashboard does, and wait for it."""
+    if bed.mode.has_own_origins:
+        await tab.go(f"{bed.origin}/dashboard/open/{name}")
+        await shown(tab, sign)
+    else:  # no driver can ask a page that runs no scripts
+        await tab.go(f"{bed.service(name)}/")
+        await eventually(lambda: bed.evil)
+
+
+@pytest.mark.parametrize("browser", BROWSERS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_hostile_page_gets_nothing_of_its_visitor(
+    controller: Controller, tmp_path: Path, mode: str, browser: str
+) -> None:
+    certificate, run = Certificate(tmp_path), BROWSERS[browser]
+    async with (
+        hostile(controller, MODES[mode], certificate) as bed,
+        run(tmp_path / "profile", certificate) as tab,
+    ):
+        await log_in(tab, bed)
+        before = controller.service.gate.tokens
+        if bed.mode.has_own_origins:
+            await open_service(tab, bed, "notes", "document.getElementById('notes').innerText")
+        known = len(bed.notes)
+        await open_service(tab, bed, "evil", EVIL)
+        if bed.mode.has_own_origins:
+            await shown(tab, "typeof window.attacked === 'object' && 'it runs'")
+            outcomes = await tab.do("window.attacked")
+            assert {name: one for name, one in outcomes.items() if one != "nothing"} == {}
+            assert len(outcomes) == 27
+        reached = [one.method for one in bed.notes[known:] if one.path != ICON]
+        assert set(reached) == set(bed.mode.reached)
+        assert controller.service.gate.tokens == before
+        await tab.go(f"{bed.origin}/dashboard/runs")
+        assert SECRET in await shown(tab, USER)
+        ran = [one for one in bed.evil if one.path.endswith("/ran")]
+        assert bool(ran) is bed.mode.has_own_origins
+        loot = "\n".join(bed.stolen + bed.reports)
+        assert SECRET not in loot
+
+
+@pytest.mark.parametrize("browser", BROWSERS)
+async def test_the_bed_sees_an_origin_that_is_not_confined(
+    controller: Controller, tmp_path: Path, browser: str
+) -> None:
+    """The same page beside a dashboard that everybody may read, on one origin without a proxy:
+    what the other tests look for is found."""
+    certificate, run = Certificate(tmp_path), BROWSERS[browser]
+    mode = Mode(host="fairlead.test", is_encrypted=True)
+    async with (
+        unprotected(mode, certificate) as bed,
+        run(tmp_path / "profile", certificate) as tab,
+    ):
+        await tab.go(f"{bed.service('evil')}/")
+        outcomes = await tab.do("window.attacked")
+        found = {name for name, one in outcomes.items() if one != "nothing"}
+        assert found >= {
+            "read the dashboard",
+            "frame the dashboard",
+            "a worker over the dashboard",
+            "read storage of the dashboard",
+        }
+        assert {one.method for one in bed.notes} >= {"GET", "POST"}
+        assert SECRET in "\n".join(bed.stolen)
+        if browser == "chromium":  # Firefox has no network error logging
+            await eventually(lambda: any(DASHBOARD in one for one in bed.reports), 60.0, "a report")
+
+
+async def test_over_a_plain_connection_nobody_logs_in(
+    controller: Controller, tmp_path: Path
+) -> None:
+    certificate, mode = Certificate(tmp_path), Mode(host="fairlead.test")
+    async with (
+        hostile(controller, mode, certificate) as bed,
+        chromium(tmp_path / "profile", certificate) as tab,
+    ):
+        await tab.go(f"{bed.origin}/dashboard/login")
+        said = await tab.do("document.body.innerText")
+        assert "it is not encrypted" in said
+        assert "ssh -L 8700:localhost:8700" in said
+        assert await tab.do("document.querySelectorAll('input').length") == 0
