@@ -178,7 +178,7 @@ class TestApi:
         headers = {"Authorization": f"Bearer {USER_TOKEN}"}
         url = server.make_url("/v1/runs/hello/ports/80")
         async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as answer:
-            assert answer.status == 403
+            assert answer.status == 404
 
     @pytest.mark.parametrize("port", ["0", "65536", "x", "1e3"])
     async def test_a_path_without_a_port_is_refused(
