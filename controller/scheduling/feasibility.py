@@ -14,6 +14,7 @@ from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_wait
 from controller.scheduling.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
 from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.packing import Outcome
 from controller.scheduling.queue import Kind, waiting_units
 
 
@@ -60,7 +61,9 @@ class Feasibility:
             if refusal is not None:
                 return refusal
         for unit in units:
-            if unit.kind is Kind.TOGETHER and not fits_when_empty(self._empty, unit):
+            if unit.kind is not Kind.TOGETHER:
+                continue
+            if fits_when_empty(self._empty, unit) is Outcome.NEVER:
                 if any(self._is_open(member.need) for every in units for member in every.members):
                     return None
                 why = why_all_wait(TrialCapacity(self._empty), unit).sentence()

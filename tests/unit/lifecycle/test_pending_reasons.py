@@ -9,6 +9,7 @@ import pytest
 
 from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
 from controller.lifecycle.pending_reasons import (
+    Alike,
     AllDraining,
     BoundToGang,
     ConstraintUnmet,
@@ -32,6 +33,7 @@ from controller.lifecycle.pending_reasons import (
     NoNodeUsable,
     NoPlacementValue,
     NoSuchFleet,
+    NotTogether,
     Obstacle,
     OtherFleetsOnly,
     PendingReason,
@@ -129,6 +131,22 @@ SENTENCES: dict[PendingReason, str] = {
     GangDoesNotFit(
         count=2, each=Resources(whole_node=True), placement="rack", best="r1", found=1
     ): "needs 2 whole nodes in one rack; best rack r1 has 1",
+    GangDoesNotFit(
+        count=3,
+        each=Resources(gpu=GpuNeed(count=8)),
+        placement="rack",
+        best="r2",
+        found=2,
+        why=NotTogether(),
+        others=(Alike(count=1, each=Resources(cpu=2, memory=GIB)),),
+    ): (
+        "needs 2 places with 8 GPU and 1 place with 2 CPU, 1 GiB memory in one rack; "
+        "best rack r2 has 2 (each kind of its jobs has room there, but not all of them at once)"
+    ),
+    NotTogether(all_tried=False): (
+        "each kind of its jobs has room there; no way to place all of them at once was found, "
+        "and there are too many to try each"
+    ),
 }
 
 
