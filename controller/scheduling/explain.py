@@ -21,8 +21,8 @@ from controller.scheduling.fit import room, shortfalls
 from controller.scheduling.gang_placement import domains_for
 from controller.scheduling.grant import asked_by, granted_by
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.nominations import victims_of
 from controller.scheduling.placement import SchedulingPass
-from controller.scheduling.preemption import victims_of
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 
 NameOf = Callable[[Run], str]

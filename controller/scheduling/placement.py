@@ -35,8 +35,9 @@ from controller.scheduling.gang_placement import (
     whole_of,
 )
 from controller.scheduling.index import PASS_EFFORT, CapacityIndex, TrialCapacity, Where
+from controller.scheduling.nominations import ended_nominations, review
 from controller.scheduling.packing import by_kind, by_need, how_many_fit
-from controller.scheduling.preemption import Nomination, Preemption, ended_nominations, review
+from controller.scheduling.preemption import Nomination, Preemption
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100

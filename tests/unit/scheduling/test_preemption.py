@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Band, Group, NodeStatus, RunPolicy
+from controller.lifecycle.model import (
+    Band,
+    Constraint,
+    Group,
+    NodeStatus,
+    Operator,
+    RunPolicy,
+)
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.reports import StopRequested, SuspendRequested
+from controller.lifecycle.reports import StopRequested, SuspendRequested, Tick
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang
@@ -317,3 +324,67 @@ def test_a_gang_leaves_within_the_short_grace_of_its_switch() -> None:
     cluster.settle()
     assert reasons(cluster, other) == [Reason.PREEMPTED] * 2
     assert len(cluster.nominated(run)) == 2
+
+
+def with_jobs(
+    cluster: Cluster, jobs: dict[str, tuple[str, int]], band: Band = Band.BATCH
+) -> dict[str, str]:
+    """Running jobs by name: each on its node with so many GPUs; their runs."""
+    runs = {}
+    for name, (node, gpus) in jobs.items():
+        here = (Constraint(attribute="node", operator=Operator.EQ, values=(node,)),)
+        runs[name] = cluster.submit(name, gpus=gpus, band=band, constraints=here)
+        cluster.settle()
+        cluster.start_all()
+    return runs
+
+
+def evicted(cluster: Cluster, runs: dict[str, str]) -> set[str]:
+    return {name for name, run in runs.items() if reasons(cluster, run) == [Reason.PREEMPTED]}
+
+
+# -- nominations beside each other ----------------------------------------------------------
+
+
+def test_a_nomination_waits_for_a_job_that_leaves_for_another_one() -> None:
+    """Otherwise it ends, and the job that it had evicted is placed there again."""
+    cluster = Cluster(gpu_node("n0", 16))
+    runs = with_jobs(cluster, {"first": ("n0", 8), "second": ("n0", 8)})
+    a = cluster.submit("a", gpus=4)
+    cluster.settle()
+    (gone,) = evicted(cluster, runs)
+    b = cluster.submit("b", gpus=12)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"first", "second"}
+    (other,) = {"first", "second"} - {gone}
+    cluster.leave(runs[other])
+    cluster.settle()
+    assert cluster.waits(b) == "waiting for 1 victim to leave"
+    assert len(cluster.nominated(b)) == 1
+    cluster.now += 60.0
+    for run in runs.values():
+        cluster.tell(run, Tick(run_id=run))
+    cluster.settle()
+    assert [cluster.places(run) for run in runs.values()].count({}) == 1
+    cluster.leave(runs[gone])
+    cluster.settle()
+    assert cluster.places(a) == {"main/0": "n0"}
+    assert cluster.places(b) == {"main/0": "n0"}
+
+
+def test_it_goes_on_waiting_when_the_other_nomination_ends() -> None:
+    cluster = Cluster(gpu_node("n0", 16))
+    runs = with_jobs(cluster, {"first": ("n0", 8), "second": ("n0", 8)})
+    a = cluster.submit("a", gpus=4)
+    cluster.settle()
+    (gone,) = evicted(cluster, runs)
+    b = cluster.submit("b", gpus=12)
+    cluster.settle()
+    (other,) = {"first", "second"} - {gone}
+    cluster.tell(a, StopRequested(run_id=a, abort=False, by="ada"))
+    cluster.leave(runs[other])
+    cluster.settle()
+    assert len(cluster.nominated(b)) == 1
+    cluster.leave(runs[gone])
+    cluster.settle()
+    assert cluster.places(b) == {"main/0": "n0"}
