@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -56,6 +58,26 @@ class Victim(msgspec.Struct, frozen=True):
         return (not self.leaves_anyway, -band, not reserved, -began, self.allocation.id)
 
 
+def evicted_of(victims: Iterable[Victim]) -> int:
+    """Return how many of them are evicted; the others leave anyway."""
+    return sum(not one.leaves_anyway for one in victims)
+
+
+MAX_SETS = 200
+"""The number of sets of victims that are tried to find a smaller one."""
+
+
+def cheapest_first(victims: Sequence[Victim], size: int) -> Iterator[tuple[Victim, ...]]:
+    """Yield all sets of so many of these victims, which are sorted by price. A set is as cheap as
+    its dearest victim, then as the next one."""
+    if size == 0:
+        yield ()
+        return
+    for last in range(size - 1, len(victims)):
+        for rest in cheapest_first(victims[:last], size - 1):
+            yield (*rest, victims[last])
+
+
 Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
 
 
@@ -80,6 +102,7 @@ class Victims:
         self._index = trial.index
         self._now = now
         self._holders: dict[str, dict[str, tuple[Job, Attempt]]] = {}
+        self._solos: dict[tuple[str, Preemptor], list[Victim]] = {}
         self.chosen: set[str] = set(self._index.nomination_on)
         self.lowest = max(
             (BANDS[state.run.policy.band] for state in self._index.states.values()), default=0
@@ -87,20 +110,28 @@ class Victims:
 
     def solos_on(self, node_id: str, preemptor: Preemptor) -> list[Victim]:
         """Return single jobs, and reserved jobs of gangs, the cheapest first."""
-        found = []
-        for allocation in self._index.taken.get(node_id, {}).values():
-            victim = self._victim(allocation, preemptor)
-            if victim is None or not self._is_solo(victim):
-                continue
-            if self._is_gone_in_time(victim, preemptor):
-                found.append(victim)
-        return sorted(found, key=lambda one: one.price)
+        key = (node_id, preemptor)
+        if key not in self._solos:
+            possible = (
+                self._victim(allocation, preemptor)
+                for allocation in self._index.taken.get(node_id, {}).values()
+            )
+            found = [
+                victim
+                for victim in possible
+                if victim is not None
+                and self._is_solo(victim)
+                and self._is_gone_in_time(victim, preemptor)
+            ]
+            self._solos[key] = sorted(found, key=lambda one: one.price)
+        return [one for one in self._solos[key] if one.allocation.id not in self.chosen]
 
     def gangs_in(self, where: Where, preemptor: Preemptor) -> Iterator[list[Victim]]:
-        """Yield whole gangs with an allocation in this domain, the cheapest first. Their jobs have
-        only a short grace."""
+        """Yield whole gangs with an allocation in this domain, those with the fewest jobs first,
+        and of equally few the cheapest. Their jobs have only a short grace."""
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
         runs: dict[str, Run] = {}
+        jobs: Counter[str] = Counter()
         for node_id in nodes:
             for allocation in self._index.taken.get(node_id, {}).values():
                 state = self._index.states.get(allocation.run_id)
@@ -110,7 +141,9 @@ class Victims:
                     and _goes(state.run, preemptor)
                 ):
                     runs[state.run.id] = state.run
-        for run in sorted(runs.values(), key=_gang_price):
+                    jobs[state.run.id] += 1
+        in_order = sorted(runs.values(), key=lambda run: (jobs[run.id], _gang_price(run)))
+        for run in in_order:
             found = [
                 victim
                 for allocation in self._index.states[run.id].allocations
@@ -139,7 +172,21 @@ class Victims:
             return None
         if len(chosen) == 1:
             return Eviction(node_id, tuple(chosen), freed)
-        return self._pruned(node_id, need, chosen)
+        fewer = self._fewer(node_id, need, candidates, evicted_of(chosen))
+        return self._pruned(node_id, need, fewer or chosen)
+
+    def _fewer(
+        self, node_id: str, need: Need, candidates: list[Victim], than: int
+    ) -> list[Victim] | None:
+        """Return fewer victims that are enough too, with all that leave anyway; None: none were
+        found in MAX_SETS tries."""
+        leaving = [one for one in candidates if one.leaves_anyway]
+        others = [one for one in candidates if not one.leaves_anyway]
+        sets = (one for size in range(1, than) for one in cheapest_first(others, size))
+        for some in islice(sets, MAX_SETS):
+            if not shortfalls(need.resources, self._without(node_id, [*leaving, *some])):
+                return [*leaving, *some]
+        return None
 
     def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Eviction | None:
         """Return the plan without victims that turned out to be unnecessary; the dearest are spared

@@ -197,6 +197,20 @@ def test_no_job_is_evicted_for_a_gang_that_has_room_in_one_way() -> None:
     assert cluster.places(run) == {"g/0": "y", "h/0": "x"}
 
 
+def test_a_gang_evicts_what_lets_all_its_kinds_in() -> None:
+    """The job that may go anywhere leaves x, which is free, to the one that may go nowhere else."""
+    cluster = Cluster(gpu_node("x"), gpu_node("y"))
+    weak = cluster.submit("weak", gpus=8, band=Band.BATCH, constraints=on("y"))
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("a", *G_AND_H, whole_node=True, own=H_ON_X)
+    cluster.settle()
+    assert cluster.attempt(weak).reason is Reason.PREEMPTED
+    cluster.leave(weak)
+    cluster.settle()
+    assert cluster.places(run) == {"g/0": "y", "h/0": "x"}
+
+
 def test_a_whole_gang_is_evicted_if_that_lets_all_kinds_in() -> None:
     cluster = Cluster(gpu_node("x"), gpu_node("y"))
     weak = cluster.submit("weak", gang(2), whole_node=True, band=Band.BATCH)
