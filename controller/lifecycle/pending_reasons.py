@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
 
 
@@ -93,6 +94,25 @@ class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
         )
 
 
+class LacksAbilities(_Lack, frozen=True, kw_only=True, tag="engine"):
+    """Its engine lacks these abilities; `engine`: its name."""
+
+    abilities: tuple[EngineAbility, ...]
+    engine: str
+
+    def words(self) -> tuple[str, str]:
+        fields = " and ".join(_FIELDS[one] for one in self.abilities)
+        has = f"the {self.engine} engine, which has none (only a job without {fields} runs there)"
+        return f"an engine with {' and '.join(self.abilities)}", has
+
+
+_FIELDS = {
+    EngineAbility.IMAGES: "`image`",
+    EngineAbility.VOLUMES: "`volumes`",
+    EngineAbility.OPTIONS: "`privileged`, `cap_add`, `ulimits`, `ssh: install` and the like",
+}
+
+
 class HasOtherJobs(_Lack, frozen=True, kw_only=True, tag="other_jobs"):
     def words(self) -> tuple[str, str]:
         return "the whole node", "other jobs on it"
@@ -113,6 +133,7 @@ Lack = (
     | LacksGpus
     | LacksHostNetwork
     | LacksGateways
+    | LacksAbilities
     | HasOtherJobs
     | StartsTooMany
 )

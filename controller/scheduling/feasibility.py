@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
-from controller.lifecycle.pending_reasons import NoSuchFleet
+from controller.lifecycle.pending_reasons import DoesNotFit, LacksAbilities, NoSuchFleet
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.capacity import Need, Needs
 from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_waits
@@ -93,8 +94,18 @@ class Feasibility:
             why = why_one_waits(TrialCapacity(index), need).sentence()
             return "constraints", f"no node could ever hold it: {why}"
         rooms = [free for _, free, _ in allowed.bins(index.rooms)]
-        why = closest(need.resources, rooms).sentence()
-        return "resources", f"no node could ever hold it: {why}"
+        best = closest(need.resources, rooms)
+        return _field_of(best), f"no node could ever hold it: {best.sentence()}"
+
+
+def _field_of(why: DoesNotFit) -> str:
+    """Return the field of the configuration that asks for what is lacking."""
+    match why.lacks:
+        case (LacksAbilities(abilities=(EngineAbility.IMAGES, *_)),):
+            return "image"
+        case (LacksAbilities(abilities=(EngineAbility.VOLUMES, *_)),):
+            return "volumes"
+    return "resources"
 
 
 def why_never(

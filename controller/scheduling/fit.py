@@ -29,6 +29,7 @@ from controller.lifecycle.pending_reasons import (
     DoesNotFit,
     HasOtherJobs,
     Lack,
+    LacksAbilities,
     LacksBytes,
     LacksCpu,
     LacksGateways,
@@ -247,6 +248,10 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
         found.append(_NO_HOST_NETWORK)
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
+    if need.engine and total.engine_lacks:
+        lacks = tuple(one for one in need.engine if one in total.engine_lacks)
+        if lacks:
+            found.append(Shortfall(lack=LacksAbilities(abilities=lacks, engine=total.engine)))
     if need.whole_node and not free.empty:
         found.append(_OTHER_JOBS)
     if is_busy(free):

@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
 from controller.lifecycle.pending_reasons import (
     Alike,
@@ -18,6 +19,7 @@ from controller.lifecycle.pending_reasons import (
     GangDoesNotFit,
     GangInPart,
     HasOtherJobs,
+    LacksAbilities,
     LacksBytes,
     LacksCpu,
     LacksGateways,
@@ -85,6 +87,14 @@ SENTENCES: dict[PendingReason, str] = {
     DoesNotFit(node="n1", lacks=(LacksHostNetwork(),)): (
         "needs the node's network, in which its peers reach it (not needed with `share_nodes: "
         "true`); best node n1 has a shim that gives its network to no job (--host-network never)"
+    ),
+    DoesNotFit(
+        node="n1",
+        lacks=(LacksAbilities(abilities=(EngineAbility.OPTIONS,), engine="process"),),
+    ): (
+        "needs an engine with container options; best node n1 has the process engine, which has "
+        "none (only a job without `privileged`, `cap_add`, `ulimits`, `ssh: install` and the like "
+        "runs there)"
     ),
     DoesNotFit(node="n1", lacks=(LacksGateways(),)): (
         "needs to be reached by its gateway; best node n1 has a shim that exposes nothing to "
