@@ -20,7 +20,7 @@ from controller.scheduling.fair_share import UseMeter
 from controller.scheduling.fit import OCCUPYING, Room, less, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
-PASS_EFFORT = 100_000
+PASS_EFFORT = 30_000
 """The steps that all exact searches of one pass may take together (`packing.MAX_EFFORT`)."""
 _MOST_SCOPES = 64
 """The number of scopes that are kept sorted; one more clears them all."""
