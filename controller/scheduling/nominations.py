@@ -20,6 +20,8 @@ from controller.scheduling.freed_allocations import is_overdrawn, used_up
 from controller.scheduling.index import CapacityIndex, why_given_up
 from controller.scheduling.queue import Unit
 
+NO_LONGER_FITS = "a nominated allocation no longer fits"
+
 
 def review(
     index: CapacityIndex, unit: Unit, now: float
@@ -37,7 +39,7 @@ def review(
     if away is not None:
         return list(_told(unit, NominatedNodeSilent(node=away.name)))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
-        return list(_ended(unit, "a nominated allocation no longer fits"))
+        return list(_ended(unit, NO_LONGER_FITS))
     held = {
         allocation.id: replace(allocation, state=AllocationState.HELD, victims=(), created_at=now)
         for allocation in unit.nominated
