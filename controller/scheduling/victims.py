@@ -102,7 +102,6 @@ class Victims:
         self._index = trial.index
         self._now = now
         self._holders: dict[str, dict[str, tuple[Job, Attempt]]] = {}
-        self._solos: dict[tuple[str, Preemptor], list[Victim]] = {}
         self.chosen: set[str] = set(self._index.nomination_on)
         self.lowest = max(
             (BANDS[state.run.policy.band] for state in self._index.states.values()), default=0
@@ -110,21 +109,14 @@ class Victims:
 
     def solos_on(self, node_id: str, preemptor: Preemptor) -> list[Victim]:
         """Return single jobs, and reserved jobs of gangs, the cheapest first."""
-        key = (node_id, preemptor)
-        if key not in self._solos:
-            possible = (
-                self._victim(allocation, preemptor)
-                for allocation in self._index.taken.get(node_id, {}).values()
-            )
-            found = [
-                victim
-                for victim in possible
-                if victim is not None
-                and self._is_solo(victim)
-                and self._is_gone_in_time(victim, preemptor)
-            ]
-            self._solos[key] = sorted(found, key=lambda one: one.price)
-        return [one for one in self._solos[key] if one.allocation.id not in self.chosen]
+        found = []
+        for allocation in self._index.taken.get(node_id, {}).values():
+            victim = self._victim(allocation, preemptor)
+            if victim is None or not self._is_solo(victim):
+                continue
+            if self._is_gone_in_time(victim, preemptor):
+                found.append(victim)
+        return sorted(found, key=lambda one: one.price)
 
     def gangs_in(self, where: Where, preemptor: Preemptor) -> Iterator[list[Victim]]:
         """Yield whole gangs with an allocation in this domain, those with the fewest jobs first,
