@@ -274,6 +274,7 @@ class Daemon:
             memory_allocated=used.memory,
             disk_allocated=used.disk,
             addresses=machine.addresses(),
+            infiniband=bool(machine.infiniband()),
             gpus=ledger.gpus(),
             gpu_boards=self.supervisor.gpus.boards,
             gpu_driver=self.supervisor.gpus.driver,

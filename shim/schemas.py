@@ -431,6 +431,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Leftovers that the shim found and did not touch."""
     gateways: bool = False
     """Gateways can reach what is exposed here."""
+    infiniband: bool | None = None
+    """Whether it has device files of InfiniBand; None: an older shim does not say."""
 
 
 EXPOSED_OK = b"ok\n"

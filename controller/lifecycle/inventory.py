@@ -125,6 +125,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     forbid it."""
     gateways: bool = False
     """Whether its shim exposes ports to gateways."""
+    infiniband: bool = True
+    """Whether it has InfiniBand, as far as its shim says."""
     addresses: tuple[str, ...] = ()
 
 

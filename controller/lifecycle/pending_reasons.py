@@ -94,6 +94,11 @@ class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
         )
 
 
+class LacksInfiniband(_Lack, frozen=True, kw_only=True, tag="infiniband"):
+    def words(self) -> tuple[str, str]:
+        return "InfiniBand", "no /dev/infiniband"
+
+
 class LacksAbilities(_Lack, frozen=True, kw_only=True, tag="engine"):
     """Its engine lacks these abilities; `engine`: its name."""
 
@@ -133,6 +138,7 @@ Lack = (
     | LacksGpus
     | LacksHostNetwork
     | LacksGateways
+    | LacksInfiniband
     | LacksAbilities
     | HasOtherJobs
     | StartsTooMany

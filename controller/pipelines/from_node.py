@@ -160,6 +160,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         engine_lacks=_engine_lacks(info),
         host_network=info.host_network is not HostNetwork.NEVER,
         gateways=info.gateways,
+        infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
     )
 

@@ -90,7 +90,7 @@ class Shapes:
         every = tuple(map(kind_of, capacity.gpus))
         whole = (
             *(capacity.cpu, capacity.memory, capacity.disk, capacity.blocks),
-            *(capacity.host_network, capacity.gateways, capacity.engine_lacks),
+            *(capacity.host_network, capacity.gateways, capacity.infiniband, capacity.engine_lacks),
             every,
         )
         return (

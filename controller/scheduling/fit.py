@@ -35,6 +35,7 @@ from controller.lifecycle.pending_reasons import (
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
+    LacksInfiniband,
     Measure,
     StartsTooMany,
 )
@@ -141,6 +142,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 _NO_HOST_NETWORK = Shortfall(lack=LacksHostNetwork())
 _NO_GATEWAYS = Shortfall(lack=LacksGateways())
+_NO_INFINIBAND = Shortfall(lack=LacksInfiniband())
 _OTHER_JOBS = Shortfall(lack=HasOtherJobs())
 
 
@@ -248,6 +250,8 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
         found.append(_NO_HOST_NETWORK)
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
+    if need.infiniband and not total.infiniband:
+        found.append(_NO_INFINIBAND)
     if need.engine and total.engine_lacks:
         lacks = tuple(one for one in need.engine if one in total.engine_lacks)
         if lacks:

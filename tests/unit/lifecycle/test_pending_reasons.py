@@ -25,6 +25,7 @@ from controller.lifecycle.pending_reasons import (
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
+    LacksInfiniband,
     Measure,
     NodeOfGangGone,
     NoFleetWithPlacement,
@@ -95,6 +96,9 @@ SENTENCES: dict[PendingReason, str] = {
         "needs an engine with container options; best node n1 has the process engine, which has "
         "none (only a job without `privileged`, `cap_add`, `ulimits`, `ssh: install` and the like "
         "runs there)"
+    ),
+    DoesNotFit(node="n1", lacks=(LacksInfiniband(),)): (
+        "needs InfiniBand; best node n1 has no /dev/infiniband"
     ),
     DoesNotFit(node="n1", lacks=(LacksGateways(),)): (
         "needs to be reached by its gateway; best node n1 has a shim that exposes nothing to "

@@ -196,6 +196,13 @@ def test_what_a_nodes_engine_cannot_do_is_known(
     assert from_node.capacity(info).engine_lacks == lacks
 
 
+@pytest.mark.parametrize(("said", "has"), [(True, True), (False, False), (None, True)])
+def test_infiniband_that_an_older_shim_does_not_tell_counts_as_there(
+    said: bool | None, has: bool
+) -> None:
+    assert from_node.capacity(node_info(infiniband=said)).infiniband is has
+
+
 @pytest.mark.parametrize("said", list(HostNetwork))
 def test_a_nodes_answer_about_its_network_is_known(said: HostNetwork) -> None:
     known = from_node.capacity(node_info(host_network=said)).host_network

@@ -39,6 +39,22 @@ def test_a_job_goes_to_a_node_whose_engine_can_do_what_it_asks_for(need: EngineA
     assert cluster.places(other) == {"main/0": "n1"}
 
 
+def test_a_job_with_infiniband_goes_to_a_node_that_has_it_or_is_refused() -> None:
+    without = gpu_node("n1", 1)
+    without = replace(without, capacity=replace(without.capacity, infiniband=False))
+    cluster = Cluster(without, gpu_node("n2"))
+    run = cluster.submit("a", own=asking(infiniband=True))
+    other = cluster.submit("other")
+    cluster.settle()
+    assert (cluster.places(run), cluster.places(other)) == ({"main/0": "n2"}, {"main/0": "n1"})
+    empty = Cluster()
+    asked = empty.submit("a", own=asking(infiniband=True))
+    assert why_never(empty.states[asked], [without], {}) == (
+        "resources",
+        "no node could ever hold it: needs InfiniBand; best node n1 has no /dev/infiniband",
+    )
+
+
 def test_a_job_that_only_such_a_node_is_free_for_waits_and_is_told_why() -> None:
     cluster = Cluster(plain("n1"), gpu_node("n2", 1))
     cluster.submit("other", whole_node=True)

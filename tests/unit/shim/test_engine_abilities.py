@@ -10,6 +10,7 @@ from common.engine_abilities import EngineAbility
 from common.errors import Refused
 from shim.engines.docker.engine import DockerEngine
 from shim.engines.process import ProcessEngine
+from shim.node import machine
 from tests.doubles.engines import MemoryEngine
 from tests.unit.shim.parts import CALLER, Node, request
 
@@ -46,3 +47,21 @@ async def test_a_task_that_needs_more_is_refused_before_anything_is_done(node: N
         assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
         other = request(needs_of_engine=("container options",))
         assert (await service.supervisor.put("t1", other, CALLER))[1]
+
+
+@pytest.mark.parametrize("files", [(), ("uverbs0",)])
+async def test_a_node_tells_whether_it_has_infiniband(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "dev" / "infiniband"
+    (folder / "by-path").mkdir(parents=True)
+    for name in files:
+        (folder / name).touch()
+    assert machine.infiniband(tmp_path / "dev") == files
+    monkeypatch.setattr(machine, "infiniband", lambda: files)
+    async with node.shim() as service:
+        assert (await service.node()).infiniband is bool(files)
+
+
+def test_a_machine_without_the_folder_has_none(tmp_path: Path) -> None:
+    assert machine.infiniband(tmp_path) == ()
