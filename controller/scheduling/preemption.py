@@ -39,6 +39,7 @@ from controller.scheduling.victims import (
     Victims,
     cheapest_first,
     evicted_of,
+    number_of,
 )
 
 MOST_SEARCHES = 50
@@ -390,16 +391,16 @@ class _FewestVictims:
         free = {node_id: self._trial.rooms[node_id] for node_id in on_node}
         needs = [member.need.resources for member in self._unit.members]
         if any(need.whole_node for need in needs):
-            return _number_of(gains, missing)
+            return number_of(gains, missing)
         gpus = sum(sorted(need.gpu.count for need in needs)[:missing])
         cpu = sum(sorted(need.cpu for need in needs)[:missing])
         memory = sum(sorted(need.memory for need in needs)[:missing])
         left = [(free[one.allocation.node_id], one.allocation) for one in self._evictable]
         return max(
-            _number_of(gains, missing),
-            _number_of([len(room.gpus) + len(one.gpus) for room, one in left], gpus),
-            _number_of([room.cpu + one.resources.cpu for room, one in left], cpu),
-            _number_of([room.memory + one.resources.memory for room, one in left], memory),
+            number_of(gains, missing),
+            number_of([len(room.gpus) + len(one.gpus) for room, one in left], gpus),
+            number_of([room.cpu + one.resources.cpu for room, one in left], cpu),
+            number_of([room.memory + one.resources.memory for room, one in left], memory),
         )
 
     def _missing(self) -> int:
@@ -430,17 +431,6 @@ class _FewestVictims:
             for need, count in self._kinds.items()
             if node_id in self._trial.sorted(need.scope, self._domain)
         )
-
-
-def _number_of(parts: Iterable[float], wanted: float) -> int:
-    """Return how many of the largest parts make up what is wanted; one more than all if they do
-    not."""
-    number = 0
-    for number, part in enumerate(sorted(parts, reverse=True), 1):
-        wanted -= part
-        if wanted <= 1e-6:
-            return number
-    return number + 1
 
 
 def _preemptor(unit: Unit) -> Preemptor:

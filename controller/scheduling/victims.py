@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from controller.lifecycle import gangs, termination
-from controller.lifecycle.model import Allocation, Attempt, Job, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Resources, Run
 from controller.lifecycle.reasons import SHORT_GRACE, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.capacity import Need
@@ -63,7 +63,7 @@ def evicted_of(victims: Iterable[Victim]) -> int:
     return sum(not one.leaves_anyway for one in victims)
 
 
-MAX_SETS = 200
+MAX_SETS = 100
 """The number of sets of victims that are tried to find a smaller one."""
 
 
@@ -76,6 +76,17 @@ def cheapest_first(victims: Sequence[Victim], size: int) -> Iterator[tuple[Victi
     for last in range(size - 1, len(victims)):
         for rest in cheapest_first(victims[:last], size - 1):
             yield (*rest, victims[last])
+
+
+def number_of(parts: Iterable[float], wanted: float) -> int:
+    """Return how many of the largest parts make up what is wanted; one more than all if they do
+    not."""
+    number = 0
+    for number, part in enumerate(sorted(parts, reverse=True), 1):
+        wanted -= part
+        if wanted <= 1e-6:
+            return number
+    return number + 1
 
 
 Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
@@ -172,9 +183,12 @@ class Victims:
     ) -> list[Victim] | None:
         """Return fewer victims that are enough too, with all that leave anyway; None: none were
         found in MAX_SETS tries."""
+        if need.resources.whole_node:
+            return None
         leaving = [one for one in candidates if one.leaves_anyway]
         others = [one for one in candidates if not one.leaves_anyway]
-        sets = (one for size in range(1, than) for one in cheapest_first(others, size))
+        least = _at_least(need.resources, self._without(node_id, leaving), others)
+        sets = (one for size in range(least, than) for one in cheapest_first(others, size))
         for some in islice(sets, MAX_SETS):
             if not shortfalls(need.resources, self._without(node_id, [*leaving, *some])):
                 return [*leaving, *some]
@@ -276,6 +290,16 @@ class Evictions:
         cheapest = next((one for one in candidates if not one.leaves_anyway), None)
         if cheapest is not None:
             heapq.heappush(self._heap, ((1, (cheapest.price,)), node_id))
+
+
+def _at_least(need: Resources, free: Room, victims: Sequence[Victim]) -> int:
+    """Return a number of victims below which none of their sets leaves enough."""
+    left = [one.allocation for one in victims]
+    return max(
+        number_of([len(one.gpus) for one in left], need.gpu.count - len(free.gpus)),
+        number_of([one.resources.cpu for one in left], need.cpu - free.cpu),
+        number_of([one.resources.memory for one in left], need.memory - free.memory),
+    )
 
 
 def _goes(run: Run, preemptor: Preemptor) -> bool:
