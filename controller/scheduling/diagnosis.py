@@ -109,11 +109,12 @@ def why_all_wait(trial: TrialCapacity, unit: Unit) -> PendingReason:
     fitting = {one: how_many_fit(trial, one, best, count) for one, count in counted.items()}
     short = next((one for one in counted if fitting[one] == 0), None)
     short = short or next((one for one in counted if fitting[one] < counted[one]), None)
-    why: PendingReason | None = NotTogether(all_tried=together.all_of_them is Outcome.NEVER)
     if short is not None:
         why = _lacks(trial, short, best)
-    elif len(counted) == 1:
+    elif together.all_of_them is Outcome.FITS:
         why = _lacks(trial, need, best)
+    else:
+        why = NotTogether(all_tried=together.all_of_them is Outcome.NEVER)
     each, others = _alike(unit, need)
     return GangDoesNotFit(
         count=len(unit.members),

@@ -226,6 +226,18 @@ def place_first(
     return chosen
 
 
+def has_room(trial: TrialCapacity, unit: Unit) -> bool:
+    """Return whether the unit could be placed now, with the jobs whose turn comes later."""
+    mark = trial.mark
+    whole = whole_of(unit)
+    found = any(
+        place_all(trial, whole, domain, 0.0, str) is not None
+        for domain in domains_for(trial.index, unit)
+    )
+    trial.undo(mark)
+    return found
+
+
 def hardest_first(members: Iterable[Member]) -> list[Member]:
     def size(member: Member) -> tuple[bool, int, float, int, int]:
         need = member.need.resources

@@ -22,6 +22,7 @@ from controller.lifecycle.pending_reasons import NotTogether
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import GangTooLarge, RunnerExited
 from controller.scheduling import diagnosis, gang_placement, index, placement
+from controller.scheduling.explain import NO_REASON
 from controller.scheduling.feasibility import why_never
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang, gpu, node
@@ -269,3 +270,17 @@ def test_the_effort_of_a_pass_is_shared_and_the_next_pass_goes_on(
     assert [cluster.places(run) for run in runs] == [
         {"g/0": f"y{n}", "h/0": f"x{n}"} for n in range(4)
     ]
+
+
+def test_explain_says_that_the_next_turn_places_a_gang_that_has_room_now() -> None:
+    cluster = Cluster(gpu_node("x"))
+    run = cluster.submit("a", *G_AND_H, whole_node=True, own=H_ON_X)
+    cluster.settle()
+    (first, second) = cluster.pipeline.explain(run, cluster.now, lambda one: one.name)
+    assert first.why == second.why
+    assert first.why.startswith("needs 2 whole nodes in one fleet; best fleet default has 1")
+    cluster.set_node(gpu_node("y"))
+    waiting = cluster.pipeline.explain(run, cluster.now, lambda one: one.name)
+    assert {one.why for one in waiting} == {NO_REASON}
+    cluster.settle()
+    assert cluster.places(run) == {"g/0": "y", "h/0": "x"}
