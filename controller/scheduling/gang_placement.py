@@ -115,6 +115,8 @@ def _packed(trial: TrialCapacity, unit: Unit, where: Where) -> Packed | None:
     counted = by_need(hardest_first(unit.members))
     if len(by_kind(counted)) == 1:
         return None
+    if trial.effort <= 0:
+        return Packed(Outcome.UNKNOWN, effort=0)
     kept = (allocation.node_id for allocation in unit.freed)
     packed = pack(trial, counted, where, kept, min(MAX_EFFORT, trial.effort))
     trial.effort -= packed.effort

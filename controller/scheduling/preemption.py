@@ -7,6 +7,7 @@ it fits afterwards (docs/rules.md 6.5, 6.6).
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -50,6 +51,8 @@ _MOST_GANGS = 8
 
 MAX_TOGETHER = 4
 """The number of victims up to which sets are tried where no greedy choice lets a gang in."""
+MAX_DOMAINS = 4
+"""The number of domains in which a smaller set is looked for, those with the smallest first."""
 MAX_CANDIDATES = 100
 """The number of possible victims in a domain from which smaller sets are made, the cheapest."""
 MAX_PLACED, MIN_TRIES = 1_000, 10
@@ -138,15 +141,12 @@ class Preemption:
         if key in self._in_vain:
             return None
         self._searches += 1
-        evictions: list[_GangEviction] = []
-        for domain in domains:
-            gang = self._evict_gang(unit, preemptor, domain)
-            solos = self._evict_solos(unit, preemptor, domain)
-            evictions += [one for one in (gang, solos) if one is not None]
-        if not evictions:
+        gangs = (self._evict_gang(unit, preemptor, domain) for domain in domains)
+        solos = self._evict_solos(unit, preemptor, domains)
+        best = min((one for one in (*gangs, solos) if one is not None), key=_cost_of, default=None)
+        if best is None:
             self._in_vain.add(key)
             return None
-        best = min(evictions, key=_cost_of)
         return self._nominate(best.chosen, best.victims)
 
     def _evict_gang(self, unit: Unit, preemptor: Preemptor, domain: Domain) -> _GangEviction | None:
@@ -162,26 +162,25 @@ class Preemption:
         return None
 
     def _evict_solos(
-        self, unit: Unit, preemptor: Preemptor, domain: Domain
+        self, unit: Unit, preemptor: Preemptor, domains: Sequence[Domain]
     ) -> _GangEviction | None:
         """Return the fewest single jobs to evict, as far as a bounded search finds them."""
         both = (False, True) if can_get_less(unit) else (False,)
-        greedy = (self._evict_one_by_one(unit, preemptor, domain, least=least) for least in both)
-        found = min((one for one in greedy if one is not None), key=_cost_of, default=None)
+        found: list[tuple[Domain, _GangEviction | None]] = []
+        for domain in domains:
+            ways = (self._evict_one_by_one(unit, preemptor, domain, least=one) for one in both)
+            best = min((one for one in ways if one is not None), key=_cost_of, default=None)
+            found.append((domain, best))
+        evictions = [one for _, one in found if one is not None]
         kinds = by_kind(by_need(unit.members))
-        if found is None and len(kinds) == 1:
-            return None
-        fewest = _FewestVictims(self, unit, preemptor, domain, kinds)
-        if found is None:
-            return fewest.of_sizes(1, MAX_TOGETHER)
-        whole = len(kinds) == 1 and next(iter(kinds)).resources.whole_node
-        if whole:
-            # Each holds a node of its own, so they do not share what a victim leaves.
-            return fewest.of_sizes(0, 0) or found
-        fewer = fewest.of_sizes(0, min(found.evicted - 1, MAX_TOGETHER))
-        if fewer is None and found.evicted > MAX_TOGETHER:
-            fewer = fewest.by_gain()
-        return min((one for one in (found, fewer) if one is not None), key=_cost_of)
+        if evictions or len(kinds) > 1:
+            found.sort(key=lambda pair: pair[1].evicted if pair[1] is not None else math.inf)
+            for domain, known in found[:MAX_DOMAINS]:
+                search = _FewestVictims(self, unit, preemptor, domain, kinds)
+                fewer = search.fewer_than(known)
+                if fewer is not None:
+                    evictions.append(fewer)
+        return min(evictions, key=_cost_of, default=None)
 
     def place(self, unit: Unit, domain: Domain) -> list[MemberAllocation] | None:
         """Return allocations for the whole unit, and leave the trial capacity as it is."""
@@ -296,7 +295,19 @@ class _FewestVictims:
         evictable = (one for one in possible if not one.leaves_anyway)
         self._evictable = heapq.nsmallest(MAX_CANDIDATES, evictable, key=lambda one: one.price)
 
-    def of_sizes(self, least: int, most: int) -> _GangEviction | None:
+    def fewer_than(self, known: _GangEviction | None) -> _GangEviction | None:
+        """Return a smaller eviction, or any where none is known; None: none was found."""
+        if known is None:
+            return None if len(self._kinds) == 1 else self._of_sizes(1, MAX_TOGETHER)
+        if len(self._kinds) == 1 and next(iter(self._kinds)).resources.whole_node:
+            # Each holds a node of its own, so they do not share what a victim leaves.
+            return self._of_sizes(0, 0)
+        fewer = self._of_sizes(0, min(known.evicted - 1, MAX_TOGETHER))
+        if fewer is None and known.evicted > MAX_TOGETHER:
+            fewer = self._by_gain()
+        return fewer
+
+    def _of_sizes(self, least: int, most: int) -> _GangEviction | None:
         """Return the cheapest eviction of so many jobs; None: none was found.
 
         None are evicted if those that leave anyway leave enough.
@@ -351,7 +362,7 @@ class _FewestVictims:
         tiers = (self._trial.sorted(need.scope, self._domain).tier(node_id) for need in self._kinds)
         return tuple(-1 if tier is None else tier for tier in tiers)
 
-    def by_gain(self) -> _GangEviction | None:
+    def _by_gain(self) -> _GangEviction | None:
         """Return the eviction of those that let in the most jobs each, one after the other."""
         mark = self._trial.mark
         self._preemption.vacate(self._leaving)
@@ -370,7 +381,7 @@ class _FewestVictims:
             else:
                 gone.append(victim)
                 self._vacate([*beside, victim])
-                missing += gain
+                missing += now
         chosen = None if missing > 0 else self._preemption.place(self._unit, self._domain)
         self._trial.undo(mark)
         return None if chosen is None else self._eviction(chosen, gone)
