@@ -9,15 +9,17 @@ with a capability of the host is root on the host, so such requests need the ope
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from common.errors import Refused
 from shim.errors import VolumeError, invalid
 from shim.schemas import (
     ContainerOptions,
+    EngineKind,
     HostNetwork,
     NetworkMode,
     RefusalCode,
@@ -172,6 +174,21 @@ def check_network(request: TaskRequest, settings: Settings) -> None:
             f"the capability {_RAW} is not allowed in this node's network (its operator may start "
             "the shim with --allow-raw-sockets)",
             "container.cap_add",
+        )
+
+
+def check_engine(
+    request: TaskRequest, kind: EngineKind, abilities: Collection[EngineAbility]
+) -> None:
+    """Raise Refused: 409 `engine_lacks`, when the node has another engine than its controller
+    knew."""
+    lacks = [one for one in request.needs_of_engine if one not in abilities]
+    if lacks:
+        raise Refused(
+            409,
+            RefusalCode.ENGINE_LACKS,
+            f"the job needs {' and '.join(lacks)}, which this node's {kind} engine does not have",
+            "needs_of_engine",
         )
 
 

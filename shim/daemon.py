@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
@@ -264,6 +265,7 @@ class Daemon:
             engine=engine.kind,
             engine_version=version,
             isolation=engine.isolation,
+            engine_lacks=tuple(one.value for one in EngineAbility if one not in engine.abilities),
             host_network=self.settings.host_network,
             cpu=ledger.capacity.cpu,
             memory=ledger.capacity.memory,
@@ -272,6 +274,7 @@ class Daemon:
             memory_allocated=used.memory,
             disk_allocated=used.disk,
             addresses=machine.addresses(),
+            infiniband=bool(machine.infiniband()),
             gpus=ledger.gpus(),
             gpu_boards=self.supervisor.gpus.boards,
             gpu_driver=self.supervisor.gpus.driver,

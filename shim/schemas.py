@@ -185,6 +185,9 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `no_host_network` where the node's operator gives no task the node's network."""
     python: str | None = None
     """The version of Python that the node brings for the job."""
+    needs_of_engine: tuple[str, ...] = ()
+    """The EngineAbility values without which the job is not what its user asked for. It is refused
+    with 409 `engine_lacks` where the engine lacks one."""
 
 
 class SshMode(StrEnum):
@@ -250,6 +253,7 @@ class RefusalCode(StrEnum):
     DRAINING = "draining"
     FENCED = "fenced"
     NO_HOST_NETWORK = "no_host_network"
+    ENGINE_LACKS = "engine_lacks"
 
 
 class TaskReason(StrEnum):
@@ -399,6 +403,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str | None
     isolation: bool
     """False for the process engine, which is for development only."""
+    engine_lacks: tuple[str, ...] | None = None
+    """The EngineAbility values that its engine lacks; None: an older shim does not say."""
     host_network: HostNetwork = HostNetwork.WHOLE_NODE
     cpu: float
     memory: int
@@ -425,6 +431,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Leftovers that the shim found and did not touch."""
     gateways: bool = False
     """Gateways can reach what is exposed here."""
+    infiniband: bool | None = None
+    """Whether it has device files of InfiniBand; None: an older shim does not say."""
 
 
 EXPOSED_OK = b"ok\n"

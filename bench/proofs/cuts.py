@@ -66,7 +66,7 @@ class Cut:
 
 
 class Lab(ControllerLab):
-    image = "none"
+    image = ""
 
     def __init__(self, folder: Path, machines: Sequence[Host], lengths: Sequence[float]) -> None:
         self.folder = folder

@@ -133,7 +133,7 @@ def _with_log(controller: ControllerProcess, shim: ShimProcess, folder: Path, si
     """Give an ended run this log, and return the address of its page."""
     controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
     file = folder / "run.yaml"
-    file.write_text("type: task\nname: big\nimage: none\ncommands: ['true']\n")
+    file.write_text("type: task\nname: big\ncommands: ['true']\n")
     controller.cli("apply", "-d", "-f", file).succeeded()
 
     def run() -> dict[str, object]:

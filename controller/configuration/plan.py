@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
@@ -352,7 +353,9 @@ def _job(
         fail_on_log_quota=configuration.fail_on_log_quota,
         ssh=_plain(configuration.ssh) or defaults.ssh,
         ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
-        resources=_resources(planned, defaults.resources),
+        resources=msgspec.structs.replace(
+            _resources(planned, defaults.resources), engine=_of_engine(configuration, own)
+        ),
         volumes=tuple(volume.mount for volume in own.volumes or ()),
         container=_container(configuration),
         constraints=tuple(one.constraint for one in own.constraints or ()),
@@ -406,6 +409,28 @@ def _container(configuration: RunFields) -> ContainerOptions:
         init=isinstance(configuration, TaskConfiguration | ServiceConfiguration)
         and configuration.init,
     )
+
+
+def _of_engine(configuration: RunFields, own: GroupedFields) -> tuple[EngineAbility, ...]:
+    """Return what the user asks for that not every engine can do.
+
+    Nobody has asked for the default image. `init` is none: every engine ends what a job leaves.
+    """
+    options = (
+        configuration.privileged,
+        configuration.cap_add,
+        configuration.cap_drop,
+        configuration.ulimits,
+        configuration.pids_limit,
+        configuration.read_only_root,
+        configuration.ssh == "install",
+    )
+    asked = {
+        EngineAbility.IMAGES: own.image is not None or own.nvcc,
+        EngineAbility.VOLUMES: bool(own.volumes),
+        EngineAbility.OPTIONS: any(options),
+    }
+    return tuple(ability for ability, is_asked in asked.items() if is_asked)
 
 
 def _repo(number: int, written: RepoFields) -> JobRepo:

@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
+
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """A set of nodes.
@@ -116,11 +118,15 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
     engine: str = ""
     isolation: bool = True
+    engine_lacks: tuple[EngineAbility, ...] = ()
+    """What its engine cannot do."""
     host_network: bool = True
     """Whether a job that holds the whole node gets the node's network; the node's operator may
     forbid it."""
     gateways: bool = False
     """Whether its shim exposes ports to gateways."""
+    infiniband: bool = True
+    """Whether it has InfiniBand, as far as its shim says."""
     addresses: tuple[str, ...] = ()
 
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
+
 
 class StartupOrder(StrEnum):
     ANY = "any"
@@ -73,5 +75,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     address."""
     gateway: bool = False
     """A gateway must reach the job's port on its node."""
+    engine: tuple[EngineAbility, ...] = ()
+    """What the node's engine must be able to do."""
     unset: tuple[Amount, ...] = ()
     """The amounts that the user left out."""

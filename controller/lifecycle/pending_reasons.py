@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
 
 
@@ -93,6 +94,30 @@ class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
         )
 
 
+class LacksInfiniband(_Lack, frozen=True, kw_only=True, tag="infiniband"):
+    def words(self) -> tuple[str, str]:
+        return "InfiniBand", "no /dev/infiniband"
+
+
+class LacksAbilities(_Lack, frozen=True, kw_only=True, tag="engine"):
+    """Its engine lacks these abilities; `engine`: its name."""
+
+    abilities: tuple[EngineAbility, ...]
+    engine: str
+
+    def words(self) -> tuple[str, str]:
+        fields = " and ".join(_FIELDS[one] for one in self.abilities)
+        has = f"the {self.engine} engine, which has none (only a job without {fields} runs there)"
+        return f"an engine with {' and '.join(self.abilities)}", has
+
+
+_FIELDS = {
+    EngineAbility.IMAGES: "`image`",
+    EngineAbility.VOLUMES: "`volumes`",
+    EngineAbility.OPTIONS: "`privileged`, `cap_add`, `ulimits`, `ssh: install` and the like",
+}
+
+
 class HasOtherJobs(_Lack, frozen=True, kw_only=True, tag="other_jobs"):
     def words(self) -> tuple[str, str]:
         return "the whole node", "other jobs on it"
@@ -113,6 +138,8 @@ Lack = (
     | LacksGpus
     | LacksHostNetwork
     | LacksGateways
+    | LacksInfiniband
+    | LacksAbilities
     | HasOtherJobs
     | StartsTooMany
 )
@@ -327,11 +354,36 @@ class BoundToGang(_Reason, frozen=True, kw_only=True, tag="bound_to_gang"):
         return f"{where}: {self.why.sentence()}"
 
 
+class NotTogether(_Reason, frozen=True, kw_only=True, tag="not_together"):
+    """Each kind of the gang's jobs finds room there, and all of them together do not.
+
+    `all_tried` False: there were too many ways to place them to try each.
+    """
+
+    all_tried: bool = True
+
+    def sentence(self) -> str:
+        if self.all_tried:
+            return "each kind of its jobs has room there, but not all of them at once"
+        return (
+            "each kind of its jobs has room there; no way to place all of them at once was found, "
+            "and there are too many to try each"
+        )
+
+
+class Alike(msgspec.Struct, frozen=True, kw_only=True):
+    """Some jobs of a gang with equal needs."""
+
+    count: int
+    each: Resources
+
+
 class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"):
     """No domain has room for the gang.
 
-    `best`: the value of `placement`, or the fleet, with room for the most jobs (`found`). `each`:
-    the need of most of its jobs. `why`: what the nodes there lack; None: they are too few.
+    `best`: the value of `placement`, or the fleet, with room for the most jobs at once (`found`).
+    `each`: the need of most of its jobs; `others`: those of the `count` jobs that need something
+    else. `why`: what the nodes there lack; None: they are too few.
     """
 
     count: int
@@ -340,12 +392,16 @@ class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"
     best: str
     found: int
     why: PendingReason | None = None
+    others: tuple[Alike, ...] = ()
 
     def sentence(self) -> str:
         """Return, for example: needs 4 places with 8 GPU in one rack; best rack r2 has 3."""
-        asked = f"{_places(self.count, self.each)} in one {self.placement}"
+        first = self.count - sum(alike.count for alike in self.others)
+        asked = [_places(first, self.each)]
+        asked += [_places(alike.count, alike.each) for alike in self.others]
         lacks = "" if self.why is None else f" ({self.why.sentence()})"
-        return f"needs {asked}; best {self.placement} {self.best} has {self.found}{lacks}"
+        needs = f"needs {' and '.join(asked)} in one {self.placement}"
+        return f"{needs}; best {self.placement} {self.best} has {self.found}{lacks}"
 
 
 PendingReason = (
@@ -370,6 +426,7 @@ PendingReason = (
     | NoFleetWithPlacement
     | NoPlacementValue
     | BoundToGang
+    | NotTogether
     | GangDoesNotFit
 )
 
@@ -379,6 +436,11 @@ PendingReason = (
 
 def _could_hold(away: Unusable) -> str:
     return f"node {away.node} could hold it, but is {away.obstacle}"
+
+
+def is_said_alike(one: Resources, other: Resources) -> bool:
+    """Return whether a sentence about a gang names these needs with the same words."""
+    return _places(1, one) == _places(1, other)
 
 
 def _places(count: int, need: Resources) -> str:

@@ -9,6 +9,7 @@ from typing import overload
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle import reports
 from controller.lifecycle.model import NodeCapacity, NodeGpu
 from controller.lifecycle.reasons import Reason
@@ -156,10 +157,19 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         blocks=info.blocks,
         engine=info.engine.value,
         isolation=info.isolation,
+        engine_lacks=_engine_lacks(info),
         host_network=info.host_network is not HostNetwork.NEVER,
         gateways=info.gateways,
+        infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
     )
+
+
+def _engine_lacks(info: NodeInfo) -> tuple[EngineAbility, ...]:
+    """Return what the engine cannot do; an older shim only says whether it isolates."""
+    if info.engine_lacks is None:
+        return () if info.isolation else tuple(EngineAbility)
+    return tuple(one for one in EngineAbility if one in info.engine_lacks)
 
 
 def _is_address(text: str) -> bool:

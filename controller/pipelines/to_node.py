@@ -137,6 +137,7 @@ def task_request(
         container=_container(spec),
         stop_when_unheard_seconds=spec.stop_when_unheard,
         needs_host_network=need.host_network,
+        needs_of_engine=need.engine,
         python=spec.python,
     )
 

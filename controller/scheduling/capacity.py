@@ -33,6 +33,9 @@ class Need:
         self.resources = resources
         self.scope = scope
         self.least_gpus = resources.gpu.count
+        fleets, constraints = scope
+        self.kind = (resources, fleets, tuple(one for one in constraints if one.required))
+        """All that decides where the job may go; preferences do not."""
         self._fits: dict[Shape, bool] = {}
 
     def fits(self, shape: Shape, room: Room) -> bool:
@@ -82,12 +85,12 @@ class Shapes:
         capacity = room.node.capacity
         kinds: dict[int, int] = {}
         for gpu in room.gpus:
-            kind = self._number(_kind(gpu))
+            kind = self._number(kind_of(gpu))
             kinds[kind] = kinds.get(kind, 0) + 1
-        every = tuple(map(_kind, capacity.gpus))
+        every = tuple(map(kind_of, capacity.gpus))
         whole = (
             *(capacity.cpu, capacity.memory, capacity.disk, capacity.blocks),
-            *(capacity.host_network, capacity.gateways),
+            *(capacity.host_network, capacity.gateways, capacity.infiniband, capacity.engine_lacks),
             every,
         )
         return (
@@ -106,7 +109,7 @@ class Shapes:
         return self._numbers.setdefault(what, len(self._numbers))
 
 
-def _kind(gpu: NodeGpu) -> tuple[object, ...]:
+def kind_of(gpu: NodeGpu) -> tuple[object, ...]:
     """Return the properties of a GPU that decide which job may have it."""
     return gpu.name, gpu.memory, gpu.compute_capability, gpu.parent is not None
 
@@ -211,6 +214,10 @@ class Tiers:
         tier = self._tier.pop(node_id, None)
         if tier is not None:
             self._shelves[tier].remove(node_id, name)
+
+    def tier(self, node_id: str) -> int | None:
+        """Return how many preferences the node misses; None: it is not in the scope."""
+        return self._tier.get(node_id)
 
     def best(self, need: Need, rooms: Mapping[str, Room]) -> Room | None:
         for tier in sorted(self._shelves):

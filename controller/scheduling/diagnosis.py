@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Constraint, Node, NodeStatus
+from controller.lifecycle.model import Constraint, Node, NodeStatus, Resources
 from controller.lifecycle.pending_reasons import (
+    Alike,
     AllDraining,
     BoundToGang,
     ConstraintUnmet,
@@ -21,24 +22,32 @@ from controller.lifecycle.pending_reasons import (
     NoNodeUsable,
     NoPlacementValue,
     NoSuchFleet,
+    NotTogether,
     Obstacle,
     OtherFleetsOnly,
     PendingReason,
     Unusable,
+    is_said_alike,
 )
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain, all_unmet, attributes_of, domain_of, unmet
 from controller.scheduling.fit import as_new, closest, room, shortfalls
-from controller.scheduling.gang_placement import (
+from controller.scheduling.gang_placement import domains_for, placement_name
+from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
+from controller.scheduling.packing import (
+    MAX_EFFORT,
+    Outcome,
+    Together,
+    by_kind,
     by_need,
-    domains_for,
     how_many_fit,
     how_many_fit_of,
-    placement_name,
+    most_together,
 )
-from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
 from controller.scheduling.queue import Unit
 
+MAX_DOMAINS = 8
+"""The number of domains in which jobs of several kinds are counted, those with most room first."""
 MOST_AWAY = 500
 """The number of nodes to look at. If this many are away, naming one helps no user."""
 
@@ -92,21 +101,59 @@ def _could_hold(need: Need, node: Node) -> bool:
 def why_all_wait(trial: TrialCapacity, unit: Unit) -> PendingReason:
     """Return the reason of a gang."""
     domains = domains_for(trial.index, unit)
-    counted = by_need(unit.members)
+    counted = by_kind(by_need(unit.members))
     need = max(counted, key=lambda one: counted[one])
     if not domains:
         return _why_no_domain(trial.index, unit, need)
-    found = {domain: how_many_fit_of(trial, counted, domain) for domain in domains}
-    best = max(domains, key=lambda domain: found[domain])
-    short = next((one for one in counted if how_many_fit(trial, one, best, 1) == 0), need)
+    best, together = _best_domain(trial, counted, domains)
+    fitting = {one: how_many_fit(trial, one, best, count) for one, count in counted.items()}
+    short = next((one for one in counted if fitting[one] == 0), None)
+    short = short or next((one for one in counted if fitting[one] < counted[one]), None)
+    if short is not None:
+        why = _lacks(trial, short, best)
+    elif together.all_of_them is Outcome.FITS:
+        why = _lacks(trial, need, best)
+    else:
+        why = NotTogether(all_tried=together.all_of_them is Outcome.NEVER)
+    each, others = _alike(unit, need)
     return GangDoesNotFit(
         count=len(unit.members),
-        each=need.resources,
+        each=each,
         placement=placement_name(trial.index.fleets, best),
         best=best.fleet if best.value is None else best.value,
-        found=found[best],
-        why=_lacks(trial, short, best),
+        found=together.count,
+        why=why,
+        others=others,
     )
+
+
+def _best_domain(
+    trial: TrialCapacity, counted: Mapping[Need, int], domains: Sequence[Domain]
+) -> tuple[Domain, Together]:
+    """Return the domain with room for the most of these jobs at once, the first of several."""
+    most = {domain: how_many_fit_of(trial, counted, domain) for domain in domains}
+    in_order = sorted(domains, key=lambda domain: most[domain], reverse=True)[:MAX_DOMAINS]
+    effort = MAX_EFFORT // MAX_DOMAINS
+    found = (in_order[0], most_together(trial, counted, in_order[0], effort))
+    for domain in in_order[1:]:
+        if most[domain] <= found[1].count:
+            break
+        together = most_together(trial, counted, domain, effort)
+        if together.count > found[1].count:
+            found = domain, together
+    return found
+
+
+def _alike(unit: Unit, need: Need) -> tuple[Resources, tuple[Alike, ...]]:
+    """Return what most jobs need, and what the others need, where that is something else."""
+    others: dict[Resources, int] = {}
+    for member in unit.members:
+        each = member.need.resources
+        if not is_said_alike(each, need.resources):
+            same = next((one for one in others if is_said_alike(one, each)), each)
+            others[same] = others.get(same, 0) + 1
+    alike = (Alike(count=count, each=each) for each, count in others.items())
+    return need.resources, tuple(alike)
 
 
 def _lacks(trial: TrialCapacity, need: Need, domain: Domain) -> PendingReason | None:

@@ -18,11 +18,11 @@ from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import attributes_of, unmet
 from controller.scheduling.diagnosis import unusable, why_all_wait, why_one_waits
 from controller.scheduling.fit import room, shortfalls
-from controller.scheduling.gang_placement import domains_for
+from controller.scheduling.gang_placement import domains_for, has_room, whole_of
 from controller.scheduling.grant import asked_by, granted_by
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.nominations import victims_of
 from controller.scheduling.placement import SchedulingPass
-from controller.scheduling.preemption import victims_of
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 
 NameOf = Callable[[Run], str]
@@ -126,7 +126,9 @@ def _bound_to(index: CapacityIndex, unit: Unit) -> Where:
 
 def _why(trial: TrialCapacity, unit: Unit, need: Need, where: Where) -> str:
     if unit.kind is Kind.TOGETHER:
-        return why_all_wait(trial, unit).sentence()
+        return (
+            NO_REASON if has_room(trial, unit) else why_all_wait(trial, whole_of(unit)).sentence()
+        )
     if unit.kind is Kind.RESERVED and _ranks_wait(trial.index, unit):
         return RanksFirst().sentence()
     if trial.best(need, where) is not None:

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
-from controller.lifecycle.pending_reasons import NoSuchFleet
+from controller.lifecycle.pending_reasons import DoesNotFit, LacksAbilities, NoSuchFleet
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.capacity import Need, Needs
 from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_waits
 from controller.scheduling.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
 from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.packing import Outcome
 from controller.scheduling.queue import Kind, waiting_units
 
 
@@ -60,7 +62,9 @@ class Feasibility:
             if refusal is not None:
                 return refusal
         for unit in units:
-            if unit.kind is Kind.TOGETHER and not fits_when_empty(self._empty, unit):
+            if unit.kind is not Kind.TOGETHER:
+                continue
+            if fits_when_empty(self._empty, unit) is Outcome.NEVER:
                 if any(self._is_open(member.need) for every in units for member in every.members):
                     return None
                 why = why_all_wait(TrialCapacity(self._empty), unit).sentence()
@@ -90,8 +94,18 @@ class Feasibility:
             why = why_one_waits(TrialCapacity(index), need).sentence()
             return "constraints", f"no node could ever hold it: {why}"
         rooms = [free for _, free, _ in allowed.bins(index.rooms)]
-        why = closest(need.resources, rooms).sentence()
-        return "resources", f"no node could ever hold it: {why}"
+        best = closest(need.resources, rooms)
+        return _field_of(best), f"no node could ever hold it: {best.sentence()}"
+
+
+def _field_of(why: DoesNotFit) -> str:
+    """Return the field of the configuration that asks for what is lacking."""
+    match why.lacks:
+        case (LacksAbilities(abilities=(EngineAbility.IMAGES, *_)),):
+            return "image"
+        case (LacksAbilities(abilities=(EngineAbility.VOLUMES, *_)),):
+            return "volumes"
+    return "resources"
 
 
 def why_never(

@@ -7,7 +7,7 @@ It also chooses GPU UUIDs, by the same rule as the shim: the tightest interconne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import ceil, comb
@@ -29,11 +29,13 @@ from controller.lifecycle.pending_reasons import (
     DoesNotFit,
     HasOtherJobs,
     Lack,
+    LacksAbilities,
     LacksBytes,
     LacksCpu,
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
+    LacksInfiniband,
     Measure,
     StartsTooMany,
 )
@@ -140,6 +142,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 _NO_HOST_NETWORK = Shortfall(lack=LacksHostNetwork())
 _NO_GATEWAYS = Shortfall(lack=LacksGateways())
+_NO_INFINIBAND = Shortfall(lack=LacksInfiniband())
 _OTHER_JOBS = Shortfall(lack=HasOtherJobs())
 
 
@@ -179,6 +182,24 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         gpus=tuple(g for g in capacity.gpus if g.healthy and g.uuid not in held_gpus),
         starts=starts,
         empty=not taken and not foreign,
+    )
+
+
+def less(free: Room, taken: Resources, gpus: Collection[str]) -> Room:
+    """Return the room with one more job, which has just been placed and takes this much."""
+    starts = free.starts + 1
+    if taken.whole_node:
+        return msgspec.structs.replace(
+            free, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False
+        )
+    return msgspec.structs.replace(
+        free,
+        cpu=free.cpu - taken.cpu,
+        memory=free.memory - taken.memory,
+        disk=free.disk - taken.disk,
+        gpus=tuple(gpu for gpu in free.gpus if gpu.uuid not in gpus) if gpus else free.gpus,
+        starts=starts,
+        empty=False,
     )
 
 
@@ -229,6 +250,12 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
         found.append(_NO_HOST_NETWORK)
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
+    if need.infiniband and not total.infiniband:
+        found.append(_NO_INFINIBAND)
+    if need.engine and total.engine_lacks:
+        lacks = tuple(one for one in need.engine if one in total.engine_lacks)
+        if lacks:
+            found.append(Shortfall(lack=LacksAbilities(abilities=lacks, engine=total.engine)))
     if need.whole_node and not free.empty:
         found.append(_OTHER_JOBS)
     if is_busy(free):

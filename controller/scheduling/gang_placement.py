@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from common.gpu_names import is_named, is_part
-from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus
+from controller.lifecycle.model import Allocation, Fleet, Node, NodeGpu, NodeStatus
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain, domain_of
@@ -18,12 +19,21 @@ from controller.scheduling.fit import (
     choose,
     fitting_gpus,
     in_blocks,
-    is_busy,
     shortfalls,
 )
 from controller.scheduling.freed_allocations import in_order_for
 from controller.scheduling.grant import granted
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.packing import (
+    MAX_EFFORT,
+    Outcome,
+    Packed,
+    Spot,
+    by_kind,
+    by_need,
+    how_many_fit_of,
+    pack,
+)
 from controller.scheduling.queue import Member, Unit
 
 NewId = Callable[[], str]
@@ -43,9 +53,12 @@ def allocate(
     new_id: NewId,
     *,
     least: bool = False,
+    chosen: Sequence[NodeGpu] | None = None,
 ) -> Allocation:
-    """Return the job's allocation in this room, which must be large enough; `least`: as for
-    `granted`."""
+    """Return the job's allocation in this room, which must be large enough.
+
+    `least`: as for `granted`. `chosen`: its GPUs, if they are known.
+    """
     resources = in_blocks(member.need.resources, free.node.capacity)
     wanted = resources.gpu.names
     gpus = tuple(
@@ -53,7 +66,9 @@ def allocate(
         for gpu in free.gpus
         if not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, wanted)
     )
-    if not resources.whole_node:
+    if chosen is not None:
+        gpus = tuple(chosen)
+    elif not resources.whole_node:
         fitting = fitting_gpus(resources.gpu, free.gpus)
         gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()
     return Allocation(
@@ -73,15 +88,67 @@ def allocate(
 def place_all(
     trial: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[MemberAllocation] | None:
-    """Give every member an allocation in this domain, or none of them one. Freed allocations of the
-    run are used first; where the shares of the first jobs leave too little for the others, each
-    gets the least."""
+    """Give every member an allocation in this domain, or none of them one.
+
+    Freed allocations of the run are used first; where the shares of the first jobs leave too little
+    for the others, each gets the least. Each job gets the best node for itself; if members of
+    several kinds do not fit so, the other ways are tried (`packing`).
+    """
     for least in (False, True) if can_get_less(unit) else (False,):
         for kept_first in (True, False) if unit.freed else (False,):
             chosen = _place_all(trial, unit, where, now, new_id, kept_first=kept_first, least=least)
             if chosen is not None:
                 return chosen
+    packed = _packed(trial, unit, where)
+    if packed is None or packed.outcome is not Outcome.FITS:
+        return None
+    for least in (False, True) if can_get_less(unit) else (False,):
+        chosen = _place_on(trial, unit, packed.spots, where, now, new_id, least=least)
+        if chosen is not None:
+            return chosen
     return None
+
+
+def _packed(trial: TrialCapacity, unit: Unit, where: Where) -> Packed | None:
+    """Search for a way to place members of several kinds; None: they are of one kind, and there is
+    no other way than the one that gives each the best node."""
+    counted = by_need(hardest_first(unit.members))
+    if len(by_kind(counted)) == 1:
+        return None
+    if trial.effort <= 0:
+        return Packed(Outcome.UNKNOWN, effort=0)
+    kept = (allocation.node_id for allocation in unit.freed)
+    packed = pack(trial, counted, where, kept, min(MAX_EFFORT, trial.effort))
+    trial.effort -= packed.effort
+    return packed
+
+
+def _place_on(
+    trial: TrialCapacity,
+    unit: Unit,
+    spots: Iterable[Spot],
+    where: Where,
+    now: float,
+    new_id: NewId,
+    *,
+    least: bool,
+) -> list[MemberAllocation] | None:
+    """Give every member an allocation on these nodes; None: their shares do not fit there."""
+    mark = trial.mark
+    chosen: list[MemberAllocation] = []
+    members: dict[Need, deque[Member]] = {}
+    for member in hardest_first(unit.members):
+        members.setdefault(member.need, deque()).append(member)
+    for spot in spots:
+        free = trial.rooms[spot.node_id]
+        if shortfalls(spot.need.resources, free):
+            trial.undo(mark)
+            return None
+        member = members[spot.need].popleft()
+        allocation = allocate(unit, member, free, where, now, new_id, least=least, chosen=spot.gpus)
+        trial.give(allocation)
+        chosen.append(MemberAllocation(member, allocation))
+    return chosen
 
 
 def can_get_less(unit: Unit) -> bool:
@@ -161,6 +228,18 @@ def place_first(
     return chosen
 
 
+def has_room(trial: TrialCapacity, unit: Unit) -> bool:
+    """Return whether the unit could be placed now, with the jobs whose turn comes later."""
+    mark = trial.mark
+    whole = whole_of(unit)
+    found = any(
+        place_all(trial, whole, domain, 0.0, str) is not None
+        for domain in domains_for(trial.index, unit)
+    )
+    trial.undo(mark)
+    return found
+
+
 def hardest_first(members: Iterable[Member]) -> list[Member]:
     def size(member: Member) -> tuple[bool, int, float, int, int]:
         need = member.need.resources
@@ -198,49 +277,9 @@ def roomiest_first(trial: TrialCapacity, unit: Unit, domains: list[Domain]) -> l
     return sorted(domains, key=lambda domain: how_many_fit_of(trial, counted, domain), reverse=True)
 
 
-def how_many_fit_of(trial: TrialCapacity, counted: Mapping[Need, int], domain: Domain) -> int:
-    """Return how many of these jobs fit in the domain, at most as many as are counted."""
-    return sum(how_many_fit(trial, need, domain, count) for need, count in counted.items())
-
-
 def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
     fleet = fleets.get(name)
     return fleet is not None and fleet.placement is not None
-
-
-def how_many_fit(trial: TrialCapacity, need: Need, where: Where, enough: int) -> int:
-    """Return how many such jobs fit there, at most `enough`; it is an upper bound."""
-    found = 0
-    for _, free, nodes in trial.sorted(need.scope, where).bins(trial.rooms):
-        found += nodes * _most_in(free, need, enough)
-        if found >= enough:
-            return enough
-    return found
-
-
-def _most_in(free: Room, need: Need, enough: int) -> int:
-    asked = in_blocks(need.resources, free.node.capacity)
-    if asked.whole_node:
-        return int(not shortfalls(need.resources, free))
-    if is_busy(free):
-        return 0
-    limits = [enough]
-    if asked.cpu:
-        limits.append(int(free.cpu / asked.cpu + 1e-6))
-    if asked.memory:
-        limits.append(free.memory // asked.memory)
-    if asked.disk:
-        limits.append(free.disk // asked.disk)
-    if asked.gpu.count:
-        limits.append(len(fitting_gpus(asked.gpu, free.gpus)) // asked.gpu.count)
-    return max(0, min(limits))
-
-
-def by_need(members: Iterable[Member]) -> dict[Need, int]:
-    counted: dict[Need, int] = {}
-    for member in members:
-        counted[member.need] = counted.get(member.need, 0) + 1
-    return counted
 
 
 def empty_index(
@@ -260,7 +299,8 @@ def empty_index(
 def could_ever_hold(
     index: CapacityIndex, unit: Unit, ranked: Sequence[Member], domain: Domain
 ) -> bool:
-    """Return whether this domain could hold all these jobs of the unit's run if it were empty.
+    """Return whether this domain could hold all these jobs of the unit's run if it were empty, or
+    that is not known.
 
     A silent node counts as able. A node that is lost, unfit, cordoned or draining does not: it is
     not expected back in time. A cordoned node that already has jobs of the run counts.
@@ -274,26 +314,38 @@ def could_ever_hold(
             return False
         return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
 
-    empty = empty_index(index.nodes.values(), index.fleets, counts)
-    whole = replace(unit, members=tuple(ranked))
-    return _fits_empty(empty, whole, domain)
+    empty = TrialCapacity(empty_index(index.nodes.values(), index.fleets, counts))
+    return _fits_empty(empty, replace(unit, members=tuple(ranked)), domain) is not Outcome.NEVER
 
 
-def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
+def _fits_empty(trial: TrialCapacity, unit: Unit, where: Where) -> Outcome:
     """Return whether the unit fits, without the limit on starting jobs, which passes by itself."""
-    trial = TrialCapacity(empty)
+    mark = trial.mark
+    is_placed = True
     for member in hardest_first(unit.members):
         free = trial.best(member.need, where)
         if free is None:
-            return False
+            is_placed = False
+            break
         trial.give(allocate(unit, member, free, where, 0.0, str, least=True))
         trial.settle(free.node.id)
-    return True
+    trial.undo(mark)
+    if is_placed:
+        return Outcome.FITS
+    packed = _packed(trial, unit, where)
+    return Outcome.NEVER if packed is None else packed.outcome
 
 
-def fits_when_empty(empty: CapacityIndex, unit: Unit) -> bool:
+def fits_when_empty(empty: CapacityIndex, unit: Unit) -> Outcome:
     """Return whether any domain could hold the unit; `empty` is an index of the nodes as new."""
-    return any(_fits_empty(empty, unit, domain) for domain in domains_for(empty, unit))
+    trial = TrialCapacity(empty)
+    best = Outcome.NEVER
+    for domain in domains_for(empty, unit):
+        found = _fits_empty(trial, unit, domain)
+        if found is Outcome.FITS:
+            return found
+        best = Outcome.UNKNOWN if found is Outcome.UNKNOWN else best
+    return best
 
 
 def placement_name(fleets: Mapping[str, Fleet], domain: Domain) -> str:

@@ -17,9 +17,11 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
 from controller.scheduling.constraints import Domain, attributes_of, disliked, domain_of, unmet
 from controller.scheduling.fair_share import UseMeter
-from controller.scheduling.fit import OCCUPYING, Room, room
+from controller.scheduling.fit import OCCUPYING, Room, less, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
+PASS_EFFORT = 30_000
+"""The steps that all exact searches of one pass may take together (`packing.MAX_EFFORT`)."""
 _MOST_SCOPES = 64
 """The number of scopes that are kept sorted; one more clears them all."""
 Where: TypeAlias = Domain | None
@@ -288,6 +290,8 @@ class TrialCapacity:
     def __init__(self, index: CapacityIndex) -> None:
         self.index = index
         self.rooms = dict(index.rooms)
+        self.effort = PASS_EFFORT
+        """The steps that exact searches may still take."""
         self._shapes = dict(index.shapes)
         self._sorted: dict[Where, dict[Scope, Tiers]] = {}
         self._journal: list[tuple[str, Room, Shape]] = []
@@ -310,11 +314,14 @@ class TrialCapacity:
             known[scope] = made
         return known[scope]
 
+    def shape(self, node_id: str) -> Shape:
+        return self._shapes[node_id]
+
     def give(self, allocation: Allocation) -> None:
         node_id = allocation.node_id
         self._given.append(allocation)
         self._given_on.setdefault(node_id, []).append(allocation)
-        free = _less(self.rooms[node_id], allocation)
+        free = less(self.rooms[node_id], allocation.resources, allocation.gpus)
         if self._seen_by is not None and allocation.run_id == self._seen_by.run.id:
             free = replace(free, own_starts=free.own_starts + 1)
         self._change(node_id, free)
@@ -398,23 +405,3 @@ class TrialCapacity:
             for tiers in self._sorted.get(where, {}).values():
                 if node_id in tiers:
                     tiers.put(fresh, shape)
-
-
-def _less(free: Room, allocation: Allocation) -> Room:
-    taken = allocation.resources
-    if taken.whole_node:
-        return replace(
-            free, cpu=0.0, memory=0, disk=0, gpus=(), starts=free.starts + 1, empty=False
-        )
-    gpus = free.gpus
-    if allocation.gpus:
-        gpus = tuple(gpu for gpu in gpus if gpu.uuid not in allocation.gpus)
-    return replace(
-        free,
-        cpu=free.cpu - taken.cpu,
-        memory=free.memory - taken.memory,
-        disk=free.disk - taken.disk,
-        gpus=gpus,
-        starts=free.starts + 1,
-        empty=False,
-    )

@@ -5,7 +5,7 @@ It is a pure function of the index and does not change it. No job blocks another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from controller.lifecycle import gangs
 from controller.lifecycle.pending_reasons import PendingReason, RanksFirst, VictimsLeave
@@ -19,6 +19,7 @@ from controller.lifecycle.reports import (
     Report,
 )
 from controller.scheduling.capacity import Need
+from controller.scheduling.constraints import Domain
 from controller.scheduling.diagnosis import why_all_wait, why_one_waits
 from controller.scheduling.freed_allocations import lost as lost_allocations
 from controller.scheduling.freed_allocations import used_up
@@ -26,17 +27,17 @@ from controller.scheduling.gang_placement import (
     MemberAllocation,
     allocate,
     best_kept,
-    by_need,
     could_ever_hold,
     domains_for,
-    how_many_fit,
     place_first,
     placement_name,
     roomiest_first,
     whole_of,
 )
-from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
-from controller.scheduling.preemption import Nomination, Preemption, ended_nominations, review
+from controller.scheduling.index import PASS_EFFORT, CapacityIndex, TrialCapacity, Where
+from controller.scheduling.nominations import ended_nominations, review
+from controller.scheduling.packing import by_kind, by_need, how_many_fit
+from controller.scheduling.preemption import Nomination, Preemption
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
@@ -192,17 +193,14 @@ class SchedulingPass:
         needs = tuple((id(need), count) for need, count in counted.items())
         key = (needs, tuple(domains), unit.view)
         if key not in self._in_vain:
-            for domain in roomiest_first(self.trial, unit, domains):
-                if any(
-                    how_many_fit(self.trial, need, domain, count) < count
-                    for need, count in counted.items()
-                ):
-                    continue
-                chosen = place_first(self.trial, unit, domain, self._now, self._new_id)
-                if chosen is not None:
-                    self._went_to[unit.run.id] = domain
-                    self._placed(unit, chosen)
-                    return
+            before, kinds = self.trial.effort, by_kind(counted)
+            if self._place_in_any(unit, domains, kinds):
+                return
+            if len(kinds) > 1 and self.trial.effort <= 0 and before < PASS_EFFORT:
+                # Others have used the effort of this pass; the next one has its own.
+                self._incomplete.add(unit.run.id)
+                self.left_over[unit.run.id] = None
+                return
             self._in_vain.add(key)
         self._incomplete.add(unit.run.id)
         if unit.is_replacement and self._is_too_large(unit):
@@ -215,6 +213,20 @@ class SchedulingPass:
         reason = self._reason(key, lambda: why_all_wait(self.trial, whole))
         for member in unit.members:
             self._wait(unit, member, reason)
+
+    def _place_in_any(self, unit: Unit, domains: list[Domain], counted: Mapping[Need, int]) -> bool:
+        for domain in roomiest_first(self.trial, unit, domains):
+            if any(
+                how_many_fit(self.trial, need, domain, count) < count
+                for need, count in counted.items()
+            ):
+                continue
+            chosen = place_first(self.trial, unit, domain, self._now, self._new_id)
+            if chosen is not None:
+                self._went_to[unit.run.id] = domain
+                self._placed(unit, chosen)
+                return True
+        return False
 
     def _is_too_large(self, unit: Unit) -> bool:
         """Report it to the run when the placement value of its survivors could never hold the whole

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
 from controller.lifecycle import gangs, termination
-from controller.lifecycle.model import Allocation, Attempt, Job, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Resources, Run
 from controller.lifecycle.reasons import SHORT_GRACE, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.capacity import Need
@@ -54,6 +56,37 @@ class Victim(msgspec.Struct, frozen=True):
         band = BANDS[self.run.policy.band]
         reserved = gangs.is_reserved(self.attempt)
         return (not self.leaves_anyway, -band, not reserved, -began, self.allocation.id)
+
+
+def evicted_of(victims: Iterable[Victim]) -> int:
+    """Return how many of them are evicted; the others leave anyway."""
+    return sum(not one.leaves_anyway for one in victims)
+
+
+MAX_SETS = 100
+"""The number of sets of victims that are tried to find a smaller one."""
+
+
+def cheapest_first(victims: Sequence[Victim], size: int) -> Iterator[tuple[Victim, ...]]:
+    """Yield all sets of so many of these victims, which are sorted by price. A set is as cheap as
+    its dearest victim, then as the next one."""
+    if size == 0:
+        yield ()
+        return
+    for last in range(size - 1, len(victims)):
+        for rest in cheapest_first(victims[:last], size - 1):
+            yield (*rest, victims[last])
+
+
+def number_of(parts: Iterable[float], wanted: float) -> int:
+    """Return how many of the largest parts make up what is wanted; one more than all if they do
+    not."""
+    number = 0
+    for number, part in enumerate(sorted(parts, reverse=True), 1):
+        wanted -= part
+        if wanted <= 1e-6:
+            return number
+    return number + 1
 
 
 Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
@@ -97,10 +130,11 @@ class Victims:
         return sorted(found, key=lambda one: one.price)
 
     def gangs_in(self, where: Where, preemptor: Preemptor) -> Iterator[list[Victim]]:
-        """Yield whole gangs with an allocation in this domain, the cheapest first. Their jobs have
-        only a short grace."""
+        """Yield whole gangs with an allocation in this domain, those with the fewest jobs first,
+        and of equally few the cheapest. Their jobs have only a short grace."""
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
         runs: dict[str, Run] = {}
+        jobs: Counter[str] = Counter()
         for node_id in nodes:
             for allocation in self._index.taken.get(node_id, {}).values():
                 state = self._index.states.get(allocation.run_id)
@@ -110,7 +144,9 @@ class Victims:
                     and _goes(state.run, preemptor)
                 ):
                     runs[state.run.id] = state.run
-        for run in sorted(runs.values(), key=_gang_price):
+                    jobs[state.run.id] += 1
+        in_order = sorted(runs.values(), key=lambda run: (jobs[run.id], _gang_price(run)))
+        for run in in_order:
             found = [
                 victim
                 for allocation in self._index.states[run.id].allocations
@@ -139,7 +175,24 @@ class Victims:
             return None
         if len(chosen) == 1:
             return Eviction(node_id, tuple(chosen), freed)
-        return self._pruned(node_id, need, chosen)
+        fewer = self._fewer(node_id, need, candidates, evicted_of(chosen))
+        return self._pruned(node_id, need, fewer or chosen)
+
+    def _fewer(
+        self, node_id: str, need: Need, candidates: list[Victim], than: int
+    ) -> list[Victim] | None:
+        """Return fewer victims that are enough too, with all that leave anyway; None: none were
+        found in MAX_SETS tries."""
+        if need.resources.whole_node:
+            return None
+        leaving = [one for one in candidates if one.leaves_anyway]
+        others = [one for one in candidates if not one.leaves_anyway]
+        least = _at_least(need.resources, self._without(node_id, leaving), others)
+        sets = (one for size in range(least, than) for one in cheapest_first(others, size))
+        for some in islice(sets, MAX_SETS):
+            if not shortfalls(need.resources, self._without(node_id, [*leaving, *some])):
+                return [*leaving, *some]
+        return None
 
     def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Eviction | None:
         """Return the plan without victims that turned out to be unnecessary; the dearest are spared
@@ -237,6 +290,16 @@ class Evictions:
         cheapest = next((one for one in candidates if not one.leaves_anyway), None)
         if cheapest is not None:
             heapq.heappush(self._heap, ((1, (cheapest.price,)), node_id))
+
+
+def _at_least(need: Resources, free: Room, victims: Sequence[Victim]) -> int:
+    """Return a number of victims below which none of their sets leaves enough."""
+    left = [one.allocation for one in victims]
+    return max(
+        number_of([len(one.gpus) for one in left], need.gpu.count - len(free.gpus)),
+        number_of([one.resources.cpu for one in left], need.cpu - free.cpu),
+        number_of([one.resources.memory for one in left], need.memory - free.memory),
+    )
 
 
 def _goes(run: Run, preemptor: Preemptor) -> bool:

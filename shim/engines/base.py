@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from common.task_folder import ImageConfig
 from shim.errors import EngineError
 from shim.gpus.base import GpuDelivery
@@ -204,8 +205,9 @@ class Engine(Protocol):
         """Whether a task can have its own network; otherwise each task uses the node's."""
 
     @property
-    def has_mounts(self) -> bool:
-        """Whether a task can have volumes."""
+    def abilities(self) -> frozenset[EngineAbility]:
+        """What it can do for tasks that ask for it; the controller places no task that needs
+        another ability here."""
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         """Return where the kernel may account for the container, below the root of its cgroups."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from common.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
 from shim import safe_files
 from shim.engines import procfs, reaper, sweep
@@ -111,7 +112,7 @@ class ProcessEngine:
     kind = EngineKind.PROCESS
     isolation = False
     has_networks = False
-    has_mounts = False
+    abilities: frozenset[EngineAbility] = frozenset()
 
     def __init__(
         self, data: Path, install_id: str, executor: Executor, command: tuple[str, ...] = ()

@@ -56,6 +56,16 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def infiniband(dev: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the names of InfiniBand's device files, without udev's folders of links, which an
+    engine refuses."""
+    folder = dev / "infiniband"
+    try:
+        return tuple(sorted(name for name in os.listdir(folder) if not (folder / name).is_dir()))
+    except OSError:
+        return ()
+
+
 def addresses() -> tuple[str, ...]:
     """Return the IPv4 addresses of the machine's own interfaces, without bridges of containers."""
     found = []

@@ -149,6 +149,7 @@ class Supervisor:
                 return await self._same_again(known, request, caller), False
             self.fences.check_revival(task_id, caller)
             container_rules.check_network(request, self.settings)
+            container_rules.check_engine(request, self.engine.kind, self.engine.abilities)
             return await self._accept(task_id, request, caller), True
 
     async def terminate(self, task_id: str, order: TerminateRequest, caller: Caller) -> TaskInfo:

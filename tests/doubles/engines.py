@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from common.engine_abilities import EngineAbility
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -62,7 +63,7 @@ class MemoryEngine:
     kind = EngineKind.DOCKER
     isolation = False
     has_networks = True
-    has_mounts = True
+    abilities = frozenset(EngineAbility)
 
     def __init__(self, host: MemoryHost | None = None) -> None:
         self.host = host or MemoryHost()

@@ -12,8 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from common.errors import Refused
 from controller.clock import Clock
+from shim import container_rules
 from shim.client import ShimError
 from shim.errors import conflict, not_found
 from shim.node.ledger import Capacity, Ledger
@@ -208,6 +210,11 @@ class ShimState(Generic[T]):
             self._fences.check_revival(request.run_id, task_id, self._clock.now())
             if self.draining and self.ledger.get(request.allocation_id) is None:
                 raise Refused(409, "draining", "the node is draining")
+            container_rules.check_engine(
+                request,
+                self._machine.engine,
+                [one for one in EngineAbility if one not in (self._machine.engine_lacks or ())],
+            )
             self._check_idle(request.allocation_id)
             allocation = self.ledger.plan(task_id, request)
         self._fences.raise_to(request.run_id, fence, incarnation)

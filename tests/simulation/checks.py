@@ -123,6 +123,8 @@ class Checks:
     def committed(self, changes: Changes) -> None:
         for event in changes.events:
             self._check_event(event)
+        for text in placing.evicted_in_vain(changes.events, self.runs, self._has_changed):
+            self.violated(text)
         self._arriving = {run_id: after for run_id, (_, after) in changes.runs.items()}
         nodes = self._committed_nodes
         self._committed_nodes = {
@@ -157,6 +159,11 @@ class Checks:
         self.look()
         self._check_capacity()
         self._check_overlaps()
+
+    def _has_changed(self, place: Allocation) -> bool:
+        """Whether its node is not what it was when the place was planned."""
+        broken = any(uuid in self.broken_gpus for uuid in place.gpus)
+        return broken or bool(self.rewound) or self._is_unreliable(self.names.get(place.node_id))
 
     def _overlong(self) -> Iterator[str]:
         if self.clock_jumped or self._now() < self.succeeded_at + LATE_SECONDS:

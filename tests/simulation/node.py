@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
+from common.engine_abilities import EngineAbility
 from controller.clock import Clock
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
@@ -57,6 +58,7 @@ class SimulatedNode:
         chance: Random,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         watcher: Watcher,
+        engine_lacks: tuple[EngineAbility, ...] = (),
     ) -> None:
         self.name = name
         self.weather = Weather(chance)
@@ -78,6 +80,7 @@ class SimulatedNode:
             memory=capacity.memory,
             disk=capacity.disk,
             gpus=gpus,
+            engine_lacks=engine_lacks,
         )
         self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
         self._off = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from controller.lifecycle.events import Event
 from controller.lifecycle.model import Allocation, Attempt, Constraint, Node, NodeStatus, RunState
 from controller.lifecycle.model import Operator as Op
 from controller.lifecycle.statuses import (
@@ -13,6 +14,7 @@ from controller.lifecycle.statuses import (
     AllocationState,
     AttemptStatus,
 )
+from controller.scheduling.nominations import NO_LONGER_FITS
 
 Nodes = Mapping[str, Node]
 
@@ -37,10 +39,25 @@ def breaches(
             is_new = attempt.allocation_id not in kept
             for wrong in _wrong_about(seen, is_new=is_new):
                 yield f"{attempt.id} got a place on {seen[-1].name}, which {wrong}"
+            needs = set(job.spec.resources.engine)
+            if seen and all(needs & set(one.capacity.engine_lacks) for one in seen):
+                yield f"{attempt.id} got a place on {seen[-1].name}, whose engine is another"
             for wrong in _unfit_for(seen, job.spec.fleets, job.spec.constraints):
                 yield f"{attempt.id} got a place on {seen[-1].name}: {wrong}"
     yield from _scattered(after, nodes_now)
     yield from _misnamed(after)
+
+
+def evicted_in_vain(
+    events: Iterable[Event], runs: Mapping[str, RunState], has_changed: Callable[[Allocation], bool]
+) -> Iterator[str]:
+    """A nomination was planned to fit once its victims have left, so it does, unless its node has
+    changed. `runs`: as they were before these events."""
+    for event in events:
+        if event.cause == NO_LONGER_FITS:
+            places = [one for one in runs[event.run_id].allocations if one.job_id == event.job_id]
+            if not any(has_changed(place) for place in places):
+                yield f"{event.attempt_id} evicted others in vain: its nomination does not fit"
 
 
 def _wrong_about(seen: list[Node], *, is_new: bool) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from common.engine_abilities import EngineAbility
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
     Allocation,
     Constraint,
@@ -14,6 +16,7 @@ from controller.lifecycle.model import (
     JobSpec,
     Node,
     NodeAddress,
+    NodeCapacity,
     NodeStatus,
     Occurrence,
     Operator,
@@ -25,8 +28,9 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.scheduling.nominations import NO_LONGER_FITS
 from tests.simulation.orders import misnamed, not_by_policy, out_of_order, overlong, overspent
-from tests.simulation.placing import breaches, names_taken_twice
+from tests.simulation.placing import breaches, evicted_in_vain, names_taken_twice
 
 
 def a_run(
@@ -122,6 +126,28 @@ def test_a_place_in_a_fleet_that_was_not_asked_for_is_found() -> None:
     state = a_run(spec=JobSpec(image="i", fleets=("other",)))
     (text,) = found(state, placed(state, 0), a_node(fleet="fleet"))
     assert text.endswith("on n0: it belongs to fleet fleet, asked was for other")
+
+
+def test_a_place_on_a_node_whose_engine_lacks_what_the_job_needs_is_found() -> None:
+    needs = Resources(engine=(EngineAbility.VOLUMES,))
+    state = a_run(spec=JobSpec(image="i", resources=needs))
+    lacking = a_node(capacity=NodeCapacity(engine_lacks=tuple(EngineAbility)))
+    (text,) = found(state, placed(state, 0), lacking)
+    assert text.endswith("got a place on n0, whose engine is another")
+    assert found(state, placed(state, 0), a_node()) == []
+
+
+@pytest.mark.parametrize("changed_node", [True, False])
+def test_a_nomination_that_does_not_fit_is_found_unless_its_node_has_changed(
+    changed_node: bool,
+) -> None:
+    state = placed(a_run(), 0)
+    job = state.jobs[0]
+    ids = {"run_id": state.run.id, "job_id": job.id, "attempt_id": job.attempts[-1].id}
+    event = Event(at=1.0, kind=EventKind.ALLOCATION, cause=NO_LONGER_FITS, **ids)
+    runs = {state.run.id: state}
+    texts = list(evicted_in_vain([event], runs, lambda _: changed_node))
+    assert len(texts) == (0 if changed_node else 1)
 
 
 @pytest.mark.parametrize(

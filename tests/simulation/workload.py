@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import (
     Amount,
     Band,
@@ -80,6 +81,7 @@ def random_run(
     if site.wide:
         jobs, groups, policy = _widened(jobs, groups, policy, more, site)
         jobs, groups = _private(jobs, groups, Random(f"{name} at {now}"))
+        jobs, groups = _demanding(jobs, groups, Random(f"{name} asks at {now}"), site)
     wider = replace(
         policy,
         band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
@@ -202,6 +204,29 @@ def _private(
         [replace(one, spec=replace(one.spec, registry_auth=login)) for one in jobs],
         [replace(one, spec=replace(one.spec, registry_auth=login)) for one in groups],
     )
+
+
+def _demanding(
+    jobs: list[PlannedJob], groups: list[PlannedGroup], chance: Random, site: Site
+) -> tuple[list[PlannedJob], list[PlannedGroup]]:
+    """Some ask for volumes, which not every node has, and some gangs take whole nodes of which one
+    of their jobs needs the first. The first node has all."""
+    if any(one.spec.resources.whole_node for one in groups):
+        if len(groups) > 1 and not site.named_places and chance.random() < 0.5:
+            groups = [groups[0], *(replace(one, spec=_on_first(one.spec)) for one in groups[1:])]
+    elif chance.random() < 0.25:
+        jobs = [replace(one, spec=_with_volumes(one.spec)) for one in jobs]
+        groups = [replace(one, spec=_with_volumes(one.spec)) for one in groups]
+    return jobs, groups
+
+
+def _with_volumes(spec: JobSpec) -> JobSpec:
+    return replace(spec, resources=replace(spec.resources, engine=(EngineAbility.VOLUMES,)))
+
+
+def _on_first(spec: JobSpec) -> JobSpec:
+    first = Constraint(attribute="number", operator=Operator.LT, values=("1",))
+    return replace(spec, constraints=(*spec.constraints, first))
 
 
 def _spec(chance: Random) -> JobSpec:

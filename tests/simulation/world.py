@@ -20,6 +20,7 @@ from zlib import crc32
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Fleet, Node
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
@@ -324,8 +325,10 @@ class World:
             disk=100 * GIB,
         )
         clock = VirtualClock(self.loop)
+        plain = self._scale.wide and not big and self.chance(f"engine {name}").random() < 0.3
+        lacks = tuple(EngineAbility) if plain else ()
         node = SimulatedNode(
-            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks
+            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks, lacks
         )
         node.attributes = {"rack": rack, "number": str(number)}
         self.nodes[name] = node

@@ -22,7 +22,8 @@ UNTIL_ASKED = "while [ ! -e /tmp/go ]; do sleep 0.05; done"
 
 
 class ControllerLab:
-    """A controller as its users see it; `image` is what tasks run in that name none."""
+    """A controller as its users see it; `image` is what tasks run in that name none. Without it
+    they ask for none, as on nodes of the process engine."""
 
     controller: ControllerProcess
     folder: Path
@@ -30,7 +31,8 @@ class ControllerLab:
 
     def write(self, **fields: Any) -> Path:
         """A task's file; YAML is a superset of JSON, so values may be any JSON."""
-        task = {"type": "task", "image": self.image, **fields}
+        image = {"image": self.image} if self.image else {}
+        task = {"type": "task", **image, **fields}
         file = self.folder / "task.yaml"
         file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in task.items()))
         return file

@@ -21,6 +21,7 @@ import docker.errors
 import requests.exceptions
 import urllib3.exceptions
 
+from common.engine_abilities import EngineAbility
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -70,7 +71,7 @@ class DockerEngine:
     kind = EngineKind.DOCKER
     isolation = True
     has_networks = True
-    has_mounts = True
+    abilities = frozenset(EngineAbility)
 
     def __init__(self, settings: Settings, install_id: str, api: Any = None) -> None:
         """`api`: a client of the engine to use instead of one that `open` connects."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -21,6 +20,7 @@ import msgspec
 from shim.engines.base import NodeFault
 from shim.errors import EngineError
 from shim.gpus.base import GpuDelivery
+from shim.node import machine
 from shim.schemas import GpuInfo
 
 log = logging.getLogger(__name__)
@@ -133,12 +133,7 @@ def _gpu_files(
 
 
 def _infiniband(dev: Path) -> list[dict[str, str]]:
-    """Return the device files without udev's folders of links, which the engine refuses."""
-    folder = dev / "infiniband"
-    try:
-        names = sorted(name for name in os.listdir(folder) if not (folder / name).is_dir())
-    except OSError:
-        names = []
+    names = machine.infiniband(dev)
     if not names:
         raise EngineError("the job asks for InfiniBand, and this node has no /dev/infiniband")
     return [_device(f"/dev/infiniband/{name}", dev) for name in names]

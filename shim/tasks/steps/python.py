@@ -10,6 +10,7 @@ import asyncio
 
 import msgspec
 
+from common.engine_abilities import EngineAbility
 from common.task_folder import PYTHONS_NAME, Pythons
 from shim import safe_files
 from shim.engines.base import MountSpec
@@ -26,7 +27,7 @@ class Python:
             return
         problem = await ctx.pythons.bring(version)
         folder = str(ctx.pythons.folder)
-        if ctx.engine.has_mounts:
+        if EngineAbility.VOLUMES in ctx.engine.abilities:
             ctx.python_mounts = (
                 MountSpec(kind=VolumeKind.HOST, source=folder, target=MOUNTED_AT, read_only=True),
             )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from common.engine_abilities import EngineAbility
 from shim import container_rules
 from shim.engines.base import MountSpec, NodeFault
 from shim.errors import EngineError, VolumeError
@@ -29,7 +30,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno
 class Volumes:
     async def do(self, ctx: StepContext) -> None:
         volumes = ctx.task.request.volumes
-        if volumes and not ctx.engine.has_mounts:
+        if volumes and EngineAbility.VOLUMES not in ctx.engine.abilities:
             raise VolumeError("volumes need containers, which this node's engine does not have")
         container_rules.check_volumes(volumes)
         places = [await self._place(ctx, *numbered) for numbered in enumerate(volumes)]

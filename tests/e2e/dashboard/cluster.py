@@ -136,7 +136,7 @@ def submit_all(controller: ControllerProcess, folder: Path) -> None:
         if port:
             fields = {**fields, "env": {"PORT": str(port["port"])}}
         file = folder / f"{name}.json"
-        file.write_text(json.dumps({"type": "task", "image": "none", **fields, **port}))
+        file.write_text(json.dumps({"type": "task", **fields, **port}))
         env = {**controller.env, "FAIRLEAD_TOKEN": tokens[user]}
         run_cli("apply", "-d", "-f", file, "-n", name, env=env).succeeded()
         if name in SETTLED:

@@ -64,7 +64,7 @@ class Bed:
 
     def apply(self, folder: Path, name: str, text: str, kind: str = "task") -> dict[str, Any]:
         path = folder / f"{name}.yaml"
-        path.write_text(f"type: {kind}\nimage: none\nresources: {{cpu: 0.1}}\n{text}")
+        path.write_text(f"type: {kind}\nresources: {{cpu: 0.1}}\n{text}")
         self.controller.cli("apply", "-d", "-f", path, "-n", name).succeeded()
         return self.run(name)
 

@@ -30,7 +30,7 @@ class ActionLab(ControllerLab):
     controller: ControllerProcess
     shims: list[ShimProcess]
     folder: Path
-    image: str = "unused"
+    image: str = ""
 
     def patient(self, before: str = "true") -> list[str]:
         place = f"{self.folder}/$FAIRLEAD_ATTEMPT_ID"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.runs.test_contract import shown
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.testbed import ShimFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -126,3 +127,24 @@ def test_a_name_can_be_used_again_once_its_run_has_ended(lab: RunLab) -> None:
     lab.wait_for("twice", "done")
     lab.apply("twice", commands=["echo second"]).succeeded()
     assert lab.log("twice") == b"second\n"
+
+
+def test_a_job_that_asks_for_volumes_goes_to_no_node_without_them(
+    lab: RunLab, shim_process: ShimFactory
+) -> None:
+    """The node of the process engine is the larger one, so it would be the best."""
+    plain = shim_process("process", "--cpus", "8", "--memory", "8GiB")
+    lab.cli("node", "add", "plain", "--local", plain.socket).succeeded()
+    try:
+        lab.wait_for_node(lambda node: node["status"] == "connected", "plain")
+        fields = {"commands": ["echo kept > /data/f"], "volumes": ["e2e-kept:/data"]}
+        for name in ("first", "second"):
+            lab.apply(name, **fields).succeeded()
+        lab.apply("without", commands=["true"], image=None).succeeded()
+        nodes = [lab.attempts(name)[0]["node"] for name in ("first", "second", "without")]
+        assert nodes == ["n1", "n1", "plain"]
+        never = lab.apply("never", commands=["true"], constraints=["node EQ plain"])
+        assert never.status != 0
+        assert "image: no node could ever hold it: needs an engine with images;" in never.errors
+    finally:
+        lab.cli("node", "remove", "plain").succeeded()

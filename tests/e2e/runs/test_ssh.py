@@ -299,7 +299,7 @@ def test_on_the_controllers_own_machine_a_job_is_reached_directly_on_its_loopbac
     controller, shim = controller_process(), shim_process("process")
     controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
     task = tmp_path / "task.yaml"
-    task.write_text("type: task\nimage: none\ncommands: [sleep 3600]\nssh: embedded\n")
+    task.write_text("type: task\ncommands: [sleep 3600]\nssh: embedded\n")
     controller.cli("apply", "-d", "-f", task, "-n", "near").succeeded()
     done = wait_until(
         lambda: arrived(controller.cli("ssh", "near", "--", "echo", "$0", "&&", "id"))

@@ -19,7 +19,7 @@ class ProcessLab(ControllerLab):
 
     controller: ControllerProcess
     folder: Path
-    image: str = "none"
+    image: str = ""
 
     def lines(self, name: str) -> int:
         return self.log(name).count(b"\n")

@@ -21,12 +21,7 @@ NODE_PATH = "/v1/nodes/here/tasks"
 
 
 def submit_with_key(lab: ProcessLab, key: str, name: str) -> Any:
-    configuration = {
-        "type": "task",
-        "image": "none",
-        "commands": [COUNTING],
-        "resources": ONE_CPU,
-    }
+    configuration = {"type": "task", "commands": [COUNTING], "resources": ONE_CPU}
     client = ControllerClient(lab.controller.url, lab.controller.token)
     body = {"configuration": configuration, "client_key": key, "name": name}
     return decode(client.post("/v1/runs", body), dict[str, Any])["id"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.engine_abilities import EngineAbility
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
@@ -121,9 +122,15 @@ def test_a_group_says_what_is_its_own_and_has_the_rest_from_the_top() -> None:
     assert (first.image, first.commands, first.env) == ("top", ("serve",), {"A": "1", "B": "2"})
     assert (second.image, second.commands, second.env) == ("own", ("work",), {"A": "1", "B": "3"})
     assert first.resources == Resources(
-        cpu=2.0, memory=2 << 30, whole_node=True, unset=(Amount.SHM_SIZE,)
+        cpu=2.0,
+        memory=2 << 30,
+        whole_node=True,
+        engine=(EngineAbility.IMAGES,),
+        unset=(Amount.SHM_SIZE,),
     )
-    assert second.resources == Resources(cpu=4.0, memory=2 << 30, unset=(Amount.SHM_SIZE,))
+    assert second.resources == Resources(
+        cpu=4.0, memory=2 << 30, engine=(EngineAbility.IMAGES,), unset=(Amount.SHM_SIZE,)
+    )
     assert second.fleets == ("gpus",)
 
 

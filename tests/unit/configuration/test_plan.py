@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.engine_abilities import EngineAbility
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.lifecycle.model import (
@@ -116,6 +117,7 @@ def test_every_field_arrives() -> None:
                 disk=1_000_000_000_000,
                 shm_size=64 << 20,
                 gpu=GpuNeed(count=2),
+                engine=(EngineAbility.IMAGES,),
             ),
         ),
     )
@@ -207,3 +209,41 @@ def test_hidden_values_keep_their_names() -> None:
 )
 def test_the_query_of_a_repositorys_url_is_hidden(repo: object, shown: object) -> None:
     assert public({"repos": [repo]})["repos"] == [shown]
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        ({}, ()),
+        ({"image": "busybox"}, (EngineAbility.IMAGES,)),
+        ({"volumes": ["/data:/data"]}, (EngineAbility.VOLUMES,)),
+        ({"image": "busybox", "volumes": ["/data:/data"]}, tuple(EngineAbility)[:2]),
+        ({"privileged": True}, (EngineAbility.OPTIONS,)),
+        ({"cap_add": ["SYS_PTRACE"]}, (EngineAbility.OPTIONS,)),
+        ({"cap_drop": ["NET_RAW"]}, (EngineAbility.OPTIONS,)),
+        ({"ulimits": {"nofile": 4096}}, (EngineAbility.OPTIONS,)),
+        ({"pids_limit": 100}, (EngineAbility.OPTIONS,)),
+        ({"read_only_root": True}, (EngineAbility.OPTIONS,)),
+        ({"ssh": "install"}, (EngineAbility.OPTIONS,)),
+        ({"python": "3.12"}, ()),
+        ({"init": True, "core_dumps": True, "pull_policy": "always", "ssh": "embedded"}, ()),
+    ],
+)
+def test_what_not_every_engine_can_do_is_a_need_of_the_job(
+    fields: dict[str, Any], needs: tuple[EngineAbility, ...]
+) -> None:
+    assert planned(**fields).specs[0].resources.engine == needs
+
+
+def test_each_group_needs_what_its_own_jobs_ask_for() -> None:
+    groups = [{"name": "a", "nodes": 1, "image": "busybox"}, {"name": "b", "nodes": 1}]
+    plan = planned(groups=groups)
+    assert [spec.resources.engine for spec in plan.specs] == [(EngineAbility.IMAGES,), ()]
+
+
+def test_the_operators_image_of_nvcc_is_asked_for_and_the_default_image_is_not() -> None:
+    defaults = Defaults(image="mine:1", nvcc_image="cuda:1")
+    for fields, needs in (({}, ()), ({"nvcc": True}, (EngineAbility.IMAGES,))):
+        written = {"type": "task", "commands": ["true"], **fields}
+        (spec,) = to_run(parse(written), written, defaults).specs
+        assert spec.resources.engine == needs

@@ -7,8 +7,10 @@ from typing import get_args
 import msgspec
 import pytest
 
+from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
 from controller.lifecycle.pending_reasons import (
+    Alike,
     AllDraining,
     BoundToGang,
     ConstraintUnmet,
@@ -17,11 +19,13 @@ from controller.lifecycle.pending_reasons import (
     GangDoesNotFit,
     GangInPart,
     HasOtherJobs,
+    LacksAbilities,
     LacksBytes,
     LacksCpu,
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
+    LacksInfiniband,
     Measure,
     NodeOfGangGone,
     NoFleetWithPlacement,
@@ -32,6 +36,7 @@ from controller.lifecycle.pending_reasons import (
     NoNodeUsable,
     NoPlacementValue,
     NoSuchFleet,
+    NotTogether,
     Obstacle,
     OtherFleetsOnly,
     PendingReason,
@@ -84,6 +89,17 @@ SENTENCES: dict[PendingReason, str] = {
         "needs the node's network, in which its peers reach it (not needed with `share_nodes: "
         "true`); best node n1 has a shim that gives its network to no job (--host-network never)"
     ),
+    DoesNotFit(
+        node="n1",
+        lacks=(LacksAbilities(abilities=(EngineAbility.OPTIONS,), engine="process"),),
+    ): (
+        "needs an engine with container options; best node n1 has the process engine, which has "
+        "none (only a job without `privileged`, `cap_add`, `ulimits`, `ssh: install` and the like "
+        "runs there)"
+    ),
+    DoesNotFit(node="n1", lacks=(LacksInfiniband(),)): (
+        "needs InfiniBand; best node n1 has no /dev/infiniband"
+    ),
     DoesNotFit(node="n1", lacks=(LacksGateways(),)): (
         "needs to be reached by its gateway; best node n1 has a shim that exposes nothing to "
         "gateways (`fairlead node upgrade` sets that up)"
@@ -129,6 +145,22 @@ SENTENCES: dict[PendingReason, str] = {
     GangDoesNotFit(
         count=2, each=Resources(whole_node=True), placement="rack", best="r1", found=1
     ): "needs 2 whole nodes in one rack; best rack r1 has 1",
+    GangDoesNotFit(
+        count=3,
+        each=Resources(gpu=GpuNeed(count=8)),
+        placement="rack",
+        best="r2",
+        found=2,
+        why=NotTogether(),
+        others=(Alike(count=1, each=Resources(cpu=2, memory=GIB)),),
+    ): (
+        "needs 2 places with 8 GPU and 1 place with 2 CPU, 1 GiB memory in one rack; "
+        "best rack r2 has 2 (each kind of its jobs has room there, but not all of them at once)"
+    ),
+    NotTogether(all_tried=False): (
+        "each kind of its jobs has room there; no way to place all of them at once was found, "
+        "and there are too many to try each"
+    ),
 }
 
 

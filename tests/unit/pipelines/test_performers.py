@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.engine_abilities import EngineAbility
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
@@ -141,12 +142,13 @@ async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
 
 
-async def test_a_job_whose_node_keeps_its_network_to_itself_loses_its_place(
-    node: FakeConnection,
+@pytest.mark.parametrize("code", ["no_host_network", "engine_lacks"])
+async def test_a_job_whose_node_cannot_give_what_it_needs_any_more_loses_its_place(
+    node: FakeConnection, code: str
 ) -> None:
-    """Its operator said so after the place was given."""
+    """Its operator said so, or took another engine, after the place was given."""
     turns = NotedTurns()
-    node.shim.refusal = ShimError("no_host_network", "(--host-network never)", 409)
+    node.shim.refusal = ShimError(code, "(--host-network never)", 409)
     await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
@@ -166,6 +168,39 @@ def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bo
     place = msgspec.structs.replace(place, resources=resources)
     state = msgspec.structs.replace(state, allocations=(place,))
     assert to_node.task_request(context_of(state)).needs_host_network is reached
+
+
+def test_the_node_is_told_what_the_job_needs_of_its_engine() -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    (place,) = state.allocations
+    resources = msgspec.structs.replace(place.resources, engine=(EngineAbility.VOLUMES,))
+    place = msgspec.structs.replace(place, resources=resources)
+    state = msgspec.structs.replace(state, allocations=(place,))
+    assert to_node.task_request(context_of(state)).needs_of_engine == ("volumes",)
+
+
+@pytest.mark.parametrize(
+    ("said", "isolation", "lacks"),
+    [
+        ((), True, ()),
+        (("volumes", "of a later shim"), True, (EngineAbility.VOLUMES,)),
+        (None, True, ()),
+        (None, False, tuple(EngineAbility)),
+    ],
+)
+def test_what_a_nodes_engine_cannot_do_is_known(
+    said: tuple[str, ...] | None, isolation: bool, lacks: tuple[EngineAbility, ...]
+) -> None:
+    """An older shim says nothing; without isolation it is the process engine."""
+    info = node_info(engine_lacks=said, isolation=isolation)
+    assert from_node.capacity(info).engine_lacks == lacks
+
+
+@pytest.mark.parametrize(("said", "has"), [(True, True), (False, False), (None, True)])
+def test_infiniband_that_an_older_shim_does_not_tell_counts_as_there(
+    said: bool | None, has: bool
+) -> None:
+    assert from_node.capacity(node_info(infiniband=said)).infiniband is has
 
 
 @pytest.mark.parametrize("said", list(HostNetwork))

@@ -72,15 +72,19 @@ class Cluster:
         whole_node: bool = False,
         unset: tuple[Amount, ...] = (),
         service: ServicePolicy | None = None,
+        own: dict[str, dict[str, Any]] | None = None,
     ) -> str:
-        """Its id; without groups one plain job."""
+        """Its id; without groups one plain job. `own`: the fields of single groups' specs."""
         self.now += 1.0
         need = Resources(cpu=cpu, gpu=GpuNeed(count=gpus), whole_node=whole_node, unset=unset)
         spec = JobSpec(image="i", resources=need, constraints=constraints, fleets=fleets)
         state = new_run(
             name=name,
             user=user,
-            groups=[PlannedGroup(group=g, spec=spec) for g in groups or (Group(name="main"),)],
+            groups=[
+                PlannedGroup(group=g, spec=replace(spec, **(own or {}).get(g.name, {})))
+                for g in groups or (Group(name="main"),)
+            ],
             policy=replace(policy or RunPolicy(), band=band),
             now=self.now,
             new_id=new_id,

@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Band, Group, NodeStatus, RunPolicy
+from controller.lifecycle.model import (
+    Band,
+    Constraint,
+    GpuNeed,
+    Group,
+    NodeStatus,
+    Operator,
+    Resources,
+    RunPolicy,
+)
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.reports import StopRequested, SuspendRequested
+from controller.lifecycle.reports import StopRequested, SuspendRequested, Tick
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang
@@ -317,3 +326,150 @@ def test_a_gang_leaves_within_the_short_grace_of_its_switch() -> None:
     cluster.settle()
     assert reasons(cluster, other) == [Reason.PREEMPTED] * 2
     assert len(cluster.nominated(run)) == 2
+
+
+# -- no more than are needed ----------------------------------------------------------------
+
+
+def with_jobs(
+    cluster: Cluster, jobs: dict[str, tuple[str, int]], band: Band = Band.BATCH
+) -> dict[str, str]:
+    """Running jobs by name: each on its node with so many GPUs; their runs."""
+    runs = {}
+    for name, (node, gpus) in jobs.items():
+        here = (Constraint(attribute="node", operator=Operator.EQ, values=(node,)),)
+        runs[name] = cluster.submit(name, gpus=gpus, band=band, constraints=here)
+        cluster.settle()
+        cluster.start_all()
+    return runs
+
+
+def evicted(cluster: Cluster, runs: dict[str, str]) -> set[str]:
+    return {name for name, run in runs.items() if reasons(cluster, run) == [Reason.PREEMPTED]}
+
+
+def test_a_gang_evicts_one_large_job_rather_than_two_small_ones() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    runs = with_jobs(cluster, {"large": ("n0", 8), "one": ("n1", 4), "other": ("n2", 4)})
+    with_jobs(cluster, {"x": ("n1", 4), "y": ("n2", 4)}, Band.INTERACTIVE)
+    run = cluster.submit("gang", gang(2), gpus=4)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"large"}
+    cluster.leave(runs["large"])
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n0", "main/1": "n0"}
+
+
+def test_a_large_gang_evicts_the_large_jobs_first() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n:02}") for n in range(18)))
+    jobs = {f"large{n}": (f"n{n:02}", 8) for n in range(6)}
+    jobs |= {f"small{n}": (f"n{6 + n:02}", 4) for n in range(12)}
+    runs = with_jobs(cluster, jobs)
+    with_jobs(cluster, {f"x{n}": (f"n{6 + n:02}", 4) for n in range(12)}, Band.INTERACTIVE)
+    cluster.submit("gang", gang(12), gpus=4)
+    cluster.settle()
+    assert evicted(cluster, runs) == {f"large{n}" for n in range(6)}
+
+
+def test_a_gang_spares_the_job_whose_room_it_turns_out_not_to_need() -> None:
+    """The first of its jobs is given the room of a small one, and the last one needs a large one,
+    which leaves room for both."""
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1", 4))
+    runs = with_jobs(cluster, {"large": ("n0", 8), "small": ("n1", 2)})
+    with_jobs(cluster, {"x": ("n1", 2)}, Band.INTERACTIVE)
+    own = {"b": {"resources": Resources(gpu=GpuNeed(count=6))}}
+    cluster.submit("gang", gang(1, name="a"), gang(1, name="b"), gpus=2, own=own)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"large"}
+
+
+def test_a_gang_evicts_the_gang_with_the_fewest_jobs_that_leaves_enough_room() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(6)))
+    sizes = {"one": 1, "two": 2, "three": 3}
+    runs = {}
+    for name, size in sizes.items():
+        runs[name] = cluster.submit(name, gang(size), whole_node=True, band=Band.BATCH)
+        cluster.settle()
+        cluster.start_all()
+    cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    assert {name for name, run in runs.items() if Reason.PREEMPTED in reasons(cluster, run)} == {
+        "two"
+    }
+
+
+def test_of_equally_few_a_gang_evicts_the_cheapest() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    runs = with_jobs(cluster, {"older": ("n0", 8), "younger": ("n1", 8)})
+    cluster.submit("gang", gang(2), gpus=4)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"younger"}
+
+
+def test_a_single_job_evicts_one_large_job_rather_than_two_small_ones() -> None:
+    """Two small ones are younger, and so they are cheaper each."""
+    cluster = Cluster(gpu_node("n0", 8))
+    runs = with_jobs(cluster, {"large": ("n0", 4), "one": ("n0", 2), "other": ("n0", 2)})
+    cluster.submit("a", gpus=4)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"large"}
+
+
+def test_a_gang_evicts_nobody_where_those_that_leave_anyway_leave_enough() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    runs = with_jobs(cluster, {"leaves": ("n0", 8), "stays": ("n1", 8)})
+    leaves = runs["leaves"]
+    cluster.tell(leaves, StopRequested(run_id=leaves, abort=False, by="ada"))
+    run = cluster.submit("gang", gang(2), gpus=4)
+    cluster.settle()
+    assert reasons(cluster, runs["stays"]) == [None]
+    cluster.leave(leaves)
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n0", "main/1": "n0"}
+
+
+# -- nominations beside each other ----------------------------------------------------------
+
+
+def test_a_nomination_waits_for_a_job_that_leaves_for_another_one() -> None:
+    """Otherwise it ends, and the job that it had evicted is placed there again."""
+    cluster = Cluster(gpu_node("n0", 16))
+    runs = with_jobs(cluster, {"first": ("n0", 8), "second": ("n0", 8)})
+    a = cluster.submit("a", gpus=4)
+    cluster.settle()
+    (gone,) = evicted(cluster, runs)
+    b = cluster.submit("b", gpus=12)
+    cluster.settle()
+    assert evicted(cluster, runs) == {"first", "second"}
+    (other,) = {"first", "second"} - {gone}
+    cluster.leave(runs[other])
+    cluster.settle()
+    assert cluster.waits(b) == "waiting for 1 victim to leave"
+    assert len(cluster.nominated(b)) == 1
+    cluster.now += 60.0
+    for run in runs.values():
+        cluster.tell(run, Tick(run_id=run))
+    cluster.settle()
+    assert [cluster.places(run) for run in runs.values()].count({}) == 1
+    cluster.leave(runs[gone])
+    cluster.settle()
+    assert cluster.places(a) == {"main/0": "n0"}
+    assert cluster.places(b) == {"main/0": "n0"}
+
+
+def test_it_goes_on_waiting_when_the_other_nomination_ends() -> None:
+    cluster = Cluster(gpu_node("n0", 16))
+    runs = with_jobs(cluster, {"first": ("n0", 8), "second": ("n0", 8)})
+    a = cluster.submit("a", gpus=4)
+    cluster.settle()
+    (gone,) = evicted(cluster, runs)
+    b = cluster.submit("b", gpus=12)
+    cluster.settle()
+    (other,) = {"first", "second"} - {gone}
+    cluster.tell(a, StopRequested(run_id=a, abort=False, by="ada"))
+    cluster.leave(runs[other])
+    cluster.settle()
+    assert len(cluster.nominated(b)) == 1
+    cluster.leave(runs[gone])
+    cluster.settle()
+    assert cluster.places(b) == {"main/0": "n0"}

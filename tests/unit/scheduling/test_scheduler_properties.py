@@ -15,8 +15,12 @@ from controller.lifecycle import gangs
 from controller.lifecycle.model import (
     Amount,
     Band,
+    Constraint,
+    GpuNeed,
     Group,
     NodeStatus,
+    Operator,
+    Resources,
     RetryEvent,
     RetryPolicy,
     RunPolicy,
@@ -73,6 +77,32 @@ class Scheduling(RuleBasedStateMachine):
             policy=again,
             unset=tuple(Amount),
         )
+        self.settled = False
+
+    @rule(
+        band=_bands,
+        sizes=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+        gpus=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+        nodes=st.sets(st.integers(0, NODES - 1), min_size=1),
+    )
+    def submit_mixed_gang(
+        self, band: Band, sizes: tuple[int, int], gpus: tuple[int, int], nodes: set[int]
+    ) -> None:
+        """The jobs of one group may go to some nodes alone."""
+        groups = [
+            Group(name=name, nodes=size, gang_size=size)
+            for name, size in zip("gh", sizes, strict=True)
+        ]
+        names = tuple(f"n{n}" for n in sorted(nodes))
+        own: dict[str, dict[str, Any]] = {
+            name: {"resources": Resources(gpu=GpuNeed(count=count))}
+            for name, count in zip("gh", gpus, strict=True)
+        }
+        own["h"]["constraints"] = (
+            Constraint(attribute="node", operator=Operator.IN, values=names),
+        )
+        again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
+        self.cluster.submit(self._name(), *groups, band=band, policy=again, own=own)
         self.settled = False
 
     @rule()

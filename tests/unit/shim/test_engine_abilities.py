@@ -1,0 +1,67 @@
+"""A shim tells what its engine cannot do, and takes no task that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.engine_abilities import EngineAbility
+from common.errors import Refused
+from shim.engines.docker.engine import DockerEngine
+from shim.engines.process import ProcessEngine
+from shim.node import machine
+from tests.doubles.engines import MemoryEngine
+from tests.unit.shim.parts import CALLER, Node, request
+
+ALL = tuple(EngineAbility)
+
+
+class PlainEngine(MemoryEngine):
+    abilities = frozenset({EngineAbility.OPTIONS})
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_docker_can_do_everything_and_plain_processes_nothing_of_it() -> None:
+    assert DockerEngine.abilities == frozenset(ALL)
+    assert ProcessEngine.abilities == frozenset()
+
+
+async def test_what_the_engine_lacks_is_in_what_the_node_tells(node: Node) -> None:
+    async with node.shim() as service:
+        assert (await service.node()).engine_lacks == ()
+    async with node.shim(PlainEngine(node.host)) as service:
+        assert (await service.node()).engine_lacks == ("images", "volumes")
+
+
+async def test_a_task_that_needs_more_is_refused_before_anything_is_done(node: Node) -> None:
+    async with node.shim(PlainEngine(node.host)) as service:
+        wanted = request(needs_of_engine=("volumes", "container options", "of a later one"))
+        with pytest.raises(Refused, match="needs volumes and of a later one, which") as caught:
+            await service.supervisor.put("t1", wanted, CALLER)
+        assert (caught.value.status, caught.value.code) == (409, "engine_lacks")
+        assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
+        other = request(needs_of_engine=("container options",))
+        assert (await service.supervisor.put("t1", other, CALLER))[1]
+
+
+@pytest.mark.parametrize("files", [(), ("uverbs0",)])
+async def test_a_node_tells_whether_it_has_infiniband(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "dev" / "infiniband"
+    (folder / "by-path").mkdir(parents=True)
+    for name in files:
+        (folder / name).touch()
+    assert machine.infiniband(tmp_path / "dev") == files
+    monkeypatch.setattr(machine, "infiniband", lambda: files)
+    async with node.shim() as service:
+        assert (await service.node()).infiniband is bool(files)
+
+
+def test_a_machine_without_the_folder_has_none(tmp_path: Path) -> None:
+    assert machine.infiniband(tmp_path) == ()
