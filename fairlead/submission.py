@@ -9,7 +9,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.dstack import marked
 from controller.configuration.parse import parse
 from controller.configuration.source import Document, SourceError, load, with_environment
 from fairlead.errors import ConnectionLost, InvalidConfiguration, UsageError
@@ -21,11 +24,13 @@ _KEPT, _ENDING = 200, 202
 
 
 def read_document(file: Path) -> Document:
-    """Return the file's data with its lines. Raises InvalidConfiguration."""
+    """Return the file's data with its lines; the name of a file of dstack's is noted in the data.
+    Raises InvalidConfiguration."""
     try:
-        return load(file)
+        document = load(file)
     except SourceError as error:
         raise InvalidConfiguration(str(error)) from None
+    return replace(document, data=marked(document.data, file.name))
 
 
 def completed(

@@ -27,6 +27,10 @@ _TUNNEL = (
 )
 _BUILT = "nodes build no images; push it to a registry and use its name as image"
 _BANDS = "there are no queues; write band and priority"
+_ROUTER = (
+    "each replica here gets requests like the others; write the workers as one service, and the"
+    " router as another that asks the first by its URL"
+)
 _NO_LIMIT_YET = "is not supported yet; max_duration limits how long the run may be running"
 
 RENAMED: Mapping[str, str] = {
@@ -52,7 +56,6 @@ RENAMED: Mapping[str, str] = {
     "shm_size": "resources.shm_size",
     "job_count": "nodes",
     "num_nodes": "nodes",
-    "instances": "nodes",
     "tasks": "groups",
     "gang_options": "gang",
     "file_paths": "files",
@@ -80,6 +83,9 @@ RENAMED: Mapping[str, str] = {
 
 HINTS: Mapping[str, str] = {
     "port": _TUNNEL,
+    "resources.gpu.vendor": "nodes have GPUs of NVIDIA",
+    "instances": "an instance of a fleet has no number here; give the names of nodes, such as"
+    " constraints: [node EQ gpu-1]; several jobs are nodes",
     "dstack": "a job here reaches no server of dstack; use `fairlead` and its API",
     "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,
@@ -118,10 +124,11 @@ HINTS: Mapping[str, str] = {
 SERVICE_HINTS: Mapping[str, str] = {
     **HINTS,
     "ports": "a service has one port",
-    "router": "is not supported yet; run the router as a replica group of its own",
+    "router": _ROUTER,
     "gang": GANG_OF_A_REPLICA,
     "groups": f"{_OF_TASKS}; for replicas of several kinds write a list as replicas",
-    "schedule": f"{_OF_TASKS}; a service without requests sleeps with replicas: 0..1",
+    "schedule": f"{_OF_TASKS}; a service starts when it is applied, and with replicas: 0..1 and"
+    " scaling it sleeps until its first request",
     "stop_criteria": _OF_TASKS,
     "max_failed_jobs": f"{_OF_TASKS}; a failed replica never ends a service that has others",
     "max_failed_attempts": f"{_OF_TASKS}; write retry",

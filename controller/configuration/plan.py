@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.dstack import DIALECT
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.images import DEFAULT_IMAGE, image_for
 from controller.configuration.schema import (
@@ -109,6 +111,8 @@ def to_run(
 ) -> Plan:
     """Plan the run. `written` is the data from which `configuration` was parsed."""
     service = serves = gateway = None
+    if configuration.dialect == DIALECT:
+        defaults = replace(defaults, resources=least_of_dstack(defaults.resources))
     if isinstance(configuration, ServiceConfiguration):
         service, serves = services.policy(configuration), services.serves(configuration)
         gateway = services.wanted_gateway(configuration)
@@ -122,7 +126,7 @@ def to_run(
         policy, plans = _policy_of_task(configuration, defaults), plan_groups(configuration)
     specs = [_job(configuration, planned, defaults, ssh_keys) for planned in plans]
     if serves is not None:
-        specs = [msgspec.structs.replace(spec, serves=serves) for spec in specs]
+        specs = [replace(spec, serves=serves) for spec in specs]
     return Plan(
         type=RunType(configuration.type),
         name=str(configuration.name) if configuration.name is not None else None,
@@ -134,6 +138,16 @@ def to_run(
         service=service,
         gateway=gateway,
         configuration=public(written),
+    )
+
+
+def least_of_dstack(least: Resources) -> Resources:
+    """Return what a job of dstack's needs at least where its file says nothing."""
+    return replace(
+        least,
+        cpu=max(least.cpu, 2.0),
+        memory=max(least.memory, 8 * 10**9),
+        disk=max(least.disk, 100 * 10**9),
     )
 
 
@@ -247,7 +261,7 @@ def _policy(configuration: RunFields, defaults: Defaults, retry: RetryPolicy) ->
 
 def _policy_of_task(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
     retry = _retry(configuration.retry, defaults, gang=asks_for_gang(configuration))
-    return msgspec.structs.replace(
+    return replace(
         _policy(configuration, defaults, retry),
         stop_criteria=configuration.stop_criteria,
         max_failed_jobs=configuration.max_failed_jobs,
@@ -277,7 +291,7 @@ def _policy_of_dev_environment(
     configuration: DevEnvironmentConfiguration, defaults: Defaults
 ) -> RunPolicy:
     retry = _retry(configuration.retry, defaults, gang=False)
-    return msgspec.structs.replace(
+    return replace(
         _policy(configuration, defaults, retry),
         schedule=tuple(configuration.schedule or ()),
         dev_environment=dev_environments.policy(configuration),
@@ -288,7 +302,7 @@ def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
     timeout = configuration.reincarnation_timeout
     if timeout is None:
         return defaults
-    return msgspec.structs.replace(defaults, reincarnation_timeout=float(timeout))
+    return replace(defaults, reincarnation_timeout=float(timeout))
 
 
 def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:

@@ -361,6 +361,7 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     the defaults."""
 
     name: RunName | None = None
+    dialect: Literal["dstack", "fairlead"] | None = None
     on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
     on_disconnect: Literal["keep", "stop"] | DisconnectFields = "keep"
     max_duration: DurationOrOff | None = None
@@ -557,6 +558,7 @@ _EVENTS = ", ".join(RetryEvent)
 ALLOWED = {
     "type": "task, service, dev-environment",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
+    "dialect": "dstack, fairlead",
     "image": IMAGE_ALLOWED,
     "python": "a version such as 3.12 or 3.12.4",
     "nvcc": "true or false",

@@ -182,6 +182,7 @@ def _line(node: yaml.Node) -> int:
 # -- what only the submitting side knows ----------------------------------------------------------
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
+_VARIABLE_OF_DSTACK = re.compile(r"\$\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
 
 
 def with_environment(
@@ -211,7 +212,7 @@ def with_environment(
         filled["secrets"] = _filled_secrets(filled["secrets"], environ)
     if isinstance(filled.get("registry_auth"), dict):
         filled["registry_auth"] = {
-            name: _substituted(content, f"registry_auth.{name}", environ)
+            name: _credential(content, f"registry_auth.{name}", environ, env)
             for name, content in filled["registry_auth"].items()
         }
     return filled
@@ -261,6 +262,15 @@ def _filled_secrets(secrets: object, environ: Mapping[str, str]) -> object:
 def _substituted(content: object, field: str, environ: Mapping[str, str]) -> object:
     match = _VARIABLE.fullmatch(content) if isinstance(content, str) else None
     return content if match is None else _variable(match[1], field, environ)
+
+
+def _credential(content: object, field: str, environ: Mapping[str, str], env: object) -> object:
+    """Return a login's part; dstack's `${{ env.NAME }}` is a variable of the run."""
+    match = _VARIABLE_OF_DSTACK.fullmatch(content) if isinstance(content, str) else None
+    if match is None:
+        return _substituted(content, field, environ)
+    own = env.get(match[1]) if isinstance(env, dict) else None
+    return own if isinstance(own, str) else _variable(match[1], field, environ)
 
 
 def _variable(name: str, field: str, environ: Mapping[str, str]) -> str:

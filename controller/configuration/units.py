@@ -68,6 +68,8 @@ def parse_cpu(value: object) -> float:
     dstack's `x86:4` names the architecture that all nodes have.
     """
     amount = value.strip().removeprefix("x86:") if isinstance(value, str) else value
+    if isinstance(amount, str) and amount.startswith("arm:"):
+        raise ValueError(f"{shown(value)} asks for another architecture; nodes are of x86")
     cores = parse_number(lower_end(amount))
     if cores is None:
         raise ValueError(f"{shown(value)} is not a number of CPU cores")

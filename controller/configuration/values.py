@@ -32,6 +32,14 @@ _SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
 _GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _-]{0,63}", re.ASCII)
 _VENDOR = "nvidia"
 _OTHER_VENDORS = frozenset({"amd", "google", "tpu", "intel", "tenstorrent"})
+_OF_OTHER_VENDORS = {
+    "AMD": re.compile(r"mi ?\d{2,3}[a-z]{0,2}", re.ASCII),
+    "Google": re.compile(r"(?:tpu-?)?v\d[a-z]*-\d+|tpu", re.ASCII),
+    "Intel": re.compile(r"gaudi ?\d?", re.ASCII),
+    "Tenstorrent": re.compile(r"tt-[a-z0-9-]+|[np]150[a-z]?|[np]300[a-z]?|wormhole", re.ASCII),
+}
+"""Names of accelerators that no node has. A vendor that nodes can have leaves this table."""
+_ONLY = "nodes have GPUs of NVIDIA"
 _CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
 
 
@@ -165,7 +173,7 @@ def _gpu_of_text(text: str) -> GpuNeed:
     if vendor.strip().lower() == _VENDOR:
         text = rest if colon else str(count)
     elif colon and vendor.strip().lower() in _OTHER_VENDORS:
-        raise ValueError(f"{shown(text)}: GPUs of {vendor.strip()} are not supported")
+        raise ValueError(f"{shown(text)}: GPUs of {vendor.strip()} are not supported; {_ONLY}")
     for number, part in enumerate(text.split(":")):
         word = part.strip()
         if word.replace(".", "").isdigit():
@@ -184,6 +192,11 @@ def _gpu_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     for name in stripped:
         if not _GPU_NAME.fullmatch(name):
             raise ValueError(f"{shown(name)} is not a GPU's name")
+        for vendor, pattern in _OF_OTHER_VENDORS.items():
+            if pattern.fullmatch(name.lower()):
+                raise ValueError(
+                    f"{name} is an accelerator of {vendor}, which is not supported; {_ONLY}"
+                )
     return stripped
 
 

@@ -37,6 +37,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"python": 3.12, "docker": False, "spot_policy": "auto", "utilization_policy": {}},
     {"groups": [{"nodes": 1, "commands": ["a"], "ports": [80]}], "commands": []},
     {"working_dir": "code", "resources": {"cpu": "x86:4..", "gpu": "nvidia:24GB..48GB"}},
+    {"dialect": "dstack", "resources": {"cpu": "..64", "memory": {"min": "8GB", "max": None}}},
+    {"docker": True, "fleets": ["a", {"name": "b", "project": "c"}], "instances": ["gpu-1"]},
+    {"resources": {"cpu": {"arch": "x86", "count": 4}, "gpu": {"vendor": "nvidia", "count": 2}}},
     {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
 ]
 DEV_ENVIRONMENT = {"type": "dev-environment"}
@@ -54,6 +57,9 @@ ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}]},
     {"rate_limits": [{"rps": 4}, {"rps": 1, "prefix": "/slow/"}]},
     {"model": {"name": "llama", "format": "openai", "type": "chat"}, "headers": {"A": "b"}},
+    {"replicas": {"min": 1, "max": 2}, "scaling": {"metric": "rps", "target": 1}},
+    {"replica_groups": [{"count": 1}], "gateway": {"name": "a"}, "dialect": "dstack"},
+    {"rate_limits": [{"rps": 4, "key": {"type": "ip_address"}}]},
     {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -378,7 +378,9 @@ def test_an_expression_of_other_systems_is_never_taken_literally(
 ) -> None:
     found, sentence = refused(**fields)
     assert found == field
-    assert sentence.startswith("holds ${{ … }}, which is not resolved here (allowed: ${{ secrets.")
+    assert sentence.startswith("holds ${{ ")
+    assert "which is not resolved here" in sentence
+    assert "(allowed: ${{ secrets." in sentence
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,8 @@ def test_a_stored_secret_is_refused_where_it_would_be_shown(
 ) -> None:
     found, sentence = refused(**fields)
     assert found == field
-    assert sentence.startswith("cannot hold a stored secret (allowed: ${{ secrets.NAME }} in env")
+    assert sentence.startswith("cannot hold a stored secret")
+    assert "(allowed: ${{ secrets.NAME }} in env" in sentence
 
 
 @pytest.mark.parametrize(
