@@ -290,8 +290,7 @@ def _group(value: object, place: str, make: Callable[[type, Any], Any]) -> schem
         raise ConfigurationError(f"{place}.{error.field}", error.message, error.allowed) from None
 
 
-def _unknown(name: str) -> tuple[str, str]:
-    allowed = ", ".join(sorted(_OF_A_GROUP))
+def _unknown(name: str) -> tuple[str, str | None]:
     if name in TaskConfiguration.__struct_fields__:
-        return "applies to all groups: set it at the top level", allowed
-    return not_a_field(name, sorted(_OF_A_GROUP), RunType.TASK), allowed
+        return "applies to all groups: set it at the top level", None
+    return not_a_field(name, _OF_A_GROUP, RunType.TASK)

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.yaml_errors import explained
 
 STANDARD_INPUT = Path("-")
 MAX_BYTES = 256 * 1024
@@ -78,32 +79,20 @@ def read(content: bytes, *, name: str) -> Document:
     if len(content) > MAX_BYTES:
         raise SourceError(f"{name}: is larger than {MAX_BYTES // 1024} KiB")
     try:
-        node = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise SourceError(f"{name}:{line}: is not UTF-8") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise SourceError(_yaml_problem(name, error)) from None
+        place, why = explained(text, error)
+        raise SourceError(f"{name if place is None else f'{name}:{place}'}: {why}") from None
     except RecursionError:
         raise SourceError(f"{name}: is nested too deeply") from None
     reader = _Reader(name)
     data = None if node is None else reader.value(node, "", 0)
     return Document(name=name, data=data, lines=reader.lines)
-
-
-_SEVERAL_DOCUMENTS = "expected a single document in the stream"
-"""The parser's own words; it has no exception class for this."""
-
-
-def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"{name}: contains a character that YAML does not allow (#x{error.character:04x})"
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = getattr(error, "problem", None) or "is not YAML"
-    place = name if mark is None else f"{name}:{mark.line + 1}"
-    if getattr(error, "context", None) == _SEVERAL_DOCUMENTS:
-        return f"{place}: begins a second document (---): write each run in its own file"
-    return f"{place}: is not valid YAML: {problem}"
 
 
 class _Reader:
@@ -130,7 +119,7 @@ class _Reader:
             ]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind, path)
-        return self._refuse(node, path, f"has the tag {node.tag[:60]!r}, which is not allowed")
+        return self._refuse(node, path, _tag(node))
 
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, object]:
         content: dict[Any, object] = {}
@@ -168,11 +157,15 @@ class _Reader:
                     return None
         except (ValueError, KeyError):
             self._refuse(node, path, "is not a value that can be read; quote it")
-        return self._refuse(node, path, f"has the tag {node.tag[:60]!r}, which is not allowed")
+        return self._refuse(node, path, _tag(node))
 
     def _refuse(self, node: yaml.Node, path: str, message: str) -> NoReturn:
         field = f"{path}: " if path else ""
         raise SourceError(f"{self._name}:{_line(node)}: {field}{message}")
+
+
+def _tag(node: yaml.Node) -> str:
+    return f"has the tag {node.tag[:60]!r}; a value that begins with ! must be quoted"
 
 
 def _line(node: yaml.Node) -> int:
