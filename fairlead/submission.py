@@ -87,6 +87,21 @@ def with_code(
         raise InvalidConfiguration(f"{name}: {error}") from None
 
 
+def with_code_unsent(
+    configuration: object, base: Path, name: str, environ: Mapping[str, str]
+) -> object:
+    """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
+    InvalidConfiguration."""
+    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+        return configuration
+    from fairlead.upload import as_if_sent  # few runs bring code
+
+    try:
+        return as_if_sent(configuration, base, environ)
+    except ConfigurationError as error:
+        raise InvalidConfiguration(f"{name}: {error}") from None
+
+
 def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:
     """Submit. Return the run's JSON, and whether it is a live run that was kept instead.
 

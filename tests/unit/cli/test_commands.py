@@ -307,6 +307,28 @@ async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     assert json.loads((await of(start, "ps", "--json")).out)["runs"] == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "files: [gone.txt]",
+        "files: [../outside]",
+        "repos: [gone]",
+        "repos: [task.yaml]",
+        "repos: [{url: 'https://h/r', token_env: NOT_SET}]",
+        "repos: [{url: 'git@h:r', key_file: gone}]",
+        "repos: [{url: 'https://h/r', token: '${{ secrets.GONE }}'}]",
+    ],
+)
+async def test_a_plan_refuses_the_code_that_apply_refuses(
+    start: Fairlead, tmp_path: Path, code: str
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(f"type: task\ncommands: [date]\n{code}\n")
+    planned, applied = [await of(start, one, "-f", str(file)) for one in ("plan", "apply")]
+    assert planned.status == applied.status != 0
+    assert planned.err == applied.err
+
+
 async def test_an_unknown_host_key_is_shown_with_how_to_accept_it(start: Fairlead) -> None:
     result = await of(start, "node", "add", "n1", "--host", "node.example")
     assert result.status == 1
