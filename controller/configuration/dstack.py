@@ -380,16 +380,57 @@ def _amounts_without_lower_end(work: _Work) -> None:
 
 
 def _lower_ends(work: _Work) -> None:
-    """Tell the amounts of which a job gets the lower end, and no more."""
-    found = [
-        f"{name}: {one}"
-        for place in _places(work)
-        if isinstance(resources := place.get("resources"), dict)
-        for name, one in resources.items()
-        if name in ("cpu", "memory", "gpu") and ".." in str(one)
-    ]
+    """Tell the ranges of which a job gets the lower end and no more. What names only the least of
+    CPU and memory follows the node of a job that holds GPUs or its whole node."""
+    several = _count(work.data.get("nodes")) > 1 or len(_mappings(work.data.get("groups"))) > 1
+    found = []
+    for place in _places(work):
+        resources = _mapping(place.get("resources"))
+        follows = several or "gpu" in resources or _count(place.get("nodes")) > 1
+        found += [
+            f"{name}: {_in_words(one)}"
+            for name, one in resources.items()
+            if (name in ("cpu", "memory") and _is_range(str(one), open_too=not follows))
+            or (name == "gpu" and _is_range_of_gpus(one))
+        ]
     if found:
         work.note(f"of a range the lower end ({', '.join(dict.fromkeys(found))})")
+
+
+def _in_words(written: object) -> str:
+    if not isinstance(written, dict):
+        return str(written)
+    return f"{{{', '.join(f'{name}: {one}' for name, one in written.items())}}}"
+
+
+def _is_range(amount: str, *, open_too: bool) -> bool:
+    lower, dots, upper = amount.partition("..")
+    return bool(dots and lower) and (open_too or bool(upper.strip()))
+
+
+def _is_range_of_gpus(written: object) -> bool:
+    """Return whether it has a range of numbers, or of memory with an upper end."""
+    if isinstance(written, dict):
+        count, memory = str(written.get("count", "")), str(written.get("memory", ""))
+        return ".." in count or _is_range(memory, open_too=False)
+    parts = str(written).split(":")
+    return any(_is_range(part, open_too=part.replace(".", "").isdigit()) for part in parts)
+
+
+def _count(written: object) -> int:
+    return written if isinstance(written, int) else 1
+
+
+def _least_disk(work: _Work) -> None:
+    """Tell the amount for which small nodes are refused."""
+    for part in _places(work)[1:] or [work.data]:
+        resources = {**_mapping(work.data.get("resources")), **_mapping(part.get("resources"))}
+        if "disk" not in resources:
+            work.note("asks for 100GB of disk, as in dstack")
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _instances(work: _Work) -> None:
@@ -505,5 +546,5 @@ _STEPS = (
 )
 _STEPS_OF_DSTACKS_FILES = (
     *(_when_it_waits, _retries, _priority, _instances, _probe_of_the_model),
-    *(_amounts_without_lower_end, _lower_ends, _volumes, _image),
+    *(_amounts_without_lower_end, _lower_ends, _least_disk, _volumes, _image),
 )

@@ -366,7 +366,9 @@ def _job(
         fail_on_log_quota=configuration.fail_on_log_quota,
         ssh=_plain(configuration.ssh) or defaults.ssh,
         ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
-        resources=_resources(planned, defaults.resources),
+        resources=_resources(
+            planned, defaults.resources, at_least=configuration.dialect == DIALECT
+        ),
         volumes=tuple(volume.mount for volume in own.volumes or ()),
         container=_container(configuration),
         constraints=tuple(one.constraint for one in own.constraints or ()),
@@ -468,7 +470,7 @@ def _credentials(written: RegistryAuthFields | None) -> RegistryAuth | None:
     return RegistryAuth(username=written.username, password=written.password)
 
 
-def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
+def _resources(planned: GroupPlan, defaults: Resources, *, at_least: bool) -> Resources:
     written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
     shm_size = written.shm_size
@@ -489,8 +491,16 @@ def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
         shm_size=defaults.shm_size if shm_size is None else int(shm_size),
         gpu=gpu,
         whole_node=planned.whole_node,
-        unset=tuple(amount for amount in Amount if getattr(written, amount) is None),
+        unset=tuple(
+            amount for amount in Amount if _follows(getattr(written, amount), at_least=at_least)
+        ),
     )
+
+
+def _follows(written: object, *, at_least: bool) -> bool:
+    """Return whether the amount follows the node: it was left out, or names the least alone in a
+    file for which that is no limit."""
+    return written is None or (at_least and getattr(written, "is_least", False))
 
 
 def _plain(text: str | None) -> str | None:

@@ -39,7 +39,9 @@ MOST_REPLICAS = 1000
 
 
 class Size(int):
-    """Bytes."""
+    """Bytes. `is_least`: written without an upper end, as `8GB..`."""
+
+    is_least = False
 
 
 class Duration(float):
@@ -54,7 +56,9 @@ class DurationOrOff:
 
 
 class Cpu(float):
-    """Cores."""
+    """Cores. `is_least`: written without an upper end, as `4..`."""
+
+    is_least = False
 
 
 class RunName(str):

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable
 from signal import Signals
-from typing import Any
+from typing import Any, TypeVar
 
 from common.sizes import size_of
 from controller.configuration import dev_environments, fields, groups, schema, services
@@ -296,10 +296,10 @@ def _capability(value: object) -> str | None:
 
 
 _MAKERS: dict[type, Callable[[Any], object]] = {
-    schema.Size: lambda value: schema.Size(parse_size(_without_open_end(value))),
+    schema.Size: lambda value: _amount(schema.Size(parse_size(_without_open_end(value))), value),
     schema.Duration: lambda value: schema.Duration(parse_duration(value)),
     schema.DurationOrOff: lambda value: schema.DurationOrOff(parse_duration_or_off(value)),
-    schema.Cpu: lambda value: schema.Cpu(parse_cpu(value)),
+    schema.Cpu: lambda value: _amount(schema.Cpu(parse_cpu(value)), value),
     schema.RunName: _run_name,
     schema.Argv: _argv,
     schema.Env: _env,
@@ -335,6 +335,14 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.UrlPath: services.url_path,
     schema.ProbeMethod: services.method,
 }
+
+
+_Amount = TypeVar("_Amount", schema.Size, schema.Cpu)
+
+
+def _amount(made: _Amount, written: object) -> _Amount:
+    made.is_least = isinstance(written, str) and written.rstrip().endswith("..")
+    return made
 
 
 def _without_open_end(value: object) -> object:

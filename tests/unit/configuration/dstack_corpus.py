@@ -127,8 +127,9 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     max_duration: float | None
     least: tuple[tuple[float, int, int], ...]
     """Cores, bytes of memory and of disk that each group asks for at least."""
-    no_more: bool
-    """All amounts are exact or left out, so that the lower end is what it gets."""
+    exact: bool
+    """No job may get another number of GPUs, larger ones or more CPUs than here, where it gets the
+    lower end of a range."""
     gpus: tuple[int, ...]
     images: tuple[str | None, ...]
     """None: an image of dstack's own."""
@@ -160,6 +161,21 @@ def _gpus(asked: Any) -> int:
     return 1
 
 
+def _may_be_more(asked: dict[str, Any], *, whole: bool) -> bool:
+    """`whole`: the job has its machine for itself."""
+    gpu = asked.get("gpu")
+    parts = [gpu.get("count"), gpu.get("memory")] if isinstance(gpu, dict) else str(gpu).split(":")
+    for part in parts:
+        low, dots, high = str(part).partition("..")
+        if dots and (high or low.isdigit()):
+            return True
+    for name in ("cpu", "memory"):
+        low, dots, high = str(asked.get(name)).partition("..")
+        if dots and (high or not (gpu or whole)):
+            return True
+    return False
+
+
 def meant_there(shape: dict[str, Any]) -> Meaning:
     """Return what dstack's documents say of this file."""
     parts = [{**shape, **part} for part in shape.get("groups") or _groups(shape) or [shape]]
@@ -167,7 +183,6 @@ def meant_there(shape: dict[str, Any]) -> Meaning:
     retry = shape.get("retry")
     events = frozenset(retry["on_events"]) if retry else frozenset[str]()
     duration = _SECONDS[retry["duration"]] if retry else None
-    exact = [one.get(name) for one in asked for name in ("cpu", "memory", "gpu")]
     replicas = [str(part.get("count", 1)) for part in _groups(shape)] or [
         str(shape.get("replicas", 1))
     ]
@@ -188,7 +203,9 @@ def meant_there(shape: dict[str, Any]) -> Meaning:
             )
             for one in asked
         ),
-        no_more=not any(".." in str(one) for one in exact),
+        exact=not any(
+            _may_be_more(one, whole=len(parts) > 1 or shape.get("nodes", 1) > 1) for one in asked
+        ),
         gpus=tuple(_gpus(one.get("gpu")) for one in asked),
         images=tuple(None if part.get("docker") else part.get("image") for part in parts),
         nodes=tuple(part.get("nodes", 1) for part in parts),
@@ -230,7 +247,7 @@ def differences(shape: dict[str, Any], plan: Plan) -> Iterator[str]:
         yield "least"
     if tuple(one.gpu.count for one in needs) != there.gpus:
         yield "gpus"
-    if not there.no_more:
+    if not there.exact:
         yield _RANGE if ".." in _amounts(shape).replace("..64", "") else "cpu: ..64 sets no limit"
     for image, one in zip(there.images, plan.groups, strict=True):
         if image is None:
@@ -270,7 +287,8 @@ def _amounts(shape: dict[str, Any]) -> str:
 
 def _beside(shape: dict[str, Any], need: Any) -> int:
     """Return what of the memory is there for /dev/shm: it counts as memory that is left out."""
-    return need.shm_size or 0 if need.memory > 8 * _GB and "memory" in need.unset else 0
+    shm_size = need.shm_size or 0
+    return shm_size if need.memory == 8 * _GB + shm_size else 0
 
 
 def notes_of(shape: dict[str, Any]) -> tuple[str, ...]:

@@ -283,7 +283,14 @@ def test_the_lower_end_of_a_range_is_told() -> None:
     written = task(resources={"cpu": {"min": 4}, "memory": "8GB..", "gpu": {"count": {"min": 2}}})
     spec = planned(written).specs[0]
     assert (spec.resources.cpu, spec.resources.gpu.count) == (4.0, 2)
-    assert any(note.startswith("of a range the lower end (cpu: 4..") for note in notes_of(written))
+    assert {"cpu", "memory"} <= set(spec.resources.unset)
+    ours_ = ours(resources={"cpu": "4..", "memory": "8GB..", "gpu": 2})
+    assert ours_.resources.unset == ("shm_size",)
+    exact = job(resources={"cpu": "4..8", "memory": "8GB", "gpu": 2})
+    assert exact.resources.unset == ("shm_size",)
+    assert "of a range the lower end (gpu: {count: 2..})" in notes_of(written)
+    alone = task(resources={"cpu": "4..", "memory": "8GB..16GB"})
+    assert "of a range the lower end (cpu: 4.., memory: 8GB..16GB)" in notes_of(alone)
 
 
 def test_a_named_volume_is_told_and_never_optional() -> None:
@@ -293,6 +300,8 @@ def test_a_named_volume_is_told_and_never_optional() -> None:
         written
     )
     assert notes_of(task(image="i", volumes=["v:/v"]))[-1].startswith("a named volume")
+    assert "asks for 100GB of disk, as in dstack" in notes_of(written)
+    assert not any("disk" in note for note in notes_of(task(resources={"disk": "1GB"}))[:2])
     assert not any("volume" in note for note in notes_of(task(image="i", volumes=["/v:/v"])))
 
 
