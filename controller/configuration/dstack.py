@@ -32,17 +32,19 @@ _ADDRESS = "ip_address"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 _OF_CLOUDS = (
     *("spot_policy", "backends", "regions", "availability_zones", "instance_types"),
-    *("max_price", "reservation", "creation_policy", "idle_duration", "tags"),
+    *("max_price", "reservation", "creation_policy", "idle_duration"),
 )
 """Fields that choose among a cloud's offers."""
+_TAGS = "tags"
+"""Of dstack too, but a word that others would write: it makes no file one of dstack."""
 FIELDS: Mapping[str, str] = {
     "docker": "true: an image with a Docker daemon, which is started before the commands",
     "instances": "a list of names of nodes",
     "utilization_policy": "anything: it ends no run here",
-    **dict.fromkeys(_OF_CLOUDS, "anything: nodes are machines that an operator added"),
+    **dict.fromkeys((*_OF_CLOUDS, _TAGS), "anything: nodes are machines that an operator added"),
 }
 """Fields of dstack alone that a file may have, and what they may hold."""
-_MARKS = frozenset({*FIELDS, "dstack", "router"})
+_MARKS = frozenset({*FIELDS, "dstack", "router"} - {_TAGS})
 _AMOUNTS = ("cpu", "memory", "gpu", "disk", "shm_size")
 _RETRY_DURATION = "1h"
 
@@ -429,6 +431,11 @@ def _least_disk(work: _Work) -> None:
             work.note("asks for 100GB of disk, as in dstack")
 
 
+def _tags(work: _Work) -> None:
+    if work.data.pop(_TAGS, None) is not None:
+        work.note("without meaning on your own nodes: tags")
+
+
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -545,6 +552,6 @@ _STEPS = (
     *(_parts, _gateway, _fleets, _rate_limits, _editor),
 )
 _STEPS_OF_DSTACKS_FILES = (
-    *(_when_it_waits, _retries, _priority, _instances, _probe_of_the_model),
+    *(_tags, _when_it_waits, _retries, _priority, _instances, _probe_of_the_model),
     *(_amounts_without_lower_end, _lower_ends, _least_disk, _volumes, _image),
 )

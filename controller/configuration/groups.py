@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from common.sizes import human_size
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.hints import not_a_field
@@ -46,7 +47,9 @@ def check_limits(configuration: RunFields, plans: Iterable[GroupPlan]) -> None:
         )
     quota = configuration.log_quota
     if quota is not None and quota < LEAST_LOG_QUOTA:
-        raise ConfigurationError("log_quota", "is less than 1MiB", ALLOWED["log_quota"])
+        raise ConfigurationError(
+            "log_quota", f"{human_size(quota)} is less than 1MiB", ALLOWED["log_quota"]
+        )
     unheard = configuration.on_disconnect
     if isinstance(unheard, DisconnectFields) and unheard.stop_after < LEAST_UNHEARD:
         raise ConfigurationError(
@@ -66,7 +69,9 @@ def _check_group(planned: GroupPlan) -> None:
     memory = written.resources.memory
     if memory is not None and memory < LEAST_MEMORY:
         raise ConfigurationError(
-            planned.named("resources.memory"), "is less than 6MiB", ALLOWED["resources.memory"]
+            planned.named("resources.memory"),
+            f"{human_size(memory)} is less than 6MiB",
+            ALLOWED["resources.memory"],
         )
     for name, value in (written.env or {}).items():
         _check_length(planned.named(f"env.{name}"), f"{name}={value}")

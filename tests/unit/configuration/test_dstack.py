@@ -169,6 +169,12 @@ def test_any_other_file_has_our_defaults(fields: dict[str, Any], file: str) -> N
     assert made.specs[0].resources.memory == Defaults().resources.memory
 
 
+def test_tags_are_left_out_of_a_file_of_dstack_and_make_none_of_it() -> None:
+    assert "without meaning on your own nodes: tags" in notes_of(task(tags={"a": "b"}))
+    with pytest.raises(ConfigurationError, match="tags: is not a field"):
+        ours(tags={"a": "b"})
+
+
 def test_a_name_of_dstack_says_nothing_of_a_fleet() -> None:
     fleet = {"type": "fleet", "name": "a"}
     assert marked(fleet, "fleet.dstack.yml") is fleet

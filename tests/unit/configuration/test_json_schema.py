@@ -14,6 +14,7 @@ from controller.configuration.json_schema import document
 from controller.configuration.parse import parse
 from controller.configuration.source import load, read, with_environment
 from tests.compare import WIDE
+from tests.unit.configuration.dstack_corpus import SHAPES, as_sent, refusal
 
 PROJECT = Path(__file__).parents[3]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -119,6 +120,13 @@ def test_it_accepts_every_form_of_a_service(fields: dict[str, Any]) -> None:
 def test_it_accepts_every_form_of_a_dev_environment(fields: dict[str, Any]) -> None:
     assert parse({**DEV_ENVIRONMENT, **fields}).type == "dev-environment"
     VALIDATOR.validate({**DEV_ENVIRONMENT, **fields})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_accepts_every_file_of_dstack_that_the_controller_accepts(shape: dict[str, Any]) -> None:
+    has_forgotten_indentation = "resources" in shape and shape["resources"] is None
+    if refusal(shape) is None and not has_forgotten_indentation:  # which an editor may show
+        VALIDATOR.validate(as_sent(shape))
 
 
 @pytest.mark.parametrize(("fields", "field"), REFUSED, ids=str)
