@@ -473,6 +473,7 @@ def _credentials(written: RegistryAuthFields | None) -> RegistryAuth | None:
 def _resources(planned: GroupPlan, defaults: Resources, *, at_least: bool) -> Resources:
     written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
+    at_least = at_least and (planned.whole_node or gpu.count > 0)
     shm_size = written.shm_size
     beside = defaults.memory + int(shm_size or 0)
     memory = beside if written.memory is None else int(written.memory)
@@ -498,8 +499,8 @@ def _resources(planned: GroupPlan, defaults: Resources, *, at_least: bool) -> Re
 
 
 def _follows(written: object, *, at_least: bool) -> bool:
-    """Return whether the amount follows the node: it was left out, or names the least alone in a
-    file for which that is no limit."""
+    """Return whether the amount follows the node: it was left out, or names the least alone.
+    `at_least`: that is no limit in this file, and the job holds GPUs or its whole node."""
     return written is None or (at_least and getattr(written, "is_least", False))
 
 

@@ -297,6 +297,9 @@ def test_the_lower_end_of_a_range_is_told() -> None:
     assert "of a range the lower end (gpu: {count: 2..})" in notes_of(written)
     alone = task(resources={"cpu": "4..", "memory": "8GB..16GB"})
     assert "of a range the lower end (cpu: 4.., memory: 8GB..16GB)" in notes_of(alone)
+    assert planned(alone).specs[0].resources.unset == ("shm_size",)
+    whole = planned(task(nodes=2, resources={"cpu": "4..", "memory": "8GB"})).specs[0]
+    assert whole.resources.unset == ("cpu", "shm_size")
 
 
 def test_a_named_volume_is_told_and_never_optional() -> None:
