@@ -65,6 +65,13 @@ def parse(data: object) -> Configuration:
     return configuration
 
 
+_NO_RUNS = {
+    "fleet": "describes hosts and no run: `fairlead apply` takes such a file",
+    "gateway": "describes a gateway and no run: `fairlead apply` takes such a file",
+    "volume": "needs no file: a named volume is made on the node of a job that names it",
+}
+
+
 def _type(data: Mapping[str, object]) -> RunType:
     given = data.get("type")
     if given is None:
@@ -75,6 +82,8 @@ def _type(data: Mapping[str, object]) -> RunType:
     for supported in RunType:
         if given == supported.value:
             return supported
+    if isinstance(given, str) and given in _NO_RUNS:
+        raise ConfigurationError("type", f"{given} {_NO_RUNS[given]}", ALLOWED["type"])
     alike = get_close_matches(str(given).lower(), RunType, n=1)
     meant = f"; did you mean {alike[0]}?" if alike else ""
     raise ConfigurationError("type", f"{shown(given)} is not known{meant}", ALLOWED["type"])

@@ -35,6 +35,7 @@ _TIMES = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """`H100 x 8` and `8xH100`, as people write a number of GPUs."""
+_SHORT_UNIT = re.compile(r"[kmgtp]i?b?", re.ASCII | re.IGNORECASE)
 _NO_GPU_NAMES = frozenset({"all", "any", "auto", "none"})
 _SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL"})
 _SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
@@ -239,7 +240,7 @@ def _gpu_of_text(text: str) -> GpuNeed:
 def _check_gpu_words(text: str) -> None:
     """Refuse what reads like a request and is none of our form."""
     match = None if size_of(text) is not None else _TIMES.fullmatch(text.strip())
-    if match is not None:
+    if match is not None and not _SHORT_UNIT.fullmatch(match["last"] or ""):
         name, count = (match["name"] or match["last"]).strip(), match["count"] or match["first"]
         raise ValueError(f"{shown(text)} is not a GPU request: write {name}:{count}")
     if text.strip().lower() in _NO_GPU_NAMES:
