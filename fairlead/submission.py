@@ -71,11 +71,12 @@ def with_code(
     name: str,
     environ: Mapping[str, str],
     tell: Tell,
+    document: Document | None = None,
 ) -> object:
     """Return the configuration with its `repos` and `files` uploaded.
 
-    Paths in it are relative to `base`; `name` is the configuration's in errors. Raises
-    InvalidConfiguration, ApiError, ConnectionLost.
+    Paths in it are relative to `base`; `name` is the configuration's in errors, which name a line
+    of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
     """
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
@@ -84,11 +85,21 @@ def with_code(
     try:
         return send_code(rest, configuration, base, environ, tell)
     except ConfigurationError as error:
-        raise InvalidConfiguration(f"{name}: {error}") from None
+        raise _invalid(error, name, document) from None
+
+
+def _invalid(
+    error: ConfigurationError, name: str, document: Document | None
+) -> InvalidConfiguration:
+    return InvalidConfiguration(document.explain(error) if document else f"{name}: {error}")
 
 
 def with_code_unsent(
-    configuration: object, base: Path, name: str, environ: Mapping[str, str]
+    configuration: object,
+    base: Path,
+    name: str,
+    environ: Mapping[str, str],
+    document: Document | None = None,
 ) -> object:
     """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
     InvalidConfiguration."""
@@ -99,7 +110,7 @@ def with_code_unsent(
     try:
         return as_if_sent(configuration, base, environ)
     except ConfigurationError as error:
-        raise InvalidConfiguration(f"{name}: {error}") from None
+        raise _invalid(error, name, document) from None
 
 
 def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:

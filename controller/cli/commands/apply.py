@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -75,7 +74,7 @@ def apply(
     tell_translation(configuration)
     client = settings.client()
     configuration = with_code(
-        client, configuration, file.resolve().parent, str(file), os.environ, output.note
+        client, configuration, file.resolve().parent, str(file), os.environ, output.note, document
     )
     keys = public_keys(os.environ, Path.home())
     wish = {
@@ -130,14 +129,6 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
             output.emit_json(data)
         return 0
     return _follow(client, run, json)
-
-
-def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -> object:
-    """Return the complete configuration, checked by `parse`.
-
-    Raises InvalidConfiguration, UsageError.
-    """
-    return completed(read_document(file), environ, given_variables(env, environ))
 
 
 def tell_translation(configuration: object) -> None:
