@@ -69,9 +69,7 @@ def _check_group(planned: GroupPlan) -> None:
     memory = written.resources.memory
     if memory is not None and memory < LEAST_MEMORY:
         raise ConfigurationError(
-            planned.named("resources.memory"),
-            f"{human_size(memory)} is less than 6MiB",
-            ALLOWED["resources.memory"],
+            planned.named("resources.memory"), "is less than 6MiB", ALLOWED["resources.memory"]
         )
     for name, value in (written.env or {}).items():
         _check_length(planned.named(f"env.{name}"), f"{name}={value}")

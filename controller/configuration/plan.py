@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
@@ -112,7 +111,7 @@ def to_run(
     """Plan the run. `written` is the data from which `configuration` was parsed."""
     service = serves = gateway = None
     if configuration.dialect == DIALECT:
-        defaults = replace(defaults, resources=least_of_dstack(defaults.resources))
+        defaults = msgspec.structs.replace(defaults, resources=least_of_dstack(defaults.resources))
     if isinstance(configuration, ServiceConfiguration):
         service, serves = services.policy(configuration), services.serves(configuration)
         gateway = services.wanted_gateway(configuration)
@@ -126,7 +125,7 @@ def to_run(
         policy, plans = _policy_of_task(configuration, defaults), plan_groups(configuration)
     specs = [_job(configuration, planned, defaults, ssh_keys) for planned in plans]
     if serves is not None:
-        specs = [replace(spec, serves=serves) for spec in specs]
+        specs = [msgspec.structs.replace(spec, serves=serves) for spec in specs]
     return Plan(
         type=RunType(configuration.type),
         name=str(configuration.name) if configuration.name is not None else None,
@@ -142,12 +141,14 @@ def to_run(
 
 
 def least_of_dstack(least: Resources) -> Resources:
-    """Return what a job of dstack's needs at least where its file says nothing."""
-    return replace(
+    """Return what a job of dstack's needs at least where its file says nothing. `unset`: what
+    follows the node also above a lower end, as in `memory: 8GB..`."""
+    return msgspec.structs.replace(
         least,
         cpu=max(least.cpu, 2.0),
         memory=max(least.memory, 8 * 10**9),
         disk=max(least.disk, 100 * 10**9),
+        unset=(Amount.CPU, Amount.MEMORY),
     )
 
 
@@ -261,7 +262,7 @@ def _policy(configuration: RunFields, defaults: Defaults, retry: RetryPolicy) ->
 
 def _policy_of_task(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
     retry = _retry(configuration.retry, defaults, gang=asks_for_gang(configuration))
-    return replace(
+    return msgspec.structs.replace(
         _policy(configuration, defaults, retry),
         stop_criteria=configuration.stop_criteria,
         max_failed_jobs=configuration.max_failed_jobs,
@@ -291,7 +292,7 @@ def _policy_of_dev_environment(
     configuration: DevEnvironmentConfiguration, defaults: Defaults
 ) -> RunPolicy:
     retry = _retry(configuration.retry, defaults, gang=False)
-    return replace(
+    return msgspec.structs.replace(
         _policy(configuration, defaults, retry),
         schedule=tuple(configuration.schedule or ()),
         dev_environment=dev_environments.policy(configuration),
@@ -302,7 +303,7 @@ def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
     timeout = configuration.reincarnation_timeout
     if timeout is None:
         return defaults
-    return replace(defaults, reincarnation_timeout=float(timeout))
+    return msgspec.structs.replace(defaults, reincarnation_timeout=float(timeout))
 
 
 def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:
@@ -366,9 +367,7 @@ def _job(
         fail_on_log_quota=configuration.fail_on_log_quota,
         ssh=_plain(configuration.ssh) or defaults.ssh,
         ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
-        resources=_resources(
-            planned, defaults.resources, at_least=configuration.dialect == DIALECT
-        ),
+        resources=_resources(planned, defaults.resources),
         volumes=tuple(volume.mount for volume in own.volumes or ()),
         container=_container(configuration),
         constraints=tuple(one.constraint for one in own.constraints or ()),
@@ -470,10 +469,10 @@ def _credentials(written: RegistryAuthFields | None) -> RegistryAuth | None:
     return RegistryAuth(username=written.username, password=written.password)
 
 
-def _resources(planned: GroupPlan, defaults: Resources, *, at_least: bool) -> Resources:
+def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
     written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
-    at_least = at_least and (planned.whole_node or gpu.count > 0)
+    follows = defaults.unset if planned.whole_node or gpu.count > 0 else ()
     shm_size = written.shm_size
     beside = defaults.memory + int(shm_size or 0)
     memory = beside if written.memory is None else int(written.memory)
@@ -493,15 +492,12 @@ def _resources(planned: GroupPlan, defaults: Resources, *, at_least: bool) -> Re
         gpu=gpu,
         whole_node=planned.whole_node,
         unset=tuple(
-            amount for amount in Amount if _follows(getattr(written, amount), at_least=at_least)
+            amount
+            for amount in Amount
+            if (one := getattr(written, amount)) is None
+            or (amount in follows and getattr(one, "is_least", False))
         ),
     )
-
-
-def _follows(written: object, *, at_least: bool) -> bool:
-    """Return whether the amount follows the node: it was left out, or names the least alone.
-    `at_least`: that is no limit in this file, and the job holds GPUs or its whole node."""
-    return written is None or (at_least and getattr(written, "is_least", False))
 
 
 def _plain(text: str | None) -> str | None:

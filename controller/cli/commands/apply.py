@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -129,6 +130,17 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
             output.emit_json(data)
         return 0
     return _follow(client, run, json)
+
+
+def read_configuration(
+    file: Path, env: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[Document, object]:
+    """Return the file, and its complete configuration, checked by `parse`.
+
+    Raises InvalidConfiguration, UsageError.
+    """
+    document = read_document(file)
+    return document, completed(document, environ, given_variables(env, environ))
 
 
 def tell_translation(configuration: object) -> None:

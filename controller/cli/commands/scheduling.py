@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from common.sizes import human_size
 from controller.api.documents import ExplainView, GroupPlanView, NodeView, PlanView, UnderWayView
 from controller.cli import output
-from controller.cli.commands.apply import tell_translation
+from controller.cli.commands.apply import read_configuration, tell_translation
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
@@ -21,7 +21,7 @@ from fairlead import settings
 from fairlead.offers import Offer, offers
 from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
-from fairlead.submission import completed, given_variables, read_document, with_code_unsent
+from fairlead.submission import with_code_unsent
 
 
 def explain(run: str, /, *, json: Json = False) -> int:
@@ -91,8 +91,7 @@ def plan(
     env
         As for `apply`.
     """
-    document = read_document(file)
-    configuration = completed(document, os.environ, given_variables(env, os.environ))
+    document, configuration = read_configuration(file, env, os.environ)
     tell_translation(configuration)
     planned = with_code_unsent(
         configuration, file.resolve().parent, str(file), os.environ, document
