@@ -427,34 +427,6 @@ def _is_there(path: Path) -> bool:
     return path.is_symlink() or path.is_file()
 
 
-_WORTH_TELLING = 4 << 20
-_TELL_SECONDS = 3.0
-
-
-def send_code(
-    client: ControllerClient,
-    configuration: object,
-    base: Path,
-    environ: Mapping[str, str],
-    tell: Callable[[str], None],
-) -> object:
-    """Upload the code and return the configuration to submit, which needs nothing of this machine.
-
-    Paths in it are relative to `base`. Raises ConfigurationError, ApiError, ConnectionLost.
-    """
-    parsed = parse(configuration)
-    if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
-        return configuration
-    with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
-        packed = pack(configuration, parsed, base, environ, Path(scratch))
-        for digest, file in packed.uploads.items():
-            if not client.has_upload(digest):
-                size = file.stat().st_size
-                client.upload(digest, file, UploadProgress(size, tell, time.monotonic))
-    sent: dict[str, Any] = packed.configuration
-    return sent
-
-
 def as_if_sent(configuration: object, base: Path, environ: Mapping[str, str]) -> object:
     """Return what `send_code` would return, with digests of nothing. Nothing is packed or sent.
     Raises ConfigurationError as `send_code` does."""
@@ -486,6 +458,34 @@ class _Checker(_Packer):
             if info.isreg() and not os.access(source, os.R_OK):
                 raise ConfigurationError(field, f"{source} can't be read: Permission denied")
         return "0" * 64
+
+
+_WORTH_TELLING = 4 << 20
+_TELL_SECONDS = 3.0
+
+
+def send_code(
+    client: ControllerClient,
+    configuration: object,
+    base: Path,
+    environ: Mapping[str, str],
+    tell: Callable[[str], None],
+) -> object:
+    """Upload the code and return the configuration to submit, which needs nothing of this machine.
+
+    Paths in it are relative to `base`. Raises ConfigurationError, ApiError, ConnectionLost.
+    """
+    parsed = parse(configuration)
+    if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
+        return configuration
+    with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
+        packed = pack(configuration, parsed, base, environ, Path(scratch))
+        for digest, file in packed.uploads.items():
+            if not client.has_upload(digest):
+                size = file.stat().st_size
+                client.upload(digest, file, UploadProgress(size, tell, time.monotonic))
+    sent: dict[str, Any] = packed.configuration
+    return sent
 
 
 class UploadProgress:
