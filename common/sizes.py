@@ -30,11 +30,19 @@ def size_of(text: str) -> float | None:
     return None if match is None or unit is None else float(match[1]) * unit
 
 
+def is_decimal(amount: int) -> bool:
+    """Return whether the bytes were written in a unit of thousands, such as 8GB: to the one who
+    wrote it, that is no 7.45 GiB."""
+    return amount > 0 and amount % 10**6 == 0 and amount % (1 << 20) != 0
+
+
 def human_size(amount: int) -> str:
-    """Return `amount` bytes in a readable unit."""
+    """Return `amount` bytes in a readable unit, one of thousands if it was written in such a
+    unit."""
     value = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    step, units = (1000, "KB MB GB TB") if is_decimal(amount) else (1024, "KiB MiB GiB TiB")
+    for unit in ("B", *units.split()):
+        if value < step or unit.startswith("T"):
+            break
+        value /= step
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -42,7 +42,7 @@ from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
 from fairlead.rest import ControllerClient, decode, job_path, run_path
 from fairlead.ssh_keys import public_keys
-from fairlead.submission import submit, with_code
+from fairlead.submission import submit, with_code, with_code_unsent
 from fairlead.task import Task
 from runner.schemas.frames import Frame, Stream
 
@@ -172,10 +172,8 @@ class Client:
 
     def plan(self, task: Source, *, name: str | None = None) -> PlanView:
         """Return where the run's jobs would go now; nothing is submitted."""
-        configuration = _task(task).configuration()
-        if isinstance(configuration, dict):
-            code = ("repos", "files")
-            configuration = {key: one for key, one in configuration.items() if key not in code}
+        found = _task(task)
+        configuration = with_code_unsent(found.configuration(), found.base, found.name, os.environ)
         return decode(
             self.rest.post("/v1/plan", {"configuration": configuration, "name": name}), PlanView
         )

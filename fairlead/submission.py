@@ -9,7 +9,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.dstack import marked
 from controller.configuration.parse import parse
 from controller.configuration.source import Document, SourceError, load, with_environment
 from fairlead.errors import ConnectionLost, InvalidConfiguration, UsageError
@@ -21,11 +24,13 @@ _KEPT, _ENDING = 200, 202
 
 
 def read_document(file: Path) -> Document:
-    """Return the file's data with its lines. Raises InvalidConfiguration."""
+    """Return the file's data with its lines; the name of a file of dstack's is noted in the data.
+    Raises InvalidConfiguration."""
     try:
-        return load(file)
+        document = load(file)
     except SourceError as error:
         raise InvalidConfiguration(str(error)) from None
+    return replace(document, data=marked(document.data, file.name))
 
 
 def completed(
@@ -66,11 +71,12 @@ def with_code(
     name: str,
     environ: Mapping[str, str],
     tell: Tell,
+    document: Document | None = None,
 ) -> object:
     """Return the configuration with its `repos` and `files` uploaded.
 
-    Paths in it are relative to `base`; `name` is the configuration's in errors. Raises
-    InvalidConfiguration, ApiError, ConnectionLost.
+    Paths in it are relative to `base`; `name` is the configuration's in errors, which name a line
+    of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
     """
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
@@ -79,7 +85,32 @@ def with_code(
     try:
         return send_code(rest, configuration, base, environ, tell)
     except ConfigurationError as error:
-        raise InvalidConfiguration(f"{name}: {error}") from None
+        raise _invalid(error, name, document) from None
+
+
+def _invalid(
+    error: ConfigurationError, name: str, document: Document | None
+) -> InvalidConfiguration:
+    return InvalidConfiguration(document.explain(error) if document else f"{name}: {error}")
+
+
+def with_code_unsent(
+    configuration: object,
+    base: Path,
+    name: str,
+    environ: Mapping[str, str],
+    document: Document | None = None,
+) -> object:
+    """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
+    InvalidConfiguration."""
+    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+        return configuration
+    from fairlead.upload import as_if_sent  # few runs bring code
+
+    try:
+        return as_if_sent(configuration, base, environ)
+    except ConfigurationError as error:
+        raise _invalid(error, name, document) from None
 
 
 def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:

@@ -22,6 +22,7 @@ class TaskFields(TypedDict, total=False):
     """The fields of docs/configuration.md; values as in the YAML."""
 
     name: str
+    dialect: str
     groups: Sequence[Mapped]
     nodes: int
     gang: bool | Mapped

@@ -220,6 +220,10 @@ def pack(
 ) -> Packed:
     """Pack a configuration's code. Paths are relative to `base`. Raises ConfigurationError."""
     packer = _Packer(base, environ, scratch)
+    return Packed(_filled(written, parsed, packer), packer.uploads)
+
+
+def _filled(written: dict[str, Any], parsed: RunFields, packer: _Packer) -> dict[str, Any]:
     filled = dict(written)
     if parsed.repos:
         filled["repos"] = [
@@ -229,7 +233,7 @@ def pack(
         filled["files"] = [
             packer.file(file, f"files[{number}]") for number, file in enumerate(parsed.files)
         ]
-    return Packed(filled, packer.uploads)
+    return filled
 
 
 class _Packer:
@@ -344,28 +348,37 @@ def _gzip(file: IO[bytes]) -> gzip.GzipFile:
 
 
 def _add(archive: tarfile.TarFile, name: str, source: Path, field: str) -> None:
+    info = _member(name, source, field)
+    try:
+        if not info.isreg():
+            archive.addfile(info)
+            return
+        with source.open("rb") as content:
+            info.size = os.fstat(content.fileno()).st_size
+            archive.addfile(info, content)
+    except OSError as error:
+        raise ConfigurationError(field, f"{source} can't be read: {error.strerror}") from None
+
+
+def _member(name: str, source: Path, field: str) -> tarfile.TarInfo:
+    """Return the archive's entry for a file. Raises ConfigurationError for what cannot be sent."""
     try:
         found = source.lstat()
         info = tarfile.TarInfo(name)
         info.mode, info.mtime = stat.S_IMODE(found.st_mode) & 0o777, int(found.st_mtime)
         if stat.S_ISLNK(found.st_mode):
             info.type, info.linkname = tarfile.SYMTYPE, os.readlink(source)
-            if _leaves(name, info.linkname):
-                raise ConfigurationError(
-                    field, f"{source} is a link to outside of what is sent; leave it out"
-                )
-            archive.addfile(info)
         elif stat.S_ISDIR(found.st_mode):
             info.type = tarfile.DIRTYPE
-            archive.addfile(info)
-        elif stat.S_ISREG(found.st_mode):
-            with source.open("rb") as content:
-                info.size = os.fstat(content.fileno()).st_size
-                archive.addfile(info, content)
-        else:
+        elif not stat.S_ISREG(found.st_mode):
             raise ConfigurationError(field, f"{source} is neither a file nor a folder nor a link")
     except OSError as error:
         raise ConfigurationError(field, f"{source} can't be read: {error.strerror}") from None
+    if info.issym() and _leaves(name, info.linkname):
+        raise ConfigurationError(
+            field, f"{source} is a link to outside of what is sent; leave it out"
+        )
+    return info
 
 
 def _leaves(name: str, target: str) -> bool:
@@ -412,6 +425,39 @@ def _folder_name(root: Path, below: Path) -> str:
 
 def _is_there(path: Path) -> bool:
     return path.is_symlink() or path.is_file()
+
+
+def as_if_sent(configuration: object, base: Path, environ: Mapping[str, str]) -> object:
+    """Return what `send_code` would return, with digests of nothing. Nothing is packed or sent.
+    Raises ConfigurationError as `send_code` does."""
+    parsed = parse(configuration)
+    if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
+        return configuration
+    return _filled(configuration, parsed, _Checker(base, environ, Path()))
+
+
+class _Checker(_Packer):
+    """Goes through what would be packed, and packs nothing."""
+
+    def _folder(self, folder: Path, field: str) -> dict[str, Any]:
+        try:
+            found = look_at_git(folder)
+        except GitError as error:
+            raise ConfigurationError(f"{field}.local_path", str(error)) from None
+        if found is not None and found.url is not None and found.commit is not None:
+            return {"url": found.url, "hash": found.commit}
+        return {"archive": self._archive(_tree(folder, f"{field}.local_path"), field)}
+
+    def _keys(self, repo: RepoFields, field: str, url: str | None) -> dict[str, Any]:
+        keys = super()._keys(repo, field, url)
+        return keys | {name: "-" for name in ("token", "private_key") if name in keys}
+
+    def _archive(self, members: Iterable[tuple[str, Path]], field: str) -> str:
+        for name, source in members:
+            info = _member(name, source, field)
+            if info.isreg() and not os.access(source, os.R_OK):
+                raise ConfigurationError(field, f"{source} can't be read: Permission denied")
+        return "0" * 64
 
 
 _WORTH_TELLING = 4 << 20

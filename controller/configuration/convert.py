@@ -154,14 +154,13 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:60]
         field = _join(place, name)
-        names = sorted(fields_of(place, allowed))
+        names = fields_of(place, allowed) - {"uploaded"}
         path = _without_indices(field)
-        sentence = not_a_field(path, names, _run_type_of(allowed))
-        raise ConfigurationError(field, sentence, ", ".join(names))
+        raise ConfigurationError(field, *not_a_field(path, names, _run_type_of(allowed)))
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
-        raise ConfigurationError(field, "is missing", allowed.get(field))
-    raise ConfigurationError(place, _plainly(what), _allowed(place, allowed))
+        raise ConfigurationError(field, "is missing", _allowed(field, allowed))
+    raise ConfigurationError(place, _plainly(what, place), _allowed(place, allowed))
 
 
 def _run_type_of(allowed: Mapping[str, str]) -> RunType | None:
@@ -184,17 +183,38 @@ def fields_of(place: str, allowed: Mapping[str, str] = ALLOWED) -> set[str]:
     }
 
 
-def _plainly(what: str) -> str:
+def _plainly(what: str, place: str) -> str:
     expected = _EXPECTED.fullmatch(what)
     if _BOUND.match(what):
-        return "is out of range"
+        return "is empty" if "of length" in what else "is out of range"
     if unknown := _NO_MEMBER.fullmatch(what):
         return f"{unknown['value']} is not known"
     if expected is None:
         return what if what[:2].isupper() else what[:1].lower() + what[1:]
     got = _PLAIN_NAMES.get(expected["got"], expected["got"])
     wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
-    return f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
+    said = f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
+    return said + _how_to_write(expected["got"], expected["wanted"].split(" | "), place)
+
+
+def _how_to_write(got: str, wanted: list[str], place: str) -> str:
+    """Return how YAML reads what was written, where it is not what its writer sees."""
+    if "str" in wanted and got in ("int", "float", "bool"):
+        return ": quote it"
+    if wanted == ["str"] and place.endswith("]") and got in _READ_AS:
+        return f": YAML reads {_READ_AS[got]}, so quote the whole entry"
+    if got != "null" and wanted in (["array"], ["array", "null"]):
+        return {"object": ": begin it with `- `"}.get(got, ": begin its line with `- `")
+    return _INSTEAD.get((place, got), "")
+
+
+_INSTEAD = {
+    ("retry", "int"): ": write {max_failures: NUMBER}",
+    ("retry", "str"): ": write true to try everything again",
+    ("gang", "int"): ": write {size: NUMBER}",
+    ("resources", "array"): ": leave out the `- `",
+}
+_READ_AS = {"object": "`: ` and {…} as a mapping", "array": "[…] as a list"}
 
 
 def _allowed(place: str, allowed: Mapping[str, str]) -> str | None:

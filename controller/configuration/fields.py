@@ -133,7 +133,8 @@ def _path(text: str | None) -> dict[str, str]:
 
 def _list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError("is not a list")
+        how = ": begin its line with `- `" if isinstance(value, str) else ""
+        raise ValueError(f"is not a list{how}")
     return value
 
 
@@ -209,11 +210,22 @@ def _of_text(text: str) -> Constraint:
     words = text.split(None, 2)
     operator = words[1].upper() if len(words) > 1 else ""
     if operator not in set(Operator):
-        raise ValueError(f"{shown(text)} is not ATTRIBUTE OPERATOR VALUE")
+        raise ValueError(f"{shown(text)} is not ATTRIBUTE OPERATOR VALUE{_by_name(text)}")
     rest = words[2].strip() if len(words) > 2 else ""
     parts = rest.split(",") if operator == Operator.IN else [rest]
     values = tuple(part.strip() for part in parts if part.strip())
     return _checked(words[0], Operator(operator), values, required=True)
+
+
+_SIGNS = {"=": "EQ", "==": "EQ", "!=": "NE", ">=": "GE", "<=": "LE", ">": "GT", "<": "LT"}
+_WITH_SIGN = re.compile(r"\s*([\w.-]+)\s*([=!<>]=?)\s*([\w.-]+)\s*", re.ASCII)
+
+
+def _by_name(text: str) -> str:
+    """Return how to write `rack=r1`."""
+    match = _WITH_SIGN.fullmatch(text)
+    operator = None if match is None else _SIGNS.get(match[2])
+    return f": write {match[1]} {operator} {match[3]}" if match and operator else ""
 
 
 def _checked(
@@ -326,6 +338,11 @@ def _checked_volume(
 ) -> VolumeMount:
     if not target.startswith("/") or target == "/" or ".." in target.split("/"):
         raise ValueError(f"{shown(target)} is not an absolute path in the container")
+    if kind is VolumeKind.NAMED and source.startswith((".", "~")):
+        raise ValueError(
+            f"{shown(source)} is no folder of the node, whose path begins with /;"
+            " files sends a folder of your machine"
+        )
     if kind is VolumeKind.NAMED and not _NAME.fullmatch(source):
         raise ValueError(f"{shown(source)} is not the name of a volume")
     if kind is VolumeKind.NAMED and optional:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from common.sizes import human_size
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.hints import not_a_field
@@ -46,7 +47,9 @@ def check_limits(configuration: RunFields, plans: Iterable[GroupPlan]) -> None:
         )
     quota = configuration.log_quota
     if quota is not None and quota < LEAST_LOG_QUOTA:
-        raise ConfigurationError("log_quota", "is less than 1MiB", ALLOWED["log_quota"])
+        raise ConfigurationError(
+            "log_quota", f"{human_size(quota)} is less than 1MiB", ALLOWED["log_quota"]
+        )
     unheard = configuration.on_disconnect
     if isinstance(unheard, DisconnectFields) and unheard.stop_after < LEAST_UNHEARD:
         raise ConfigurationError(
@@ -290,8 +293,7 @@ def _group(value: object, place: str, make: Callable[[type, Any], Any]) -> schem
         raise ConfigurationError(f"{place}.{error.field}", error.message, error.allowed) from None
 
 
-def _unknown(name: str) -> tuple[str, str]:
-    allowed = ", ".join(sorted(_OF_A_GROUP))
+def _unknown(name: str) -> tuple[str, str | None]:
     if name in TaskConfiguration.__struct_fields__:
-        return "applies to all groups: set it at the top level", allowed
-    return not_a_field(name, sorted(_OF_A_GROUP), RunType.TASK), allowed
+        return "applies to all groups: set it at the top level", None
+    return not_a_field(name, _OF_A_GROUP, RunType.TASK)

@@ -7,7 +7,7 @@ A wrong guess costs more than none, so only similar names are suggested.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from controller.lifecycle.model import RunType
 
@@ -27,6 +27,11 @@ _TUNNEL = (
 )
 _BUILT = "nodes build no images; push it to a registry and use its name as image"
 _BANDS = "there are no queues; write band and priority"
+_A_RANGE = "write a range, such as replicas: 1..4, and scaling: {metric: rps, target: 10}"
+_ROUTER = (
+    "each replica here gets requests like the others; write the workers as one service, and the"
+    " router as another that asks the first by its URL"
+)
 _NO_LIMIT_YET = "is not supported yet; max_duration limits how long the run may be running"
 
 RENAMED: Mapping[str, str] = {
@@ -40,6 +45,20 @@ RENAMED: Mapping[str, str] = {
     "container_image": "image",
     "run": "commands",
     "script": "commands",
+    "cmd": "commands",
+    "command": "commands",
+    "code": "repos",
+    "cron": "schedule",
+    "partition": "fleets",
+    "nodelist": "constraints",
+    "retry.max": "retry.max_failures",
+    "registry_auth.user": "registry_auth.username",
+    "volumes.target": "volumes.path",
+    "files.src": "files.local_path",
+    "files.source": "files.local_path",
+    "resources.vram": "resources.gpu.memory",
+    "resources.gpu.type": "resources.gpu.name",
+    "resources.gpu.model": "resources.gpu.name",
     "mounts": "volumes",
     "registry": "registry_auth",
     "image_auth": "registry_auth",
@@ -52,7 +71,6 @@ RENAMED: Mapping[str, str] = {
     "shm_size": "resources.shm_size",
     "job_count": "nodes",
     "num_nodes": "nodes",
-    "instances": "nodes",
     "tasks": "groups",
     "gang_options": "gang",
     "file_paths": "files",
@@ -80,6 +98,12 @@ RENAMED: Mapping[str, str] = {
 
 HINTS: Mapping[str, str] = {
     "port": _TUNNEL,
+    "args": "write commands, or entrypoint with its arguments",
+    "node": "choose a node by constraints: [node EQ NAME]; several jobs are nodes",
+    "volumes.source": "write name for a named volume, instance_path for a folder of the node",
+    "resources.gpu.vendor": "nodes have GPUs of NVIDIA",
+    "instances": "an instance of a fleet has no number here; give the names of nodes, such as"
+    " constraints: [node EQ gpu-1]; several jobs are nodes",
     "dstack": "a job here reaches no server of dstack; use `fairlead` and its API",
     "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,
@@ -117,11 +141,19 @@ HINTS: Mapping[str, str] = {
 
 SERVICE_HINTS: Mapping[str, str] = {
     **HINTS,
+    "domain": "a gateway gives the host name; write gateway",
+    "host": "a gateway gives the host name; write gateway",
+    "health_check": "write probes: [{type: http, url: /health}]",
+    "healthcheck": "write probes: [{type: http, url: /health}]",
+    "min_replicas": _A_RANGE,
+    "max_replicas": _A_RANGE,
+    "autoscaling": _A_RANGE,
     "ports": "a service has one port",
-    "router": "is not supported yet; run the router as a replica group of its own",
+    "router": _ROUTER,
     "gang": GANG_OF_A_REPLICA,
     "groups": f"{_OF_TASKS}; for replicas of several kinds write a list as replicas",
-    "schedule": f"{_OF_TASKS}; a service without requests sleeps with replicas: 0..1",
+    "schedule": f"{_OF_TASKS}; a service starts when it is applied, and with replicas: 0..1 and"
+    " scaling it sleeps until its first request",
     "stop_criteria": _OF_TASKS,
     "max_failed_jobs": f"{_OF_TASKS}; a failed replica never ends a service that has others",
     "max_failed_attempts": f"{_OF_TASKS}; write retry",
@@ -152,18 +184,27 @@ _HINTS_OF = {
 }
 
 
-def not_a_field(path: str, names: Iterable[str], run_type: RunType | None = None) -> str:
-    """Return the sentence about the last part of `path`, which is none of the allowed `names`.
+_MOST_NAMED = 12
+
+
+def not_a_field(
+    path: str, names: Collection[str], run_type: RunType | None = None
+) -> tuple[str, str | None]:
+    """Return the sentence about the last part of `path`, which is none of the allowed `names`, and
+    what is allowed. A long list of names would hide the one that was meant.
 
     `run_type`: the type of run whose file has this path, without numbers of entries; None: another
     file, to which no hint applies.
     """
+    few = ", ".join(sorted(names)) if len(names) <= _MOST_NAMED else None
     if run_type is not None:
         hints = _HINTS_OF[run_type]
         renamed = RENAMED.get(path)
         if renamed is not None and renamed not in hints:
-            return f"is not a field; write {renamed}"
+            return f"is not a field; write {renamed}", few
         if path in hints:
-            return f"is not a field: {hints[path]}"
+            return f"is not a field: {hints[path]}", few
     alike = difflib.get_close_matches(path.rpartition(".")[2], list(names), n=1, cutoff=_ALIKE)
-    return f"is not a field; did you mean {alike[0]}?" if alike else "is not a field"
+    if alike:
+        return f"is not a field; did you mean {alike[0]}?", few
+    return "is not a field", few or f"one of {len(names)} names that `fairlead schema` describes"

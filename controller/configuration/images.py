@@ -60,12 +60,16 @@ def image_for(default: str, python: str | None) -> str:
 def _what_is_wrong(text: str) -> str | None:
     if "://" in text:
         return "is a URL: leave out everything up to ://"
+    if "$" in text:
+        return "holds a variable, which is not filled in here: write the name itself"
     if any(char.isspace() for char in text):
         return "contains a blank, which image names cannot have"
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
         return "has an invalid digest: write sha256: and 64 hexadecimal digits"
     rest, colon, tag = _tagged(rest)
+    if colon and not tag:
+        return "has nothing after its colon: write a tag, or leave the colon out"
     if colon and not _TAG.fullmatch(tag):
         return "has an invalid tag: use up to 128 letters, digits, '_', '.' and '-'"
     registry, path = _parts(rest)

@@ -91,6 +91,7 @@ def document() -> dict[str, Any]:
         properties["working_dir"] = _STRING | {"description": _RELATIVE}
     for part in (schema.GroupFields, schema.ReplicaGroupFields):
         components[part.__name__]["properties"] |= _OF_DSTACKS_GROUPS
+    _add_forms_of_dstack(components)
     components[schema.GroupFields.__name__].pop("required", None)
     used = {name: part for name, part in components.items() if name != "UploadedRepo"}
     return {
@@ -111,6 +112,54 @@ def document() -> dict[str, Any]:
         },
         "$defs": used,
     }
+
+
+def _add_forms_of_dstack(components: dict[str, Any]) -> None:
+    """Add dstack's forms of fields that we have in another form."""
+    resources = components[schema.ResourcesFields.__name__]["properties"]
+    gpu = components[schema.GpuFields.__name__]["properties"]
+    service = components[schema.ServiceConfiguration.__name__]["properties"]
+    group = components[schema.ReplicaGroupFields.__name__]["properties"]
+    key = components[schema.RateLimitKeyFields.__name__]["properties"]
+    limit = components[schema.RateLimitFields.__name__]["properties"]
+    wholes = [components[whole.__name__]["properties"] for whole in _WHOLES]
+    for fields, name, form in (
+        *((resources, name, _AMOUNT_OF_DSTACK) for name in ("cpu", "memory", "disk", "shm_size")),
+        *((gpu, name, _RANGE_OF_DSTACK) for name in ("count", "memory")),
+        (service, "replicas", _RANGE_OF_DSTACK),
+        (group, "count", _RANGE_OF_DSTACK),
+        (service, "gateway", _OF_A_PROJECT),
+        *((fields, "fleets", {"type": "array", "items": _OF_A_PROJECT}) for fields in wholes),
+        (key, "type", {"const": "ip_address"}),
+        (limit, "key", {"const": "ip_address"}),
+    ):
+        described = fields[name].pop("description", None)
+        fields[name] = {"anyOf": [fields[name], form], "description": described}
+    gpu["vendor"] = {"const": "nvidia", "description": "of dstack: nvidia"}
+    service["replica_groups"] = {"type": "array", "description": "of dstack: replicas"}
+
+
+_NUMBERS = {"type": ["integer", "number", "string", "null"]}
+_RANGE_OF_DSTACK = {
+    "type": "object",
+    "properties": {"min": _NUMBERS, "max": _NUMBERS},
+    "additionalProperties": False,
+}
+_AMOUNT_OF_DSTACK = {
+    "anyOf": [
+        _RANGE_OF_DSTACK,
+        {"type": "string", "pattern": r"^\.\."},
+        {"type": "object", "required": ["arch"], "additionalProperties": False}
+        | {"properties": {"arch": {"const": "x86"}, "count": {}}},
+    ]
+}
+_OF_A_PROJECT = {
+    "anyOf": [
+        _STRING,
+        {"type": "object", "required": ["name"], "additionalProperties": False}
+        | {"properties": {"name": _STRING, "project": _STRING}},
+    ]
+}
 
 
 def _by_type(name: str, whole: type[msgspec.Struct]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ It raises only ConfigurationError, whatever the data is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from os.path import commonpath, normpath
 
 from controller.configuration.convert import ConfigurationError, check_content, convert
@@ -34,13 +36,13 @@ Configuration = TaskConfiguration | ServiceConfiguration | DevEnvironmentConfigu
 def parse(data: object) -> Configuration:
     """Return the configuration. Raises ConfigurationError for the first error."""
     if not isinstance(data, dict):
-        raise ConfigurationError(
-            "", f"a configuration is a mapping of fields to values, not {shown(data)}", "type: task"
-        )
+        what = "a configuration is a mapping of fields to values"
+        why = f"is empty; {what}" if data is None else f"{what}, not {shown(data)}"
+        raise ConfigurationError("", why, "type: task")
     check_content(data)
     data = translated(data).data
     configuration: Configuration
-    match _type(data.get("type")):
+    match _type(data):
         case RunType.SERVICE:
             configuration = convert(data, ServiceConfiguration, make, allowed=SERVICE_ALLOWED)
             check_service(configuration)
@@ -63,13 +65,28 @@ def parse(data: object) -> Configuration:
     return configuration
 
 
-def _type(given: object) -> RunType:
+_NO_RUNS = {
+    "fleet": "describes hosts and no run: `fairlead apply` takes such a file",
+    "gateway": "describes a gateway and no run: `fairlead apply` takes such a file",
+    "volume": "needs no file: a named volume is made on the node of a job that names it",
+}
+
+
+def _type(data: Mapping[str, object]) -> RunType:
+    given = data.get("type")
     if given is None:
-        raise ConfigurationError("type", "is missing", ALLOWED["type"])
+        names = {name.lower(): name for name in data if name != "type"}
+        alike = get_close_matches("type", names, n=1)
+        meant = f"; {names[alike[0]]} is not a field" if alike else ""
+        raise ConfigurationError("type", f"is missing{meant}", ALLOWED["type"])
     for supported in RunType:
         if given == supported.value:
             return supported
-    raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])
+    if isinstance(given, str) and given in _NO_RUNS:
+        raise ConfigurationError("type", f"{given} {_NO_RUNS[given]}", ALLOWED["type"])
+    alike = get_close_matches(str(given).lower(), RunType, n=1)
+    meant = f"; did you mean {alike[0]}?" if alike else ""
+    raise ConfigurationError("type", f"{shown(given)} is not known{meant}", ALLOWED["type"])
 
 
 def _check_command(planned: GroupPlan) -> None:

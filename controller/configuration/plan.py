@@ -11,6 +11,7 @@ import msgspec
 from common.engine_abilities import EngineAbility
 from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.dstack import DIALECT
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.images import DEFAULT_IMAGE, image_for
 from controller.configuration.schema import (
@@ -110,6 +111,8 @@ def to_run(
 ) -> Plan:
     """Plan the run. `written` is the data from which `configuration` was parsed."""
     service = serves = gateway = None
+    if configuration.dialect == DIALECT:
+        defaults = msgspec.structs.replace(defaults, resources=least_of_dstack(defaults.resources))
     if isinstance(configuration, ServiceConfiguration):
         service, serves = services.policy(configuration), services.serves(configuration)
         gateway = services.wanted_gateway(configuration)
@@ -135,6 +138,18 @@ def to_run(
         service=service,
         gateway=gateway,
         configuration=public(written),
+    )
+
+
+def least_of_dstack(least: Resources) -> Resources:
+    """Return what a job of dstack's needs at least where its file says nothing. `unset`: what
+    follows the node also above a lower end, as in `memory: 8GB..`."""
+    return msgspec.structs.replace(
+        least,
+        cpu=max(least.cpu, 2.0),
+        memory=max(least.memory, 8 * 10**9),
+        disk=max(least.disk, 100 * 10**9),
+        unset=(Amount.CPU, Amount.MEMORY),
     )
 
 
@@ -482,6 +497,7 @@ def _credentials(written: RegistryAuthFields | None) -> RegistryAuth | None:
 def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
     written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
+    follows = defaults.unset if planned.whole_node or gpu.count > 0 else ()
     shm_size = written.shm_size
     beside = defaults.memory + int(shm_size or 0)
     memory = beside if written.memory is None else int(written.memory)
@@ -500,7 +516,12 @@ def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
         shm_size=defaults.shm_size if shm_size is None else int(shm_size),
         gpu=gpu,
         whole_node=planned.whole_node,
-        unset=tuple(amount for amount in Amount if getattr(written, amount) is None),
+        unset=tuple(
+            amount
+            for amount in Amount
+            if (one := getattr(written, amount)) is None
+            or (amount in follows and getattr(one, "is_least", False))
+        ),
     )
 
 

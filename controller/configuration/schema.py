@@ -39,7 +39,9 @@ MOST_REPLICAS = 1000
 
 
 class Size(int):
-    """Bytes."""
+    """Bytes. `is_least`: written without an upper end, as `8GB..`."""
+
+    is_least = False
 
 
 class Duration(float):
@@ -54,7 +56,9 @@ class DurationOrOff:
 
 
 class Cpu(float):
-    """Cores."""
+    """Cores. `is_least`: written without an upper end, as `4..`."""
+
+    is_least = False
 
 
 class RunName(str):
@@ -361,6 +365,7 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     the defaults."""
 
     name: RunName | None = None
+    dialect: Literal["dstack", "fairlead"] | None = None
     on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
     on_disconnect: Literal["keep", "stop"] | DisconnectFields = "keep"
     max_duration: DurationOrOff | None = None
@@ -557,6 +562,7 @@ _EVENTS = ", ".join(RetryEvent)
 ALLOWED = {
     "type": "task, service, dev-environment",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
+    "dialect": "dstack, fairlead",
     "image": IMAGE_ALLOWED,
     "python": "a version such as 3.12 or 3.12.4",
     "nvcc": "true or false",

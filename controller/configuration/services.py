@@ -27,7 +27,7 @@ from controller.configuration.schema import (
     ScalingFields,
     ServiceConfiguration,
 )
-from controller.configuration.units import shown
+from controller.configuration.units import as_range, shown
 from controller.lifecycle.model import Group, RunType
 from controller.lifecycle.services.policy import (
     Https,
@@ -81,7 +81,7 @@ def port(value: object) -> schema.PortPair:
 def replica_range(value: object) -> schema.ReplicaRange:
     match = _RANGE.fullmatch(str(value)) if type(value) in (int, str) else None
     if match is None:
-        raise ValueError(f"{shown(value)} is not a number of replicas")
+        raise ValueError(f"{shown(value)} is not a number of replicas{as_range(value)}")
     least = int(match[1])
     if match[2] and not match[3]:
         raise ValueError(f"{shown(value)} has no upper end; write the most that there may be")
@@ -134,11 +134,10 @@ def _group(value: object, place: str, make: Hook) -> ReplicaGroupFields:
 _ALLOWED_IN_GROUPS = {**SERVICE_ALLOWED, "count": SERVICE_ALLOWED["replicas.count"]}
 
 
-def _unknown(name: str) -> tuple[str, str]:
-    allowed = ", ".join(sorted(_OF_A_GROUP - {"gang"}))
+def _unknown(name: str) -> tuple[str, str | None]:
     if name in ServiceConfiguration.__struct_fields__:
-        return "applies to all groups: set it at the top level", allowed
-    return not_a_field(name, sorted(_OF_A_GROUP), RunType.SERVICE), allowed
+        return "applies to all groups: set it at the top level", None
+    return not_a_field(name, _OF_A_GROUP - {"gang"}, RunType.SERVICE)
 
 
 def headers(value: object, make: Hook) -> schema.Headers:

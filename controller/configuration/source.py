@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from controller.configuration.convert import ConfigurationError
+from controller.configuration.yaml_errors import explained
 
 STANDARD_INPUT = Path("-")
 MAX_BYTES = 256 * 1024
@@ -78,32 +79,20 @@ def read(content: bytes, *, name: str) -> Document:
     if len(content) > MAX_BYTES:
         raise SourceError(f"{name}: is larger than {MAX_BYTES // 1024} KiB")
     try:
-        node = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise SourceError(f"{name}:{line}: is not UTF-8") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise SourceError(_yaml_problem(name, error)) from None
+        place, why = explained(text, error)
+        raise SourceError(f"{name if place is None else f'{name}:{place}'}: {why}") from None
     except RecursionError:
         raise SourceError(f"{name}: is nested too deeply") from None
     reader = _Reader(name)
     data = None if node is None else reader.value(node, "", 0)
     return Document(name=name, data=data, lines=reader.lines)
-
-
-_SEVERAL_DOCUMENTS = "expected a single document in the stream"
-"""The parser's own words; it has no exception class for this."""
-
-
-def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"{name}: contains a character that YAML does not allow (#x{error.character:04x})"
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = getattr(error, "problem", None) or "is not YAML"
-    place = name if mark is None else f"{name}:{mark.line + 1}"
-    if getattr(error, "context", None) == _SEVERAL_DOCUMENTS:
-        return f"{place}: begins a second document (---): write each run in its own file"
-    return f"{place}: is not valid YAML: {problem}"
 
 
 class _Reader:
@@ -130,7 +119,7 @@ class _Reader:
             ]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind, path)
-        return self._refuse(node, path, f"has the tag {node.tag[:60]!r}, which is not allowed")
+        return self._refuse(node, path, _tag(node))
 
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, object]:
         content: dict[Any, object] = {}
@@ -168,11 +157,15 @@ class _Reader:
                     return None
         except (ValueError, KeyError):
             self._refuse(node, path, "is not a value that can be read; quote it")
-        return self._refuse(node, path, f"has the tag {node.tag[:60]!r}, which is not allowed")
+        return self._refuse(node, path, _tag(node))
 
     def _refuse(self, node: yaml.Node, path: str, message: str) -> NoReturn:
         field = f"{path}: " if path else ""
         raise SourceError(f"{self._name}:{_line(node)}: {field}{message}")
+
+
+def _tag(node: yaml.Node) -> str:
+    return f"has the tag {node.tag[:60]!r}; a value that begins with ! must be quoted"
 
 
 def _line(node: yaml.Node) -> int:
@@ -182,6 +175,7 @@ def _line(node: yaml.Node) -> int:
 # -- what only the submitting side knows ----------------------------------------------------------
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
+_VARIABLE_OF_DSTACK = re.compile(r"\$\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
 
 
 def with_environment(
@@ -211,7 +205,7 @@ def with_environment(
         filled["secrets"] = _filled_secrets(filled["secrets"], environ)
     if isinstance(filled.get("registry_auth"), dict):
         filled["registry_auth"] = {
-            name: _substituted(content, f"registry_auth.{name}", environ)
+            name: _credential(content, f"registry_auth.{name}", environ, env)
             for name, content in filled["registry_auth"].items()
         }
     return filled
@@ -261,6 +255,15 @@ def _filled_secrets(secrets: object, environ: Mapping[str, str]) -> object:
 def _substituted(content: object, field: str, environ: Mapping[str, str]) -> object:
     match = _VARIABLE.fullmatch(content) if isinstance(content, str) else None
     return content if match is None else _variable(match[1], field, environ)
+
+
+def _credential(content: object, field: str, environ: Mapping[str, str], env: object) -> object:
+    """Return a login's part; dstack's `${{ env.NAME }}` is a variable of the run."""
+    match = _VARIABLE_OF_DSTACK.fullmatch(content) if isinstance(content, str) else None
+    if match is None:
+        return _substituted(content, field, environ)
+    own = env.get(match[1]) if isinstance(env, dict) else None
+    return own if isinstance(own, str) else _variable(match[1], field, environ)
 
 
 def _variable(name: str, field: str, environ: Mapping[str, str]) -> str:

@@ -19,11 +19,26 @@ _EXPRESSION = re.compile(r"\$\{\{[^{}]*\}\}")
 """An expression of any kind, as dstack and GitHub have them."""
 _SECRET = re.compile(r"\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}", re.ASCII)
 _PLACE = re.compile(
-    r"(?:(?:groups\[\d+\]\.)?env[.\[].*|secrets\..*|registry_auth\.(?:username|password)"
+    r"(?:(?:(?:groups|replicas)\[\d+\]\.)?env[.\[].*|secrets\..*|registry_auth\.(?:username|password)"
     r"|repos\[\d+\]\.(?:token|private_key))",
     re.ASCII | re.DOTALL,
 )
 """The fields in which the expression may stand."""
+_NAMED = re.compile(r"\$\{\{\s*([a-z]+)\.([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}", re.ASCII)
+_IN_GROUP = r"(?:(?:groups|replicas)\[\d+\]\.)?"
+_IN_A_SHELL = re.compile(rf"{_IN_GROUP}(?:commands|setup|init)\[\d+\]", re.ASCII)
+_IN_A_VOLUME = re.compile(rf"{_IN_GROUP}volumes\[\d+\].*", re.ASCII | re.DOTALL)
+_FROM_ENVIRONMENT = re.compile(r"registry_auth\.\w+|secrets\..*", re.ASCII | re.DOTALL)
+_VARIABLES = {
+    "node_rank": "FAIRLEAD_NODE_RANK",
+    "nodes_num": "FAIRLEAD_NODES_NUM",
+    "job_num": "FAIRLEAD_JOB_INDEX",
+    "name": "FAIRLEAD_RUN_NAME",
+    "run_name": "FAIRLEAD_RUN_NAME",
+    "id": "FAIRLEAD_RUN_ID",
+    "run_id": "FAIRLEAD_RUN_ID",
+}
+"""Our variables for what dstack's expressions say of a run and its jobs."""
 ValueOf = Callable[[str], str]
 """Returns the value of the secret with this name."""
 
@@ -39,12 +54,41 @@ def is_reference(text: str) -> bool:
 
 def problem_of(text: str, path: str) -> str | None:
     """Return what is wrong with the expressions of the string at this field; None: nothing."""
-    found = _EXPRESSION.findall(text)
-    if not found:
-        return None
-    if not all(map(is_reference, found)):
-        return "holds ${{ … }}, which is not resolved here"
-    return None if _PLACE.fullmatch(path) else "cannot hold a stored secret"
+    for found in _EXPRESSION.findall(text):
+        named = _NAMED.fullmatch(found)
+        if is_reference(found):
+            if not _PLACE.fullmatch(path):
+                return _misplaced(found, path)
+        elif named is None:
+            return "holds ${{ … }}, which is not resolved here"
+        else:
+            instead = _instead(named[1], named[2], path)
+            return f"holds ${{{{ {named[1]}.{named[2]} }}}}, which is not resolved here{instead}"
+    return None
+
+
+def _misplaced(reference: str, path: str) -> str:
+    if not _IN_A_SHELL.fullmatch(path):
+        return "cannot hold a stored secret"
+    name = _SECRET.sub(r"\1", reference)
+    return f"cannot hold a stored secret: set {name} to {reference} in env, and write ${name} here"
+
+
+def _instead(space: str, name: str, path: str) -> str:
+    """Return what to write instead of the expression at this field; empty: nothing is known."""
+    in_a_shell = _IN_A_SHELL.fullmatch(path) is not None
+    if space == "env":
+        if in_a_shell:
+            return f": write ${name}"
+        whose = f": write ${{{name}}}, a variable of your environment"
+        return whose if _FROM_ENVIRONMENT.fullmatch(path) else f": write the value of {name} itself"
+    if space == "run" and name == "args":
+        return ": write $ARGS, name ARGS in env, and give it with `-e ARGS=…`" if in_a_shell else ""
+    if space not in ("dstack", "run"):
+        return ""
+    if _IN_A_VOLUME.fullmatch(path):
+        return ": leave it out, since each node has a folder of its own for a named volume"
+    return f": write ${_VARIABLES[name]}" if in_a_shell and name in _VARIABLES else ""
 
 
 def names_of(spec: JobSpec) -> dict[str, str]:

@@ -18,6 +18,11 @@ MAX_DURATION = 10 * 365 * 86400.0
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern}\s*)+", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SHORT_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGTPkmgtp]?)(i?)", re.ASCII)
+_CLOCK = re.compile(r"(\d{1,5}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_WORDS = re.compile(r"(seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?)", re.ASCII)
+_CORES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(m|cores?|cpus?|vcpus?)", re.ASCII | re.IGNORECASE)
+_HYPHEN = re.compile(r"(\d{1,9}) *- *(\d{1,9})", re.ASCII)
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OFF = frozenset({"off", "never", "none"})
 
@@ -26,17 +31,31 @@ def parse_size(value: object) -> int:
     """Return bytes, at least 1."""
     size = size_of(value) if isinstance(value, str) else None
     if size is None:
-        raise ValueError(f"{shown(value)} is not a size")
+        raise ValueError(f"{shown(value)} is not a size{_with_unit(value)}")
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"{shown(value)} is not between 1B and 1000PB")
     return round(size)
 
 
+def _with_unit(value: object) -> str:
+    """Return how to write a size whose unit is missing or cut short, as in `16`, `16G`, `16Gi`."""
+    match = None if isinstance(value, bool) else _SHORT_SIZE.fullmatch(str(value).strip())
+    if match is None or not float(match[1]) > 0:
+        return ""
+    number, unit = match[1], match[2].upper()
+    units = (f"{unit}iB",) if match[3] else (f"{unit}B", f"{unit}iB") if unit else ("GB", "MB")
+    return f": write {' or '.join(number + one for one in units)}"
+
+
 def parse_duration(value: object) -> float:
     """Return seconds, at least 0."""
+    if value is False:
+        raise ValueError("cannot be switched off")
     seconds = _duration(value)
     if seconds is None or not 0 <= seconds <= MAX_DURATION:
-        raise ValueError(f"{shown(value)} is not a duration between 0 and 10 years")
+        raise ValueError(
+            f"{shown(value)} is not a duration between 0 and 10 years{_in_short(value)}"
+        )
     return seconds
 
 
@@ -45,6 +64,21 @@ def parse_duration_or_off(value: object) -> float | None:
     if value is False or (isinstance(value, str) and value.strip().lower() in _OFF):
         return None
     return parse_duration(value)
+
+
+def _in_short(value: object) -> str:
+    """Return how to write `2 hours` or `2:00:00`."""
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if len(text) > 64:
+        return ""
+    if clock := _CLOCK.fullmatch(text):
+        numbers = [int(one) for one in clock.groups(default="0")]
+        short = "".join(
+            f"{number}{unit}" for number, unit in zip(numbers, "hms", strict=True) if number
+        )
+        return f": write {short}" if short else ""
+    short = _WORDS.sub(lambda match: match[1][0], text).replace(" ", "").replace("and", "")
+    return f": write {short}" if short != text and _DURATION.fullmatch(short) else ""
 
 
 def _duration(value: object) -> float | None:
@@ -68,22 +102,41 @@ def parse_cpu(value: object) -> float:
     dstack's `x86:4` names the architecture that all nodes have.
     """
     amount = value.strip().removeprefix("x86:") if isinstance(value, str) else value
+    if isinstance(amount, str) and amount.startswith("arm:"):
+        raise ValueError(f"{shown(value)} asks for another architecture; nodes are of x86")
     cores = parse_number(lower_end(amount))
     if cores is None:
-        raise ValueError(f"{shown(value)} is not a number of CPU cores")
+        raise ValueError(
+            f"{shown(value)} is not a number of CPU cores{_in_cores(amount)}{as_range(amount)}"
+        )
     if not 0 < cores <= MAX_CPU:
         raise ValueError(f"{shown(value)} is not more than 0 and at most {MAX_CPU:g}")
     return cores
+
+
+def _in_cores(value: object) -> str:
+    """Return how to write `500m` or `4 cores`."""
+    match = _CORES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    cores = float(match[1]) / (1000 if match[2] == "m" else 1)
+    return f": write {cores:g}"
 
 
 def parse_count(value: object) -> int:
     """Return a whole number, at least 0; for a range its lower end."""
     number = parse_number(lower_end(value))
     if number is None or not number.is_integer():
-        raise ValueError(f"{shown(value)} is not a whole number")
+        raise ValueError(f"{shown(value)} is not a whole number{as_range(value)}")
     if not 0 <= number <= MAX_CPU:
         raise ValueError(f"{shown(value)} is not between 0 and {MAX_CPU:g}")
     return int(number)
+
+
+def as_range(value: object) -> str:
+    """Return how to write `1-4`."""
+    match = _HYPHEN.fullmatch(value.strip()) if isinstance(value, str) else None
+    return f": write {match[1]}..{match[2]}" if match else ""
 
 
 def parse_number(value: object) -> float | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
+from signal import Signals
+from typing import Any, TypeVar
 
+from common.sizes import size_of
 from controller.configuration import dev_environments, fields, groups, schema, services
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.images import image_name
@@ -27,11 +29,27 @@ from controller.lifecycle.model import GpuNeed
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
 _PYTHON = re.compile(r"3\.\d{1,2}(?:\.\d{1,2})?", re.ASCII)
+_TIMES = re.compile(
+    r"(?P<name>[A-Za-z][\w ]*?\d) *[x*] *(?P<count>\d+)"
+    r"|(?P<first>\d+) *[x*]? *(?P<last>[A-Za-z]\w*)",
+    re.ASCII | re.IGNORECASE,
+)
+"""`H100 x 8` and `8xH100`, as people write a number of GPUs."""
+_SHORT_UNIT = re.compile(r"[kmgtp]i?b?", re.ASCII | re.IGNORECASE)
+_NO_GPU_NAMES = frozenset({"all", "any", "auto", "none"})
 _SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL"})
 _SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
 _GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _-]{0,63}", re.ASCII)
 _VENDOR = "nvidia"
 _OTHER_VENDORS = frozenset({"amd", "google", "tpu", "intel", "tenstorrent"})
+_OF_OTHER_VENDORS = {
+    "AMD": re.compile(r"mi ?\d{2,3}[a-z]{0,2}", re.ASCII),
+    "Google": re.compile(r"(?:tpu-?)?v\d[a-z]*-\d+|tpu", re.ASCII),
+    "Intel": re.compile(r"gaudi ?\d?", re.ASCII),
+    "Tenstorrent": re.compile(r"tt-[a-z0-9-]+|[np]150[a-z]?|[np]300[a-z]?|wormhole", re.ASCII),
+}
+"""Names of accelerators that no node has. A vendor that nodes can have leaves this table."""
+_ONLY = "nodes have GPUs of NVIDIA"
 _CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
 
 
@@ -42,8 +60,17 @@ def make(type_: type, value: Any) -> Any:
 
 def _run_name(value: object) -> schema.RunName:
     if not isinstance(value, str) or not is_run_name(value):
-        raise ValueError(f"{shown(value)} is not a run name")
+        raise ValueError(f"{shown(value)} is not a run name{_as_name(value)}")
     return schema.RunName(value)
+
+
+def _as_name(value: object) -> str:
+    """Return a run name that is like the text; empty: there is none."""
+    if isinstance(value, bool):
+        return ": quote it"
+    text = re.sub(r"[^a-z0-9]+", "-", value.strip().lower()) if isinstance(value, str) else ""
+    name = text.strip("-").lstrip("-0123456789")
+    return f": write {name}" if is_run_name(name) else ""
 
 
 def _argv(value: object) -> schema.Argv:
@@ -66,7 +93,8 @@ def _env(value: object) -> schema.Env:
         return schema.Env(_variable(name, content) for name, content in value.items())
     if isinstance(value, list | tuple):
         return _env_of_list(value)
-    raise ValueError("must be a mapping or a list")
+    how = ": begin each line with `- `" if isinstance(value, str) and "=" in value else ""
+    raise ValueError(f"must be a mapping or a list{how}")
 
 
 def _env_of_list(entries: list[object] | tuple[object, ...]) -> schema.Env:
@@ -81,6 +109,13 @@ def _env_of_list(entries: list[object] | tuple[object, ...]) -> schema.Env:
 
 def _assignment(entry: object, field: str) -> tuple[str, str]:
     allowed = schema.ALLOWED["env"]
+    if isinstance(entry, dict) and len(entry) == 1:
+        name = next(iter(entry))
+        raise ConfigurationError(
+            field,
+            f"is a mapping: write {shown(name)[1:-1]}=VALUE, or a mapping without `- `",
+            allowed,
+        )
     if not isinstance(entry, str):
         raise ConfigurationError(field, "is not a string", allowed)
     name, equals, content = entry.partition("=")
@@ -98,10 +133,15 @@ def _assignment(entry: object, field: str) -> tuple[str, str]:
 def _variable(name: object, content: object) -> tuple[str, str]:
     allowed = schema.ALLOWED["env"]
     if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-        raise ConfigurationError("env", f"{shown(name)} can't be a variable's name", allowed)
+        why = f"{shown(name)} can't be a variable's name{_as_variable(name)}"
+        raise ConfigurationError("env", why, allowed)
     if isinstance(content, bool):
         raise ConfigurationError(
             f"env.{name}", "is true or false in YAML; quote it to write a string", allowed
+        )
+    if content is None:
+        raise ConfigurationError(
+            f"env.{name}", 'has no value: write "" for an empty string', allowed
         )
     if not isinstance(content, str | int | float):
         raise ConfigurationError(f"env.{name}", "must be a string or a number", allowed)
@@ -112,6 +152,11 @@ def _variable(name: object, content: object) -> tuple[str, str]:
             f"env.{name}", "is a number with too many digits; quote it"
         ) from None
     return name, text
+
+
+def _as_variable(name: object) -> str:
+    short = name.strip().removeprefix("export ").strip() if isinstance(name, str) else ""
+    return f": write {short}=VALUE" if short != name and _ENV_NAME.fullmatch(short) else ""
 
 
 def _folder(value: object) -> schema.FolderName:
@@ -137,8 +182,16 @@ def _python(value: object) -> schema.PythonVersion:
 
 def _signal(value: object) -> schema.SignalName:
     if not isinstance(value, str) or value not in _SIGNALS:
-        raise ValueError(f"{shown(value)} is not a signal that can be sent")
+        raise ValueError(f"{shown(value)} is not a signal that can be sent{_full_signal(value)}")
     return schema.SignalName(value)
+
+
+def _full_signal(value: object) -> str:
+    """Return the name of a signal that was written as `TERM` or `15`."""
+    name = f"SIG{value}".upper()
+    if type(value) is int and value in set(Signals):
+        name = Signals(value).name
+    return f": write {name}" if name in _SIGNALS else ""
 
 
 def _ssh(value: object) -> schema.SshChoice:
@@ -154,18 +207,23 @@ def _gpu(value: object) -> schema.Gpu:
         return schema.Gpu(_gpu_of_mapping(value))
     if isinstance(value, str) and not value.strip().replace(".", "").isdigit():
         return schema.Gpu(_gpu_of_text(value))
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        raise ValueError(f"is a list: write {','.join(value)[:60]} for any of them")
+    if isinstance(value, bool | list | tuple):
+        raise ValueError(f"{shown(value)} is not a GPU request")
     return schema.Gpu(GpuNeed(count=parse_count(value)))
 
 
 def _gpu_of_text(text: str) -> GpuNeed:
     """Return the need of `[VENDOR:]NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as in
     dstack; of a range of memory or counts a job takes the lower end."""
+    _check_gpu_words(text)
     count, memory, names = 1, 0, tuple[str, ...]()
     vendor, colon, rest = text.partition(":")
     if vendor.strip().lower() == _VENDOR:
         text = rest if colon else str(count)
     elif colon and vendor.strip().lower() in _OTHER_VENDORS:
-        raise ValueError(f"{shown(text)}: GPUs of {vendor.strip()} are not supported")
+        raise ValueError(f"{shown(text)}: GPUs of {vendor.strip()} are not supported; {_ONLY}")
     for number, part in enumerate(text.split(":")):
         word = part.strip()
         if word.replace(".", "").isdigit():
@@ -179,11 +237,29 @@ def _gpu_of_text(text: str) -> GpuNeed:
     return GpuNeed(count=count, names=names, min_memory=memory)
 
 
+def _check_gpu_words(text: str) -> None:
+    """Refuse what reads like a request and is none of our form."""
+    match = None if size_of(text) is not None else _TIMES.fullmatch(text.strip())
+    if match is not None and not _SHORT_UNIT.fullmatch(match["last"] or ""):
+        name, count = (match["name"] or match["last"]).strip(), match["count"] or match["first"]
+        raise ValueError(f"{shown(text)} is not a GPU request: write {name}:{count}")
+    if text.strip().lower() in _NO_GPU_NAMES:
+        raise ValueError(f"{shown(text)} is not a GPU's name: write how many, such as 1")
+    parts = [part.strip() for part in text.split(":")]
+    if sum(part.isdigit() for part in parts) > 1:
+        raise ValueError(f"{shown(text)} has two counts; memory has a unit, such as 80GB")
+
+
 def _gpu_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     stripped = tuple(name.strip() for name in names)
     for name in stripped:
         if not _GPU_NAME.fullmatch(name):
             raise ValueError(f"{shown(name)} is not a GPU's name")
+        for vendor, pattern in _OF_OTHER_VENDORS.items():
+            if pattern.fullmatch(name.lower()):
+                raise ValueError(
+                    f"{name} is an accelerator of {vendor}, which is not supported; {_ONLY}"
+                )
     return stripped
 
 
@@ -221,10 +297,10 @@ def _capability(value: object) -> str | None:
 
 
 _MAKERS: dict[type, Callable[[Any], object]] = {
-    schema.Size: lambda value: schema.Size(parse_size(_without_open_end(value))),
+    schema.Size: lambda value: _amount(schema.Size(parse_size(_without_open_end(value))), value),
     schema.Duration: lambda value: schema.Duration(parse_duration(value)),
     schema.DurationOrOff: lambda value: schema.DurationOrOff(parse_duration_or_off(value)),
-    schema.Cpu: lambda value: schema.Cpu(parse_cpu(value)),
+    schema.Cpu: lambda value: _amount(schema.Cpu(parse_cpu(value)), value),
     schema.RunName: _run_name,
     schema.Argv: _argv,
     schema.Env: _env,
@@ -260,6 +336,14 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.UrlPath: services.url_path,
     schema.ProbeMethod: services.method,
 }
+
+
+_Amount = TypeVar("_Amount", schema.Size, schema.Cpu)
+
+
+def _amount(made: _Amount, written: object) -> _Amount:
+    made.is_least = isinstance(written, str) and written.rstrip().endswith("..")
+    return made
 
 
 def _without_open_end(value: object) -> object:

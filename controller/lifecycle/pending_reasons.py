@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from common.engine_abilities import EngineAbility
+from common.sizes import is_decimal
 from controller.lifecycle.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
 
 
@@ -56,7 +57,8 @@ class LacksBytes(_Lack, frozen=True, kw_only=True, tag="bytes"):
     total: int
 
     def words(self) -> tuple[str, str]:
-        has = f"{size_words(self.free)} free of {size_words(self.total)}"
+        free, total = (size_words(one, like=self.need) for one in (self.free, self.total))
+        has = f"{free} free of {total}"
         return f"{size_words(self.need)} {self.measure}", has
 
 
@@ -505,8 +507,15 @@ def number(value: float) -> str:
     return f"{value:.{SHOWN_DIGITS}f}".rstrip("0").rstrip(".")
 
 
-def size_words(value: int) -> str:
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+_BINARY = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20))
+_DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
+
+
+def size_words(value: int, *, like: int | None = None) -> str:
+    """Return the size in the unit in which its user wrote it, or in which `like` was written: 8 GB
+    are no 7.45 GiB to the one who asked for them."""
+    written = value if like is None else like
+    for unit, size in _DECIMAL if is_decimal(written) else _BINARY:
         if value >= size:
             return f"{number(value / size)} {unit}"
     return f"{value} B"

@@ -15,14 +15,18 @@ from controller.configuration.plan import Plan, without_uploads
 from controller.lifecycle.model import Deployment, JobSpec, Run, RunState
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
 from controller.lifecycle.services import rollout
-from controller.lifecycle.services.policy import GroupScale, ReplicaGroup, ServicePolicy
+from controller.lifecycle.services.policy import GroupScale, ReplicaGroup
 from controller.lifecycle.services.scaling import ScaleDecision
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.errors import Conflict, NotFound
 from controller.service.job_access import Runs
-from controller.service.submissions import Submission, SubmissionService
+from controller.service.submissions import (
+    Submission,
+    SubmissionService,
+    why_not_in_place,
+)
 from controller.service.users import require_control
 from controller.store.base import User
 from controller.traffic.statistics import Traffic, WindowStatistics
@@ -141,24 +145,11 @@ class DeploymentService:
     async def _planned(self, key: str, submission: Submission, user: User) -> tuple[RunState, Plan]:
         state = await self._own(key, user)
         plan = self._submissions.planned(submission, user=user, present=state.run)
-        for field, before, after in (
-            ("type", state.run.type, plan.type),
-            ("band", state.run.policy.band, plan.policy.band),
-            ("gateway", _gateway(state.run.service), _gateway(plan.service)),
-            ("on_parent_end", state.run.policy.on_parent_end, plan.policy.on_parent_end),
-        ):
-            if before != after:
-                raise Conflict(
-                    f"{field} cannot change in place from {before} to {after}: replace the run "
-                    f"with --if-exists replace",
-                    code="not_in_place",
-                    field=field,
-                )
+        refused = why_not_in_place(state.run, plan.type, plan.policy, plan.service)
+        if refused is not None:
+            field, sentence = refused
+            raise Conflict(sentence, code="not_in_place", field=field)
         return state, plan
-
-
-def _gateway(service: ServicePolicy | None) -> str:
-    return (service and service.gateway) or "none"
 
 
 def _deployment(plan: Plan, user: User, now: float) -> Deployment:

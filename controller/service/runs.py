@@ -162,7 +162,8 @@ class PlanService:
         granted)."""
         state = as_begun(self._submissions.would_make(submission, user=user))
         nodes = tuple(self._turns.nodes.values())
-        never = self._turns.scheduler.why_never(state)
+        never = self._submissions.why_not_changed(state, user)
+        never = never or self._turns.scheduler.why_never(state)
         if never is not None:
             field, sentence = never
             return Preview(state=state, refused=sentence, field=field)

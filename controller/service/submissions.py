@@ -22,7 +22,7 @@ from controller.clock import Chance, Clock
 from controller.configuration.names import generate_name, is_run_name
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
-from controller.lifecycle.model import Run, RunState
+from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.reports import StopRequested
 from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
@@ -422,6 +422,15 @@ class SubmissionService:
             return None
         return str(self._taken(run.name, user))
 
+    def why_not_changed(self, state: RunState, user: User) -> tuple[str, str] | None:
+        """Return the field and the sentence by which the live service with the run's name would
+        refuse to become this run."""
+        run = state.run
+        live = self._live_run_of(user, run.name)
+        if live is None or live.service is None or run.service is None:
+            return None
+        return why_not_in_place(live, run.type, run.policy, run.service)
+
     def _live_run_of(self, user: User, name: str) -> Run | None:
         """Return the live run with this name, which the user's submission would change in place."""
         live = self._turns.runs.get(self._live_id(name) or "")
@@ -432,6 +441,28 @@ class SubmissionService:
 
     def _pick(self, below: int) -> int:
         return int(self._chance.new_id(), 16) % below
+
+
+def why_not_in_place(
+    present: Run, type: RunType, policy: RunPolicy, service: ServicePolicy | None
+) -> tuple[str, str] | None:
+    """Return the first field that a live service cannot change in place, and a sentence."""
+    for field, before, after in (
+        ("type", present.type, type),
+        ("band", present.policy.band, policy.band),
+        ("gateway", _gateway(present.service), _gateway(service)),
+        ("on_parent_end", present.policy.on_parent_end, policy.on_parent_end),
+    ):
+        if before != after:
+            return field, (
+                f"{field} cannot change in place from {before} to {after}: replace the run with "
+                f"--if-exists replace"
+            )
+    return None
+
+
+def _gateway(service: ServicePolicy | None) -> str:
+    return (service and service.gateway) or "none"
 
 
 def _wanted_name(submission: Submission, plan: Plan) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from common.durable import write_beside, write_durably
 from common.errors import ErrorDetail, Refused, read_error
-from common.sizes import is_count, size_of
+from common.sizes import human_size, is_count, size_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,23 @@ from common.sizes import is_count, size_of
 )
 def test_a_size_has_a_unit_of_a_thousand_or_of_1024(text: str, size: float | None) -> None:
     assert size_of(text) == size
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (8 << 30, "8.0 GiB"),
+        (8 * 10**9, "8.0 GB"),
+        (1_500_000_000_000, "1.5 TB"),
+        (512 * 10**6, "512.0 MB"),
+        (8 * 10**9 + 4096, "7.5 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_a_size_is_told_in_the_unit_in_which_it_was_written(amount: int, words: str) -> None:
+    assert human_size(amount) == words
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def apply(
     tell_translation(configuration)
     client = settings.client()
     configuration = with_code(
-        client, configuration, file.resolve().parent, str(file), os.environ, output.note
+        client, configuration, file.resolve().parent, str(file), os.environ, output.note, document
     )
     keys = public_keys(os.environ, Path.home())
     wish = {
@@ -132,12 +132,15 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
     return _follow(client, run, json)
 
 
-def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -> object:
-    """Return the complete configuration, checked by `parse`.
+def read_configuration(
+    file: Path, env: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[Document, object]:
+    """Return the file, and its complete configuration, checked by `parse`.
 
     Raises InvalidConfiguration, UsageError.
     """
-    return completed(read_document(file), environ, given_variables(env, environ))
+    document = read_document(file)
+    return document, completed(document, environ, given_variables(env, environ))
 
 
 def tell_translation(configuration: object) -> None:

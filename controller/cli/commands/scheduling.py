@@ -21,6 +21,7 @@ from fairlead import settings
 from fairlead.offers import Offer, offers
 from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
+from fairlead.submission import with_code_unsent
 
 
 def explain(run: str, /, *, json: Json = False) -> int:
@@ -90,9 +91,12 @@ def plan(
     env
         As for `apply`.
     """
-    configuration = read_configuration(file, env, os.environ)
+    document, configuration = read_configuration(file, env, os.environ)
     tell_translation(configuration)
-    body = {"configuration": _without_code(configuration), "name": name}
+    planned = with_code_unsent(
+        configuration, file.resolve().parent, str(file), os.environ, document
+    )
+    body = {"configuration": planned, "name": name}
     data = settings.client().post("/v1/plan", body)
     found = decode(data, PlanView)
     if json:
@@ -100,13 +104,6 @@ def plan(
     else:
         _show_plan(found)
     return 0 if found.refused is None else EXIT_FAILED
-
-
-def _without_code(configuration: object) -> object:
-    """Return the configuration without uploads: they do not matter for placement."""
-    if not isinstance(configuration, dict):
-        return configuration
-    return {key: value for key, value in configuration.items() if key not in ("repos", "files")}
 
 
 def _show_plan(found: PlanView) -> None:

@@ -110,6 +110,15 @@ async def test_a_plan_of_a_live_services_next_deployment_warns_of_nothing(
     assert "is named web already" in (await plan(api, task(name="web")))["warning"]
 
 
+async def test_a_plan_refuses_what_a_live_service_cannot_become(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    await submit(api, "web", type="service", port=80)
+    found = await plan(api, task(type="service", port=80, name="web", band="batch"))
+    assert found["field"] == "band"
+    assert found["refused"].startswith("band cannot change in place from interactive to batch")
+
+
 async def test_a_wrong_configuration_is_refused_as_apply_does(api: TestClient[Any, Any]) -> None:
     async with api.post("/v1/plan", json={"configuration": {"type": "tusk"}}) as response:
         assert response.status == 400

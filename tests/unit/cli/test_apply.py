@@ -248,3 +248,22 @@ async def test_an_interrupt_at_a_terminal_asks_whether_to_stop(
     terminal.types(answer)
     assert await terminal.ended() == 130
     assert (await controller.service.runs.get("hello")).run.status is expected
+
+
+async def test_a_file_of_dstack_is_known_by_its_name_and_told_in_one_line(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.dstack.yml"
+    file.write_text("type: task\nname: train\nimage: busybox\ncommands: [a]\n")
+    planned, applied = [
+        await of(start, *one, "-f", str(file)) for one in (["plan"], ["apply", "-d"])
+    ]
+    line = (
+        "fairlead: read as a file of dstack: waits while no node is free, where dstack fails at"
+        " once; asks for 100GB of disk, as in dstack\n"
+    )
+    assert planned.err.startswith(line)
+    assert applied.err.startswith(line)
+    found = json.loads((await of(start, "inspect", "train", "--json")).out)
+    assert found["priority"] == 0
+    assert found["configuration"]["dialect"] == "dstack"

@@ -11,6 +11,10 @@ import yaml
 
 from controller.cli.main import make_app
 from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, Plan, to_run
+from controller.configuration.source import with_environment
+from controller.lifecycle.model import RetryEvent
+from runner.schemas import BucketMode
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
 BESIDE = {"type": "task", "image": "busybox"}
@@ -45,7 +49,10 @@ def test_each_field_of_the_page_is_accepted(page: Path) -> None:
     fields = [text for text in quoted(page) if re.match(r"[a-z_]+: ", text)]
     for field in fields:
         written = yaml.safe_load(field.replace("abcd1234", "abcd-1234"))
-        parse({**BESIDE, **written, **({"nodes": 8} if "gang" in written else {})})
+        data = {**BESIDE, **written, **({"nodes": 8} if "gang" in written else {})}
+        if "setup" in written:
+            data["commands"] = ["true"]
+        parse(with_environment(data, {"HF_TOKEN": "secret"}, {}))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -54,3 +61,43 @@ def test_each_file_of_the_page_is_accepted(page: Path) -> None:
     assert files
     for file in files:
         parse(yaml.safe_load(file))
+
+
+def plan_of(page: str, row: str) -> Plan:
+    """The plan of a task with all fields that the row of this page names."""
+    file = next(one for one in PAGES if one.stem == f"coming-from-{page}")
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"| {row}"))
+    fields: dict[str, object] = {}
+    for text in re.findall(r"`([^`]+)`", line.rpartition(" | ")[2]):
+        if re.match(r"[a-z_]+: ", text):
+            fields |= yaml.safe_load(text)
+    data = {**BESIDE, **fields}
+    return to_run(parse(data), data, Defaults())
+
+
+def test_a_job_of_slurm_is_requeued_by_default_and_after_no_error() -> None:
+    assert plan_of("slurm", "`--requeue`").policy.retry.on_events == {RetryEvent.INTERRUPTION}
+    assert plan_of("slurm", "`--no-requeue`").policy.retry.on_events == frozenset()
+
+
+def test_the_signal_of_slurm_comes_within_its_time_limit() -> None:
+    made = plan_of("slurm", "`--signal=INT@120` with `-t 2:00:00`")
+    assert made.policy.max_duration is not None
+    assert made.policy.max_duration + made.policy.stop_duration == 2 * 3600
+    assert (made.policy.stop_duration, made.specs[0].stop_signal) == (120.0, "SIGINT")
+
+
+def test_setup_and_run_of_skypilot_are_lists() -> None:
+    (spec,) = plan_of("skypilot", "`run: python train.py`").specs
+    assert spec.commands == ("python train.py",)
+    data = {**BESIDE, "commands": ["a"], "setup": ["pip install torch"]}
+    assert to_run(parse(data), data, Defaults()).specs[0].setup == ("pip install torch",)
+
+
+def test_buckets_and_disks_of_skypilot_are_two_fields() -> None:
+    (spec,) = plan_of("skypilot", "`file_mounts` of a bucket, `mode: COPY`").specs
+    assert [(one.url, one.path, one.mode) for one in spec.buckets] == [
+        ("s3://my-data/train", "/data", BucketMode.READ)
+    ]
+    (spec,) = plan_of("skypilot", "`file_mounts` of a disk").specs
+    assert [(one.source, one.target) for one in spec.volumes] == [("/mnt/data", "/data")]

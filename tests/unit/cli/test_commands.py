@@ -307,6 +307,29 @@ async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     assert json.loads((await of(start, "ps", "--json")).out)["runs"] == []
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("files: [gone.txt]", "task.yaml:3: files[0].local_path: "),
+        ("files: [../outside]", "task.yaml:3: files[0]: give its path in the container"),
+        ("repos: [gone]", "task.yaml:3: repos[0].local_path: "),
+        ("repos: [task.yaml]", "task.yaml:3: repos[0].local_path: "),
+        ("repos: [{url: 'https://h/r', token_env: NOT_SET}]", "task.yaml:3: repos[0].token_env: "),
+        ("repos: [{url: 'git@h:r', key_file: gone}]", "task.yaml:3: repos[0].key_file: "),
+        ("repos: [{url: 'https://h/r', token: '${{ secrets.GONE }}'}]", "GONE"),
+    ],
+)
+async def test_a_plan_refuses_the_code_that_apply_refuses(
+    start: Fairlead, tmp_path: Path, code: str, said: str
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(f"type: task\ncommands: [date]\n{code}\n")
+    planned, applied = [await of(start, one, "-f", str(file)) for one in ("plan", "apply")]
+    assert planned.status == applied.status != 0
+    assert planned.err == applied.err
+    assert said in planned.err
+
+
 async def test_an_unknown_host_key_is_shown_with_how_to_accept_it(start: Fairlead) -> None:
     result = await of(start, "node", "add", "n1", "--host", "node.example")
     assert result.status == 1

@@ -15,7 +15,7 @@ from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, public, to_run
 from controller.lifecycle.model import JobSpec
 from fairlead import upload
-from fairlead.upload import Packed, UploadProgress, pack
+from fairlead.upload import Packed, UploadProgress, as_if_sent, pack
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 
@@ -281,7 +281,30 @@ def test_a_path_that_cannot_be_packed_is_told_with_its_field(
     (base / "tree/link").symlink_to("/etc/passwd")
     with pytest.raises(ConfigurationError, match=words) as caught:
         packed(base, **fields)
+    with pytest.raises(ConfigurationError) as of_a_plan:
+        as_if_sent({**BASE, **fields}, base, {})
     assert caught.value.field == field
+    assert str(of_a_plan.value) == str(caught.value)
+
+
+def test_a_plan_sees_the_jobs_that_would_be_submitted_and_no_secret(base: Path) -> None:
+    a_project(base)
+    (base / "key").write_text("canary-key")
+    git_host = {"url": "https://h/r", "token": "${{ secrets.GIT }}", "path": "/b"}
+    own = {"local_path": "project", "token_env": "T", "key_file": "key"}
+    fields: dict[str, Any] = {"files": ["key", "project:/c"], "repos": [git_host, own]}
+    sent = as_if_sent({**BASE, **fields}, base, {"T": "canary-token"})
+    assert isinstance(sent, dict)
+    seen = to_run(parse(sent), sent, Defaults()).specs[0]
+    submitted = spec_of(packed(base, {"T": "canary-token"}, **fields))
+
+    assert seen.repos[0] == submitted.repos[0]
+    assert (seen.repos[1].url, seen.repos[1].commit) == (
+        submitted.repos[1].url,
+        submitted.repos[1].commit,
+    )
+    assert [file.path for file in seen.files] == [file.path for file in submitted.files]
+    assert "canary" not in str(sent)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ LIBRARY_WORDS = re.compile(
     r"unhashable|positional|Expected `|__\w+__)\b"
 )
 NAMES = {part for path in ALLOWED for part in path.split(".")} | {
-    *("python", "docker", "nvcc", "spot_policy", "ports", "utilization_policy"),
+    *("python", "docker", "nvcc", "spot_policy", "ports", "utilization_policy", "instances"),
+    *("model", "replicas", "replica_groups", "rate_limits", "key", "gateway", "probes"),
+    *("min", "max", "vendor", "arch", "hostname", "project"),
 }
 SCALARS = st.one_of(
     st.none(),
@@ -65,9 +67,15 @@ def test_data_of_any_shape_is_accepted_or_refused_in_a_sentence(fields: dict[str
 
 
 @settings(max_examples=200)
-@given(st.dictionaries(st.sampled_from(sorted(NAMES)), VALUES, max_size=4))
-def test_what_was_translated_from_dstack_stays_as_it_is(fields: dict[str, Any]) -> None:
-    once = translated({"type": "task", **fields}).data
+@given(
+    st.sampled_from(["task", "service", "dev-environment"]),
+    st.sampled_from([{}, {"dialect": "dstack"}]),
+    st.dictionaries(st.sampled_from(sorted(NAMES)), VALUES, max_size=4),
+)
+def test_what_was_translated_from_dstack_stays_as_it_is(
+    kind: str, dialect: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    once = translated({"type": kind, **dialect, **fields}).data
     assert repr(translated(once).data) == repr(once)
 
 

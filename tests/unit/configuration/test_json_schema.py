@@ -14,6 +14,7 @@ from controller.configuration.json_schema import document
 from controller.configuration.parse import parse
 from controller.configuration.source import load, read, with_environment
 from tests.compare import WIDE
+from tests.unit.configuration.dstack_corpus import SHAPES, as_sent, refusal
 
 PROJECT = Path(__file__).parents[3]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -37,6 +38,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"python": 3.12, "docker": False, "spot_policy": "auto", "utilization_policy": {}},
     {"groups": [{"nodes": 1, "commands": ["a"], "ports": [80]}], "commands": []},
     {"working_dir": "code", "resources": {"cpu": "x86:4..", "gpu": "nvidia:24GB..48GB"}},
+    {"dialect": "dstack", "resources": {"cpu": "..64", "memory": {"min": "8GB", "max": None}}},
+    {"docker": True, "fleets": ["a", {"name": "b", "project": "c"}], "instances": ["gpu-1"]},
+    {"resources": {"cpu": {"arch": "x86", "count": 4}, "gpu": {"vendor": "nvidia", "count": 2}}},
     {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
 ]
 DEV_ENVIRONMENT = {"type": "dev-environment"}
@@ -54,6 +58,9 @@ ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}]},
     {"rate_limits": [{"rps": 4}, {"rps": 1, "prefix": "/slow/"}]},
     {"model": {"name": "llama", "format": "openai", "type": "chat"}, "headers": {"A": "b"}},
+    {"replicas": {"min": 1, "max": 2}, "scaling": {"metric": "rps", "target": 1}},
+    {"replica_groups": [{"count": 1}], "gateway": {"name": "a"}, "dialect": "dstack"},
+    {"rate_limits": [{"rps": 4, "key": {"type": "ip_address"}}]},
     {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -113,6 +120,13 @@ def test_it_accepts_every_form_of_a_service(fields: dict[str, Any]) -> None:
 def test_it_accepts_every_form_of_a_dev_environment(fields: dict[str, Any]) -> None:
     assert parse({**DEV_ENVIRONMENT, **fields}).type == "dev-environment"
     VALIDATOR.validate({**DEV_ENVIRONMENT, **fields})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_accepts_every_file_of_dstack_that_the_controller_accepts(shape: dict[str, Any]) -> None:
+    has_forgotten_indentation = "resources" in shape and shape["resources"] is None
+    if refusal(shape) is None and not has_forgotten_indentation:  # which an editor may show
+        VALIDATOR.validate(as_sent(shape))
 
 
 @pytest.mark.parametrize(("fields", "field"), REFUSED, ids=str)

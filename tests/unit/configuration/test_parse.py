@@ -51,7 +51,7 @@ def test_a_missing_type_is_named() -> None:
         ({"resources": {"memroy": "1GB"}}, "resources.memroy", "did you mean memory?"),
         ({"resources": {"gpu": {"cuont": 1}}}, "resources.gpu.cuont", "did you mean count?"),
         ({"retry": {"max_failure": 1}}, "retry.max_failure", "did you mean max_failures?"),
-        ({"zzz": 1}, "zzz", "is not a field (allowed: band, buckets"),
+        ({"zzz": 1}, "zzz", "is not a field (allowed: one of "),
     ],
 )
 def test_an_unknown_field_is_named_with_the_one_that_was_meant(
@@ -107,7 +107,7 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         ),
         ({"core_dumps": 99}, "core_dumps", "a whole number from 0 to 16"),
         ({"nvcc": True, "image": "i"}, "nvcc", "image chooses another (allowed: nvcc or image)"),
-        ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
+        ({"fleet": "a100s"}, "fleet", "is not a field; write fleets"),
         (
             {"profiles": ["a"]},
             "profiles",
@@ -378,7 +378,9 @@ def test_an_expression_of_other_systems_is_never_taken_literally(
 ) -> None:
     found, sentence = refused(**fields)
     assert found == field
-    assert sentence.startswith("holds ${{ … }}, which is not resolved here (allowed: ${{ secrets.")
+    assert sentence.startswith("holds ${{ ")
+    assert "which is not resolved here" in sentence
+    assert "(allowed: ${{ secrets." in sentence
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,8 @@ def test_a_stored_secret_is_refused_where_it_would_be_shown(
 ) -> None:
     found, sentence = refused(**fields)
     assert found == field
-    assert sentence.startswith("cannot hold a stored secret (allowed: ${{ secrets.NAME }} in env")
+    assert sentence.startswith("cannot hold a stored secret")
+    assert "(allowed: ${{ secrets.NAME }} in env" in sentence
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.configuration.parse import ConfigurationError, parse
 from controller.configuration.plan import Defaults, Plan, to_run
-from controller.configuration.source import with_environment
 from controller.lifecycle.model import RetryEvent
 from controller.lifecycle.services.policy import (
     Probe,
@@ -169,7 +165,7 @@ PROBE = {"type": "http"}
         ({"replicas": [{"scaling": RPS}]}, "replicas[0].scaling", "replicas[0].count is 1"),
         ({"replicas": [{"count": "x"}]}, "replicas[0].count", "is not a number of replicas"),
         ({"replicas": [{"port": 1}]}, "replicas[0].port", "applies to all groups"),
-        ({"replicas": [{"router": {}}]}, "replicas[0].router", "as a replica group of its own"),
+        ({"replicas": [{"router": {}}]}, "replicas[0].router", "as another that asks"),
         ({"replicas": [{"nodes": 0}]}, "replicas[0].nodes", "is out of range"),
         ({"replicas": [{"nodes": 2, "gang": True}]}, "replicas[0].gang", "live and die together"),
         ({"replicas": 1000, "nodes": 11}, "replicas", "have too many nodes"),
@@ -206,53 +202,3 @@ def test_what_cannot_be_meant_is_refused_with_its_field(
 
     assert caught.value.field == field
     assert sentence in caught.value.message
-
-
-SHAPES = Path(__file__).with_name("dstack-shapes.jsonl")
-_FORMS = {
-    '"url": "text"': '"url": "/health"',
-    '"format": "text"': '"format": "openai"',
-    '"path": "text"': '"path": "/p"',
-    '"instance_path": "text"': '"instance_path": "/p"',
-    '"header": "text"': '"header": "X-Key"',
-    '"name": "text", "value"': '"name": "X-Key", "value"',
-}
-"""The shapes hold `text` for every string; these fields need a form."""
-
-
-class AnyVariable(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return "value"
-
-
-def refusals() -> Iterator[str]:
-    """Yield the field that is refused for each service of dstack's users, or "" for none."""
-    for line in SHAPES.read_text().splitlines():
-        for form, written in _FORMS.items():
-            line = line.replace(form, written)
-        shape = json.loads(line)
-        if shape.get("type") == "service":
-            try:
-                parse(with_environment(shape, AnyVariable(), {}))
-            except ConfigurationError as error:
-                yield error.field
-            else:
-                yield ""
-
-
-def test_of_61_services_of_dstack_the_10_refused_name_what_is_not_supported() -> None:
-    found = list(refusals())
-
-    assert (len(found), found.count("")) == (61, 51)
-    assert sorted(filter(None, found)) == [
-        "commands",
-        "dstack",
-        "port",
-        "replicas[0].router",
-        "replicas[0].router",
-        "replicas[0].router",
-        "replicas[0].router",
-        "router",
-        "schedule",
-        "volumes[1]",
-    ]

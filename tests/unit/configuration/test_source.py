@@ -70,7 +70,7 @@ def test_an_error_names_file_line_field_and_what_is_allowed() -> None:
         ("image: x\ncommands: [a]\n", "job.yaml:1: type: is missing"),
         ("type: task\ncommands: [a]\nretry:\n  on_events:\n  - eror\n", "job.yaml:5: retry.on_"),
         ("- a\n", "job.yaml:1: a configuration is a mapping"),
-        ("", "job.yaml: a configuration is a mapping"),
+        ("", "job.yaml: is empty; a configuration is a mapping"),
     ],
 )
 def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str) -> None:
@@ -82,8 +82,8 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
     [
         ("type: task\ntype: task\n", "job.yaml:2: type: is given twice, first in line 1"),
         ("a: {b: 1,\n b: 2}", "job.yaml:2: a.b: is given twice, first in line 1"),
-        ("type: [\n", "job.yaml:2: is not valid YAML: expected the node content"),
-        ("a: 1\n\tb: 2\n", "job.yaml:2: is not valid YAML: found character '\\t'"),
+        ("type: [\n", "job.yaml:2: is not valid YAML: [ or { is not closed"),
+        ("a: 1\n\tb: 2\n", "job.yaml:2: is not valid YAML: a tab indents this line"),
         ("a: 1\n---\nb: 2\n", "job.yaml:2: begins a second document (---)"),
         ("a: !!python/name:os.system x\n", "job.yaml:1: a: has the tag"),
         ("a: !mine {b: c}\n", "job.yaml:1: a: has the tag '!mine'"),
@@ -91,10 +91,10 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: &x {b: c}\nd:\n  <<: *x\n", "job.yaml:3: d: merge keys (<<) are not supported"),
         ("? [a]\n: b\n", "job.yaml:1: the name of a field must be a string"),
         ("a: &a [*a]\n", "is nested too deeply"),
-        ("a: *nobody\n", "job.yaml:1: is not valid YAML: found undefined alias"),
+        ("a: *nobody\n", "job.yaml:1: is not valid YAML: a value that begins with *"),
         ("[" * 5000, "nested too deeply"),
         (f"a: {'9' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
-        ("a: \x01\n", "job.yaml: contains a character that YAML does not allow (#x0001)"),
+        ("a: \x01\n", "job.yaml:1: contains a character that YAML does not allow (#x0001)"),
         ("a: " + "x" * MAX_BYTES, "job.yaml: is larger than 256 KiB"),
     ],
 )

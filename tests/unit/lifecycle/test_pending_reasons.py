@@ -183,3 +183,9 @@ def test_every_pending_reason_is_told_here() -> None:
 def test_pending_reasons_are_compared_by_value() -> None:
     assert VictimsLeave(count=1) == VictimsLeave(count=1)
     assert VictimsLeave(count=1) != VictimsLeave(count=2)
+
+
+def test_a_nodes_memory_is_told_in_the_unit_in_which_its_user_asked() -> None:
+    lacks = LacksBytes(measure=Measure.MEMORY, need=8 * 10**9, free=7 << 30, total=16 << 30)
+
+    assert lacks.words() == ("8 GB memory", "7.52 GB free of 17.18 GB")
