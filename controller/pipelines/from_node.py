@@ -157,6 +157,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         engine=info.engine.value,
         isolation=info.isolation,
         host_network=info.host_network is not HostNetwork.NEVER,
+        networks=info.networks,
         gateways=info.gateways,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
     )

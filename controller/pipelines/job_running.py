@@ -98,12 +98,15 @@ class TaskSubmitter:
     ) -> Reason | None:
         """Return why the attempt needs another allocation; None: the refusal can pass.
 
-        It needs another one when its node drains or gives no host network now, or when its GPU
-        broke or was split again. A refusal can pass when the shim has not heard yet that it may
-        work again, or while a GPU's memory is being freed. Raises ShimUnavailable, RetryLater.
+        It needs another one when its node drains, gives no host network now or has no network left
+        for its run, or when its GPU broke or was split again. A refusal can pass when the shim has
+        not heard yet that it may work again, or while a GPU's memory is being freed. Raises
+        ShimUnavailable, RetryLater.
         """
         if error.code == RefusalCode.NO_HOST_NETWORK:
             return Reason.INSTANCE_UNREACHABLE
+        if error.code == RefusalCode.NO_NETWORK:
+            return Reason.INTERRUPTED_BY_NO_CAPACITY
         if error.code == RefusalCode.DRAINING:
             node = self._turns.nodes.get(attempt.node_id or "")
             return Reason.NODE_DRAINED if node is not None and node.draining else None

@@ -34,6 +34,7 @@ from controller.lifecycle.pending_reasons import (
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
+    LacksNetwork,
     Measure,
     StartsTooMany,
 )
@@ -157,6 +158,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     empty: bool
     own_starts: int = 0
     """Those of the run that is being placed together."""
+    networks: int | None = None
+    """How many more runs can have a network there; None: no limit."""
+    networked: frozenset[str] = frozenset()
+    """The runs that have one there."""
+    own_network: bool = False
+    """The run that is being placed has one there."""
 
 
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
@@ -165,6 +172,7 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
     capacity, foreign = node.capacity, node.quarantine
     if any(a.resources.whole_node for a in taken) or any(task.whole_node for task in foreign):
         return Room(node=node, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False)
+    networked = _networked(taken, node)
     held_gpus = {uuid for allocation in taken for uuid in allocation.gpus}
     held_gpus |= {uuid for task in foreign for uuid in task.gpus}
     return Room(
@@ -179,7 +187,27 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         gpus=tuple(g for g in capacity.gpus if g.healthy and g.uuid not in held_gpus),
         starts=starts,
         empty=not taken and not foreign,
+        networks=None if capacity.networks is None else capacity.networks - len(networked),
+        networked=networked,
     )
+
+
+def _networked(taken: Iterable[Allocation], node: Node) -> frozenset[str]:
+    """Return the runs that have a network there, as far as their number matters."""
+    if node.capacity.networks is None:
+        return frozenset()
+    known = (a.run_id for a in taken if has_network(a.resources, node.capacity))
+    return frozenset((*known, *(task.run_id for task in node.quarantine)))
+
+
+def has_network(need: Resources, capacity: NodeCapacity) -> bool:
+    """Return whether the job is in a network of its run's own there, and not in the node's."""
+    return not (need.whole_node and capacity.host_network)
+
+
+def has_no_network_left(free: Room) -> bool:
+    """Return whether one more run would have no network there."""
+    return free.networks is not None and free.networks < 1 and not free.own_network
 
 
 def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
@@ -227,6 +255,9 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     ]
     if need.host_network and not total.host_network:
         found.append(_NO_HOST_NETWORK)
+    if has_network(need, total) and has_no_network_left(free):
+        lack = LacksNetwork(free=max(free.networks or 0, 0), total=total.networks or 0)
+        found.append(Shortfall(lack=lack))
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
     if need.whole_node and not free.empty:

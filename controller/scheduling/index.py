@@ -17,7 +17,7 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
 from controller.scheduling.constraints import Domain, attributes_of, disliked, domain_of, unmet
 from controller.scheduling.fair_share import UseMeter
-from controller.scheduling.fit import OCCUPYING, Room, room
+from controller.scheduling.fit import OCCUPYING, Room, has_no_network_left, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
 _MOST_SCOPES = 64
@@ -294,6 +294,8 @@ class TrialCapacity:
         self._given: list[Allocation] = []
         self._given_on: dict[str, list[Allocation]] = {}
         self._seen_by: Unit | None = None
+        self._run_id: str | None = None
+        """The run of the unit that sees the capacity now."""
         self._hidden: frozenset[str] = frozenset()
         self._used_up: set[str] = set()
 
@@ -315,31 +317,59 @@ class TrialCapacity:
         self._given.append(allocation)
         self._given_on.setdefault(node_id, []).append(allocation)
         free = _less(self.rooms[node_id], allocation)
-        if self._seen_by is not None and allocation.run_id == self._seen_by.run.id:
-            free = replace(free, own_starts=free.own_starts + 1)
+        if allocation.run_id == self._run_id:
+            together = self._seen_by is not None
+            free = self._with_own(free, free.own_starts + together)
         self._change(node_id, free)
 
     @contextmanager
     def seen_by(self, unit: Unit) -> Iterator[None]:
         """Show the capacity as the unit sees it, for the length of the block.
 
-        Allocations kept for its run are free, and jobs of its own run that are starting do not
-        delay it. What is given or used up meanwhile stays so.
+        Allocations kept for its run are free, its run needs no second network on a node, and jobs
+        of its own run that are starting do not delay it. What is given or used up meanwhile stays
+        so.
         """
         own = dict(unit.starting)
         self._seen_by = unit if unit.kind is Kind.TOGETHER else None
+        self._run_id = unit.run.id
         self._hidden = frozenset(allocation.id for allocation in unit.freed)
-        touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed)))
+        full = self._full_nodes_with_network(unit.run.id)
+        touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed), *full))
         for node_id in touched:
             self._refresh(node_id, own.get(node_id, 0))
         given = len(self._given)
         try:
             yield
         finally:
-            self._seen_by, self._hidden = None, frozenset()
-            touched.update(dict.fromkeys(one.node_id for one in self._given[given:]))
-            for node_id in touched if unit.kind is Kind.TOGETHER or unit.freed else ():
+            self._seen_by, self._run_id, self._hidden = None, None, frozenset()
+            given_now = dict.fromkeys(one.node_id for one in self._given[given:])
+            if unit.kind is Kind.TOGETHER or unit.freed:
+                touched.update(given_now)
+                full = touched
+            for node_id in dict.fromkeys((*full, *self._with_own_network(given_now))):
                 self._refresh(node_id, 0)
+
+    def _full_nodes_with_network(self, run_id: str) -> dict[str, None]:
+        """Return the nodes without a free network where this run has one."""
+        state = self.index.states.get(run_id)
+        known = () if state is None else state.allocations
+        there = (one.node_id for one in (*known, *self._given) if one.run_id == run_id)
+        rooms = {node_id: self.rooms[node_id] for node_id in there if node_id in self.rooms}
+        return {
+            node_id: None
+            for node_id, free in rooms.items()
+            if has_no_network_left(free) and run_id in free.networked
+        }
+
+    def _with_own_network(self, node_ids: Iterable[str]) -> list[str]:
+        return [one for one in node_ids if one in self.rooms and self.rooms[one].own_network]
+
+    def _with_own(self, free: Room, own_starts: int) -> Room:
+        """Return the room as the unit sees it, whose run may have the last network there."""
+        is_full = free.networks is not None and free.networks < 1
+        own_network = is_full and self._run_id in free.networked
+        return replace(free, own_starts=own_starts, own_network=own_network)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
         """Remove these freed allocations: their run has others instead."""
@@ -349,7 +379,7 @@ class TrialCapacity:
         before = self.rooms.get(node_id)
         if before is not None:
             free = room(before.node, self.taken_on(node_id), before.starts)
-            self._change(node_id, replace(free, own_starts=own_starts))
+            self._change(node_id, self._with_own(free, own_starts))
 
     def taken_on(self, node_id: str) -> list[Allocation]:
         """Return what occupies the node, including what this pass has given out."""
@@ -367,7 +397,7 @@ class TrialCapacity:
         taken = [a for a in self.taken_on(node_id) if a.id not in left]
         before = self.rooms[node_id]
         free = room(before.node, taken, before.starts)
-        self._change(node_id, replace(free, own_starts=before.own_starts))
+        self._change(node_id, self._with_own(free, before.own_starts))
 
     def settle(self, node_id: str) -> None:
         """Show the node as if all jobs that are starting there had started."""
@@ -406,6 +436,9 @@ def _less(free: Room, allocation: Allocation) -> Room:
         return replace(
             free, cpu=0.0, memory=0, disk=0, gpus=(), starts=free.starts + 1, empty=False
         )
+    networks, networked = free.networks, free.networked
+    if networks is not None and allocation.run_id not in networked:
+        networks, networked = networks - 1, networked | {allocation.run_id}
     gpus = free.gpus
     if allocation.gpus:
         gpus = tuple(gpu for gpu in gpus if gpu.uuid not in allocation.gpus)
@@ -417,4 +450,6 @@ def _less(free: Room, allocation: Allocation) -> Room:
         gpus=gpus,
         starts=free.starts + 1,
         empty=False,
+        networks=networks,
+        networked=networked,
     )

@@ -298,6 +298,7 @@ class Supervisor:
         self._check_idle(request.allocation_id)
         if held is not None:
             await self.gpus.look(held.gpus)
+        self._check_network(request)
         allocation = self.ledger.plan(task_id, request)
         record = self._new_record(task_id, request, caller, allocation.gpus)
         try:
@@ -357,8 +358,6 @@ class Supervisor:
     def _new_record(
         self, task_id: str, request: TaskRequest, caller: Caller, gpus: tuple[str, ...]
     ) -> TaskRecord:
-        asked = container_rules.is_in_host_network(request, self.settings)
-        in_host_network = asked or not self.engine.has_networks
         return TaskRecord(
             request=without_secrets(request),
             body_hash=hash_of(request),
@@ -373,7 +372,7 @@ class Supervisor:
                 status=TaskStatus.PENDING,
                 image=request.image,
                 incarnation=caller.incarnation,
-                network_mode=NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE,
+                network_mode=self._network_mode(request),
                 runner_socket=self.settings.runner_socket(task_id),
                 gpus=gpus,
                 version=self._first_version,
@@ -433,6 +432,42 @@ class Supervisor:
             for other in self._tasks.values()
         )
 
+    def _addresses_besides(self, task: TaskState) -> frozenset[str]:
+        """Return the addresses of the run's other tasks whose container is there, or is about to
+        be."""
+        return frozenset(
+            other.info.address
+            for other in self._tasks.values()
+            if other.info.run_id == task.info.run_id
+            and other is not task
+            and not other.ended
+            and other.info.address is not None
+        )
+
+    def _check_network(self, request: TaskRequest) -> None:
+        """Raise Refused (409 `no_network`) if the task's run would have one network too many. A run
+        has its network until its last task is removed."""
+        most = self.engine.networks()
+        if most is None or self._network_mode(request) is NetworkMode.HOST:
+            return
+        runs = {
+            task.info.run_id
+            for task in self._tasks.values()
+            if task.info.network_mode is NetworkMode.BRIDGE and not task.left_run
+        }
+        if request.run_id not in runs and len(runs) >= most:
+            raise Refused(
+                409,
+                RefusalCode.NO_NETWORK,
+                f"all {most} networks for runs on this node are in use (--job-networks gives it "
+                "more)",
+            )
+
+    def _network_mode(self, request: TaskRequest) -> NetworkMode:
+        asked = container_rules.is_in_host_network(request, self.settings)
+        in_host_network = asked or not self.engine.has_networks
+        return NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE
+
     def _track(self, record: TaskRecord, request: TaskRequest | None = None) -> TaskState:
         auth = request.registry_auth if request else None
         task = TaskState(record, self._books.tasks, self.events, auth)
@@ -451,6 +486,7 @@ class Supervisor:
             executor=self._executor,
             run_locks=self._run_locks,
             run_is_used=lambda: self._run_has_others(task),
+            addresses_of_run=lambda: self._addresses_besides(task),
             gpus=self.gpus.infos,
             gpu_delivery=self.gpus.delivery,
             images=self.images,

@@ -81,6 +81,11 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
     return host
 
 
+def at_address(network: str, address: str) -> dict[str, Any]:
+    """Return the argument of `create_container` for a certain address in a network."""
+    return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}}}}
+
+
 def _writable_places(spec: ContainerSpec) -> dict[str, str]:
     """Return writable folders for temporary files, unless a volume is mounted there."""
     taken = {mount.target for mount in spec.mounts}

@@ -158,6 +158,22 @@ async def test_a_job_whose_node_keeps_its_network_to_itself_loses_its_place(
     )
 
 
+async def test_a_job_whose_node_has_no_network_left_for_its_run_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = ShimError("no_network", "all 2 networks for runs are in use", 409)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        context_of(placed(AttemptStatus.PROVISIONING)), node
+    )
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
+        "all 2 networks for runs are in use",
+    )
+
+
 @pytest.mark.parametrize("reached", [False, True])
 def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bool) -> None:
     state = placed(AttemptStatus.PROVISIONING)

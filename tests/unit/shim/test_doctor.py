@@ -9,7 +9,7 @@ import pytest
 
 from common.core_pattern import FIX
 from shim import doctor
-from shim.engines.docker.examination import judge_engine
+from shim.engines.docker.examination import judge_engine, judge_networks
 from shim.errors import StartError
 from shim.examination import Answer, Asked, NodeSetup
 from shim.gpus.nvidia import examination
@@ -135,6 +135,13 @@ def test_gpus_are_judged_by_card_driver_and_toolkit(node: NodeSetup) -> None:
     spec.parent.mkdir()
     spec.write_text("kind: nvidia.com/gpu\n")
     assert levels(examination.examine(node, says(nvidia_smi=both))) == [OK, OK]
+
+
+def test_a_node_without_addresses_for_networks_is_found() -> None:
+    (found,) = judge_networks(0)
+    assert (found.level, "--job-networks" in found.fix) == (ERROR, True)
+    assert [one.message for one in judge_networks(64)] == ["64 runs can have a network at once"]
+    assert list(judge_networks(None)) == []
 
 
 def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
