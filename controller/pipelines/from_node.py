@@ -59,6 +59,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             gpus=info.gpus,
             ports=info.ports,
             ssh_host_key=info.ssh_host_key,
+            address=info.address if _is_address(info.address or "") else None,
             image_digest=info.image_digest,
         )
     )

@@ -23,7 +23,8 @@ class Network:
                 taken = ctx.addresses_of_run()
                 address = await ctx.engine.ensure_network(info.run_id, taken, info.address)
                 if address != info.address:
-                    ctx.task.show(address=address)
+                    # Durable: the controller tells it to the run's other tasks at once.
+                    await ctx.task.change(address=address)
 
     async def undo(self, ctx: StepContext) -> None:
         """Remove the run's network if this is the last of the run's tasks that are being
