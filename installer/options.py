@@ -23,6 +23,13 @@ class Docker(StrEnum):
     NONE = "none"
 
 
+class JobMetadata(StrEnum):
+    """Whether jobs reach the metadata service of a cloud, and with it the node's credentials."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Kept on the node as they are; `tunnel_keys` None leaves the file of keys alone."""
 
@@ -30,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     volume_prefixes: tuple[str, ...] = ()
     registry_mirror: str | None = None
     tunnel_keys: tuple[str, ...] | None = None
+    job_metadata: JobMetadata = JobMetadata.CLOSED
 
     def shim_options(self) -> str:
         """As the shim's command line has them."""
@@ -62,6 +70,7 @@ def merge(
     tunnel_keys: Sequence[str],
     volume_prefixes: Sequence[str],
     registry_mirror: str | None,
+    job_metadata: str | None = None,
 ) -> Options:
     """Raises InstallError that names the option."""
     for key in tunnel_keys:
@@ -84,9 +93,16 @@ def merge(
     return Options(
         docker=_engine(before, docker, has_docker),
         volume_prefixes=tuple(volume_prefixes) or (before.volume_prefixes if before else ()),
+        job_metadata=_metadata(before, job_metadata),
         registry_mirror=registry_mirror or (before.registry_mirror if before else None),
         tunnel_keys=tuple(tunnel_keys) or (before.tunnel_keys if before else None),
     )
+
+
+def _metadata(before: Options | None, asked: str | None) -> JobMetadata:
+    if asked is not None:
+        return JobMetadata(asked)
+    return before.job_metadata if before else JobMetadata.CLOSED
 
 
 def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Docker:

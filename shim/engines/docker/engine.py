@@ -99,8 +99,11 @@ class DockerEngine:
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
-        """Return the places of both of Docker's cgroup drivers."""
-        return (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
+        """Return the places of both of Docker's cgroup drivers, and ours for containers in the
+        node's network."""
+        scope = f"docker-{container_id}.scope"
+        in_network = (f"docker/{container_id}", f"system.slice/{scope}")
+        return (*in_network, f"fairlead/{container_id}", f"fairlead.slice/{scope}")
 
     async def open(self) -> None:
         """Connect. Raises EngineUnavailable when no engine answers at DOCKER_HOST."""
@@ -351,6 +354,7 @@ class DockerEngine:
             runtime=request.runtime_path(self._settings.runtime),
             gid=self._settings.gid,
             proxy_variables=self._settings.proxy_variables,
+            cgroup_parent=request.cgroup_parent(self._info),
         )
         asked = request.container(spec, node, _container(spec.task_id), network)
         if bridge and spec.address is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from installer.options import Docker, Options, load, merge
+from installer.options import Docker, JobMetadata, Options, load, merge
 from installer.system import InstallError
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
@@ -23,6 +23,13 @@ def test_an_option_that_is_not_named_keeps_its_earlier_value() -> None:
     assert merged(first) == first
     assert merged(first, volume_prefixes=["/srv"]).volume_prefixes == ("/srv",)
     assert merged(first, volume_prefixes=["/srv"]).tunnel_keys == (KEY,)
+
+
+def test_the_metadata_service_is_closed_to_jobs_until_the_operator_opens_it() -> None:
+    assert merged().job_metadata is JobMetadata.CLOSED
+    opened = merged(job_metadata="open")
+    assert merged(opened).job_metadata is JobMetadata.OPEN
+    assert merged(opened, job_metadata="closed").job_metadata is JobMetadata.CLOSED
 
 
 @pytest.mark.parametrize(

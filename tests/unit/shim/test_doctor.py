@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.core_pattern import FIX
@@ -73,7 +74,7 @@ def test_a_locked_tunnel_user_is_found(node: NodeSetup) -> None:
 @pytest.mark.parametrize(
     ("asked", "level"),
     [
-        (says(nft="table inet fairlead { reject }"), OK),
+        (says(nft="table inet fairlead { meta skuid 999 reject }"), OK),
         (says(nft=Answer(1, "No such file or directory")), ERROR),
         (says(), ERROR),
         (says(nft=Answer(1, "Operation not permitted"), systemctl="active"), OK),
@@ -84,6 +85,46 @@ def test_the_firewall_is_judged_by_its_rules_or_its_service(
     node: NodeSetup, asked: Asked, level: FindingLevel
 ) -> None:
     assert levels(doctor.firewall(node, asked)) == [level]
+
+
+RULES = """table inet fairlead {
+\tchain output {
+\t\tmeta skuid 999 reject
+%s\t}
+
+\tchain metadata {
+%s\t}
+
+\tchain sshd {
+\t\ttcp dport 22 reject with tcp reset
+\t}
+}"""
+BY_CGROUP = '\t\tsocket cgroupv2 level 1 "fairlead" jump metadata\n'
+REFUSED = "\t\tip daddr 169.254.169.254 reject\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "port", "found"),
+    [
+        (RULES % (BY_CGROUP, REFUSED), 22, [(OK, "jobs reach no metadata service")]),
+        (RULES % ("", REFUSED), 22, [(WARNING, "jobs in the node's network reach the metadata")]),
+        (RULES % (BY_CGROUP, ""), 22, [(OK, "the operator has opened the metadata service")]),
+        ("table inet fairlead { skuid }", 22, [(WARNING, "jobs reach the metadata service")]),
+        (
+            RULES % (BY_CGROUP, REFUSED),
+            2222,
+            [(OK, "jobs reach no"), (WARNING, "jobs reach the node's sshd at port 2222")],
+        ),
+    ],
+    ids=["closed", "without cgroup v2", "opened", "of an earlier version", "another port"],
+)
+def test_what_jobs_reach_is_judged_by_the_rules(
+    node: NodeSetup, rules: str, port: int, found: list[tuple[FindingLevel, str]]
+) -> None:
+    docker = msgspec.structs.replace(node, engine=EngineKind.DOCKER)
+    said = list(doctor.firewall(docker, says(nft=rules, sshd=f"Port {port}\nx y\n")))[1:]
+    for one, (level, words) in zip(said, found, strict=True):
+        assert (one.level, one.message[: len(words)]) == (level, words)
 
 
 @pytest.mark.parametrize(
