@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shim.engines.docker.networks import BRIDGES
 from shim.engines.docker.request import cgroup_parent
+from shim.engines.docker.subnets import BRIDGES
 from tests.support import images
 from tests.support.daemons import Daemon, DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon

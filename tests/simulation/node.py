@@ -57,8 +57,10 @@ class SimulatedNode:
         chance: Random,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         watcher: Watcher,
+        networks: int | None = None,
     ) -> None:
         self.name = name
+        self.networks = networks
         self.weather = Weather(chance)
         self.boot_id = self._fresh("boot", chance)
         self.install_id = self._fresh("install", chance)
@@ -78,6 +80,7 @@ class SimulatedNode:
             memory=capacity.memory,
             disk=capacity.disk,
             gpus=gpus,
+            networks=networks,
         )
         self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
         self._off = False

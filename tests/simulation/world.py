@@ -324,8 +324,9 @@ class World:
             disk=100 * GIB,
         )
         clock = VirtualClock(self.loop)
+        few = None if big else self.chance(f"networks of {name}").choice((None, None, 1, 2, 3))
         node = SimulatedNode(
-            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks
+            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks, few
         )
         node.attributes = {"rack": rack, "number": str(number)}
         self.nodes[name] = node

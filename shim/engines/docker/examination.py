@@ -36,7 +36,7 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
         return
     try:
         yield from judge_engine(api.info())
-        yield from judge_networks(_networks_of_shim(node.socket))
+        yield from judge_networks(networks_of_shim(node.socket))
         yield _try_container(api, node.runtime)
     except failures as error:
         fix = "journalctl -u docker says more"
@@ -65,7 +65,7 @@ def judge_networks(count: int | None) -> Iterator[Finding]:
         yield ok(f"{count} runs can have a network at once")
 
 
-def _networks_of_shim(path: Path) -> int | None:
+def networks_of_shim(path: Path) -> int | None:
     """Ask the shim itself: only it knows its options."""
     try:
         with socket.socket(socket.AF_UNIX) as shim, shim.makefile("rb") as answer:

@@ -42,8 +42,6 @@ _SUBNET = "fairlead.subnet"
 """The label of a network whose subnet was chosen here. The engine gives a container a certain
 address in no other."""
 _MAX_OVERLAPS = 16
-BRIDGES = "fl-"
-"""The names of the bridges begin with this: the node's firewall knows them by it."""
 
 
 class RunNetworks:
@@ -142,7 +140,7 @@ class RunNetworks:
                 others.update(subnets.of_network(network))
         for gone in before - ours - set(self._unanswered):
             self._subnet_of.pop(gone, None)
-        self._others = (of_node - set(self._subnet_of.values())) | others
+        self._others = of_node | others
         self.capacity = self._subnets.count(self._others)
         return ours
 
@@ -283,7 +281,7 @@ class RunNetworks:
                     driver="bridge",
                     labels={key: value, _SUBNET: str(subnet)},
                     ipam=IPAMConfig(pool_configs=[pool]),
-                    options={"com.docker.network.bridge.name": f"{BRIDGES}{number}"},
+                    options={"com.docker.network.bridge.name": f"{subnets.BRIDGES}{number}"},
                 )
             )
             self._subnet_of[name] = subnet

@@ -18,6 +18,8 @@ from typing import Any
 from shim.settings import MAX_NETWORKS, SubnetRange
 
 log = logging.getLogger(__name__)
+BRIDGES = "fl-"
+"""The names of runs' bridges begin with this: the node's firewall knows them by it."""
 SUBNET_PREFIX = 22
 """A bridge of Linux has 1023 ports, so a larger network would not hold more containers."""
 _BUILT_IN = (
@@ -94,13 +96,18 @@ def of_network(network: Mapping[str, Any]) -> Iterator[IPv4Network]:
 
 
 def of_node(routes: Path = _ROUTES, resolvers: Path = _RESOLVERS) -> frozenset[IPv4Network]:
-    """Return the networks to which the node has routes, and the addresses of its DNS servers."""
+    """Return the networks to which the node has routes, and the addresses of its DNS servers.
+
+    Routes over the bridges of runs are left out: the engine tells their subnets.
+    """
     return frozenset((*_routes(routes), *_resolvers(resolvers)))
 
 
 def _routes(path: Path) -> Iterator[IPv4Network]:
     for line in _lines(path)[1:]:
         words = line.split()
+        if words[0].startswith(BRIDGES):
+            continue
         target, mask = (_address(words[at]) for at in (1, 7))
         network = IPv4Network(f"{target}/{mask}", strict=False)
         if network.prefixlen >= _MIN_ROUTE_PREFIX:

@@ -273,19 +273,6 @@ async def test_a_network_has_a_small_subnet_of_the_range_beside_all_that_is_ther
     await world.networks.close()
 
 
-async def test_its_own_bridges_routes_take_nothing_from_the_range(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(SubnetRange.parse("10.80.0.0/20:22"))
-    await world.open()
-    await world.networks.ensure("run")
-    own = world.api.subnet_of(world.networks.name_of("run"))
-    monkeypatch.setattr(subnets, "of_node", lambda: frozenset({own}))
-    await world.networks.ensure("other")
-    assert world.networks.capacity == 4
-    await world.networks.close()
-
-
 async def test_a_run_without_a_free_subnet_is_told_so_and_gets_the_next_that_comes_free() -> None:
     world = World(SubnetRange.parse("10.80.0.0/21:22"))
     await world.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,12 +12,17 @@ import pytest
 
 from common.core_pattern import FIX
 from shim import doctor
-from shim.engines.docker.examination import judge_engine, judge_networks
+from shim.engines.docker.examination import (
+    judge_engine,
+    judge_networks,
+    networks_of_shim,
+)
 from shim.errors import StartError
 from shim.examination import Answer, Asked, NodeSetup
 from shim.gpus.nvidia import examination
 from shim.schemas import EngineKind, Finding, FindingLevel
 from shim.settings import check_runtime
+from tests.unit.shim.parts import listen
 
 OK, WARNING, ERROR = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.ERROR
 CONFINED = "".join(f"{name} {values[0]}\n" for name, values in doctor.TUNNEL.items())
@@ -183,6 +190,33 @@ def test_a_node_without_addresses_for_networks_is_found() -> None:
     assert (found.level, "--job-networks" in found.fix) == (ERROR, True)
     assert [one.message for one in judge_networks(64)] == ["64 runs can have a network at once"]
     assert list(judge_networks(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "networks"),
+    [
+        (b'HTTP/1.0 200 OK\r\n\r\n{"hostname":"n","networks":64}', 64),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"hostname":"n"}', None),
+        (b"HTTP/1.0 500 Internal Server Error\r\n\r\noh", None),
+    ],
+)
+def test_the_shim_is_asked_how_many_networks_it_has(
+    tmp_path: Path, answer: bytes, networks: int | None
+) -> None:
+    path = tmp_path / "shim.sock"
+    assert networks_of_shim(path) is None
+    with listen(path) as server:
+        answering = threading.Thread(target=_answer, args=(server, answer))
+        answering.start()
+        assert networks_of_shim(path) == networks
+        answering.join()
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        assert connection.recv(1 << 12).startswith(b"GET /v1/node HTTP/1.0\r\n")
+        connection.sendall(answer)
 
 
 def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:

@@ -16,6 +16,7 @@ Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tI
 eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0
 tun0\t00000000\t01000A0A\t0003\t0\t0\t0\t00000080\t0\t0\t0
 eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+fl-0123456789ab\t00FC1EAC\t00000000\t0001\t0\t0\t0\t00FCFFFF\t0\t0\t0
 tun0\t0000A8C0\t01000A0A\t0003\t0\t0\t0\t0000FFFF\t0\t0\t0
 """
 
