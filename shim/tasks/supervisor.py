@@ -102,6 +102,7 @@ class Supervisor:
         self.fences = fences
         self._tasks: dict[str, TaskState] = {}
         self._first_version = 0
+        self._networks = engine.networks()
         self._run_locks = RunLocks()
         self._deciding = asyncio.Lock()
         gpus.changed = self._gpus_changed
@@ -235,6 +236,7 @@ class Supervisor:
         known |= set(self._tasks)  # removed meanwhile, or new: neither is a stranger's
         self.unexplained = tuple(one for key, one in containers.items() if key not in known)
         self._drop_claims_of_the_gone()
+        self._compare_networks()
         missed = frozenset(
             task.info.id
             for task in self._tasks.values()
@@ -244,6 +246,12 @@ class Supervisor:
             log.warning("task %s: its end went unnoticed", task_id)
             await self._look_again(self._tasks[task_id])
         return missed - suspects
+
+    def _compare_networks(self) -> None:
+        """Other networks of the engine, and routes, come and go."""
+        before, self._networks = self._networks, self.engine.networks()
+        if self._networks != before:
+            self.events.node_changed()
 
     async def _look_again(self, task: TaskState) -> None:
         await _let_go(task)

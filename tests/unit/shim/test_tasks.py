@@ -252,6 +252,15 @@ async def test_a_run_more_than_the_node_has_networks_is_refused_until_one_is_gon
         assert (await service.node()).networks == 1
 
 
+async def test_a_node_that_gets_room_for_fewer_networks_tells_it(node: Node) -> None:
+    node.host.most_networks = 4
+    async with node.shim() as service:
+        node.host.most_networks = 3
+        await service.supervisor.compare(frozenset())
+        await until_event(service.events, lambda e: e.type is EventType.NODE)
+        assert (await service.node()).networks == 3
+
+
 async def test_the_tasks_of_a_run_have_an_address_each_that_outlives_the_shim(node: Node) -> None:
     async with node.shim() as service:
         for number in (1, 2):
