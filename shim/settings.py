@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -90,12 +89,14 @@ class SubnetRange(msgspec.Struct, frozen=True):
     def count(self) -> int:
         return 1 << (self.prefix - self.network.prefixlen)
 
-    def subnets(self) -> Iterator[IPv4Network]:
-        """Yield the subnets from the last, because Docker takes its own from the first."""
-        size = 1 << (32 - self.prefix)
-        first = int(self.network.network_address)
-        for number in reversed(range(self.count)):
-            yield IPv4Network((first + number * size, self.prefix))
+    @property
+    def size(self) -> int:
+        """The addresses of one subnet."""
+        return 1 << (32 - self.prefix)
+
+    def subnet(self, number: int) -> IPv4Network:
+        """Return one of the `count` subnets."""
+        return IPv4Network((int(self.network.network_address) + number * self.size, self.prefix))
 
 
 def _usual_prefix(whole: int) -> int:

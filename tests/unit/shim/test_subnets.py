@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shim.engines.docker.subnets import Subnets, of_network, of_node, ranges_of
 from shim.errors import StartError
@@ -34,13 +36,37 @@ tun0\t0000A8C0\t01000A0A\t0003\t0\t0\t0\t0000FFFF\t0\t0\t0
     ],
 )
 def test_a_range_is_cut_into_many_networks(text: str, count: int, containers: int) -> None:
-    subnets = list(SubnetRange.parse(text).subnets())
-    assert (len(subnets), subnets[0].num_addresses - 3) == (count, containers)
-    assert all(one.subnet_of(IPv4Network(text.partition(":")[0])) for one in subnets)
+    made = SubnetRange.parse(text)
+    subnets = {made.subnet(number) for number in range(made.count)}
+    assert (len(subnets), made.size - 3) == (count, containers)
+    whole = IPv4Network(text.partition(":")[0])
+    assert all(one.subnet_of(whole) and one.num_addresses == made.size for one in subnets)
 
 
 def test_the_last_subnet_is_the_first_to_be_used() -> None:
-    assert str(next(SubnetRange.parse("10.80.0.0/16:24").subnets())) == "10.80.255.0/24"
+    among = Subnets([SubnetRange.parse("10.80.0.0/16:24"), SubnetRange.parse("10.9.0.0/28:28")])
+    used: set[IPv4Network] = set()
+    order = []
+    while (subnet := among.free(used)) is not None:
+        used.add(subnet)
+        order.append(str(subnet))
+    assert (order[0], order[1], order[-2]) == ("10.80.255.0/24", "10.80.254.0/24", "10.80.0.0/24")
+    assert (order[-1], len(order)) == ("10.9.0.0/28", 257)
+
+
+@given(st.lists(st.tuples(st.integers(0, (1 << 32) - 1), st.integers(1, 32)), max_size=8))
+def test_a_free_subnet_overlaps_with_nothing_that_is_used(places: list[tuple[int, int]]) -> None:
+    near = int(IPv4Address("10.80.0.0"))
+    used = [
+        IPv4Network((near + (number >> 15) - (1 << 16), length), strict=False)
+        for number, length in places
+    ]
+    made = SubnetRange.parse("10.80.0.0/18:22")
+    every = [made.subnet(number) for number in range(made.count)]
+    free = [one for one in every if not any(one.overlaps(other) for other in used)]
+    among = Subnets([made])
+    assert among.count(used) == len(free)
+    assert among.free(used) == (free[-1] if free else None)
 
 
 @pytest.mark.parametrize(
