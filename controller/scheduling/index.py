@@ -17,7 +17,7 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
 from controller.scheduling.constraints import Domain, attributes_of, disliked, domain_of, unmet
 from controller.scheduling.fair_share import UseMeter
-from controller.scheduling.fit import OCCUPYING, Room, has_no_network_left, room
+from controller.scheduling.fit import OCCUPYING, Room, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
 _MOST_SCOPES = 64
@@ -298,6 +298,8 @@ class TrialCapacity:
         """The run of the unit that sees the capacity now."""
         self._hidden: frozenset[str] = frozenset()
         self._used_up: set[str] = set()
+        self._full = {one: None for one, free in self.rooms.items() if _has_all_networks(free)}
+        """The nodes where no further run can have a network: mostly none."""
 
     def best(self, need: Need, where: Where = None) -> Room | None:
         return self.sorted(need.scope, where).best(need, self.rooms)
@@ -334,7 +336,7 @@ class TrialCapacity:
         self._seen_by = unit if unit.kind is Kind.TOGETHER else None
         self._run_id = unit.run.id
         self._hidden = frozenset(allocation.id for allocation in unit.freed)
-        full = self._full_nodes_with_network(unit.run.id)
+        full = [one for one in self._full if unit.run.id in self.rooms[one].networked]
         touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed), *full))
         for node_id in touched:
             self._refresh(node_id, own.get(node_id, 0))
@@ -346,29 +348,16 @@ class TrialCapacity:
             given_now = dict.fromkeys(one.node_id for one in self._given[given:])
             if unit.kind is Kind.TOGETHER or unit.freed:
                 touched.update(given_now)
-                full = touched
+                full = [*touched]
             for node_id in dict.fromkeys((*full, *self._with_own_network(given_now))):
                 self._refresh(node_id, 0)
-
-    def _full_nodes_with_network(self, run_id: str) -> dict[str, None]:
-        """Return the nodes without a free network where this run has one."""
-        state = self.index.states.get(run_id)
-        known = () if state is None else state.allocations
-        there = (one.node_id for one in (*known, *self._given) if one.run_id == run_id)
-        rooms = {node_id: self.rooms[node_id] for node_id in there if node_id in self.rooms}
-        return {
-            node_id: None
-            for node_id, free in rooms.items()
-            if has_no_network_left(free) and run_id in free.networked
-        }
 
     def _with_own_network(self, node_ids: Iterable[str]) -> list[str]:
         return [one for one in node_ids if one in self.rooms and self.rooms[one].own_network]
 
     def _with_own(self, free: Room, own_starts: int) -> Room:
         """Return the room as the unit sees it, whose run may have the last network there."""
-        is_full = free.networks is not None and free.networks < 1
-        own_network = is_full and self._run_id in free.networked
+        own_network = _has_all_networks(free) and self._run_id in free.networked
         return replace(free, own_starts=own_starts, own_network=own_network)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
@@ -423,11 +412,19 @@ class TrialCapacity:
 
     def _put(self, node_id: str, fresh: Room, shape: Shape) -> None:
         self.rooms[node_id], self._shapes[node_id] = fresh, shape
+        if _has_all_networks(fresh):
+            self._full[node_id] = None
+        else:
+            self._full.pop(node_id, None)
         domain = self.index.domain(node_id)
         for where in (None,) if domain is None else (None, domain):
             for tiers in self._sorted.get(where, {}).values():
                 if node_id in tiers:
                     tiers.put(fresh, shape)
+
+
+def _has_all_networks(free: Room) -> bool:
+    return free.networks is not None and free.networks < 1
 
 
 def _less(free: Room, allocation: Allocation) -> Room:
