@@ -106,8 +106,8 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
         has_docker=system.has_program("dockerd"),
         tunnel_keys=arguments.tunnel_key,
         volume_prefixes=arguments.volume_prefix,
-        registry_mirror=arguments.registry_mirror,
         job_metadata=arguments.job_metadata,
+        registry_mirror=arguments.registry_mirror,
     )
     if found := plan.problems(system, wanted):
         raise InstallError("\n".join(found))

@@ -39,6 +39,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tunnel_keys: tuple[str, ...] | None = None
     job_metadata: JobMetadata = JobMetadata.CLOSED
 
+    @property
+    def opens_metadata(self) -> bool:
+        return self.job_metadata is JobMetadata.OPEN
+
     def shim_options(self) -> str:
         """As the shim's command line has them."""
         words = ["--jump-keys", "/var/lib/fairlead-jump/authorized_keys"]
@@ -69,8 +73,8 @@ def merge(
     has_docker: bool,
     tunnel_keys: Sequence[str],
     volume_prefixes: Sequence[str],
-    registry_mirror: str | None,
     job_metadata: str | None = None,
+    registry_mirror: str | None,
 ) -> Options:
     """Raises InstallError that names the option."""
     for key in tunnel_keys:
@@ -99,12 +103,6 @@ def merge(
     )
 
 
-def _metadata(before: Options | None, asked: str | None) -> JobMetadata:
-    if asked is not None:
-        return JobMetadata(asked)
-    return before.job_metadata if before else JobMetadata.CLOSED
-
-
 def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Docker:
     if docker is not None:
         asked = Docker(docker)
@@ -120,3 +118,9 @@ def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Doc
         "no Docker engine is here: --docker install brings Debian's or Ubuntu's, --docker none "
         "runs jobs as plain processes, without isolation"
     )
+
+
+def _metadata(before: Options | None, asked: str | None) -> JobMetadata:
+    if asked is not None:
+        return JobMetadata(asked)
+    return before.job_metadata if before else JobMetadata.CLOSED

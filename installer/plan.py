@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from installer import docker
-from installer.options import KEY_OPTIONS, Docker, JobMetadata, Options
+from installer.options import KEY_OPTIONS, Docker, Options
 from installer.steps import (
     Command,
     File,
@@ -143,7 +143,7 @@ def _files(bundle: Path, options: Options) -> list[Step]:
         File(_ENVIRONMENT, f"{written}FAIRLEAD_NODE_OPTIONS={options.shim_options()}\n"),
         *keys,
         *(of_bundle(name, target) for name, target in _RULES.items()),
-        File(_OPENED, _OPENS) if options.job_metadata is JobMetadata.OPEN else NoFile(_OPENED),
+        File(_OPENED, _OPENS) if options.opens_metadata else NoFile(_OPENED),
         of_bundle("sshd_fairlead.conf", _SNIPPET),
         of_bundle("sysctl.conf", _SYSCTL),
         of_bundle(_FIREWALL, f"{_UNITS}/{_FIREWALL}"),

@@ -249,8 +249,8 @@ class RefusalCode(StrEnum):
     NO_CAPACITY = "no_capacity"
     DRAINING = "draining"
     FENCED = "fenced"
-    NO_HOST_NETWORK = "no_host_network"
     NO_NETWORK = "no_network"
+    NO_HOST_NETWORK = "no_host_network"
 
 
 class TaskReason(StrEnum):

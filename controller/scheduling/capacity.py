@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
-from controller.scheduling.fit import Room, has_no_network_left, is_busy, shortfalls
+from controller.scheduling.fit import Room, is_busy, shortfalls
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
 """Fleets and constraints: they select the nodes that a job may use."""
@@ -101,7 +101,7 @@ class Shapes:
             tuple(sorted(kinds.items())),
             self._number(whole),
             is_busy(room),
-            has_no_network_left(room),
+            room.lacks_network,
         )
 
     def _number(self, what: object) -> int:

@@ -165,6 +165,16 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     own_network: bool = False
     """The run that is being placed has one there."""
 
+    @property
+    def has_all_networks(self) -> bool:
+        """Whether no further run can have a network there."""
+        return self.networks is not None and self.networks < 1
+
+    @property
+    def lacks_network(self) -> bool:
+        """Whether the run that is being placed cannot have one."""
+        return self.has_all_networks and not self.own_network
+
 
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
     """Return what is left of the node besides these allocations on it."""
@@ -190,24 +200,6 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         networks=None if capacity.networks is None else capacity.networks - len(networked),
         networked=networked,
     )
-
-
-def _networked(taken: Iterable[Allocation], node: Node) -> frozenset[str]:
-    """Return the runs that have a network there, as far as their number matters."""
-    if node.capacity.networks is None:
-        return frozenset()
-    known = (a.run_id for a in taken if has_network(a.resources, node.capacity))
-    return frozenset((*known, *(task.run_id for task in node.quarantine)))
-
-
-def has_network(need: Resources, capacity: NodeCapacity) -> bool:
-    """Return whether the job is in a network of its run's own there, and not in the node's."""
-    return not (need.whole_node and capacity.host_network)
-
-
-def has_no_network_left(free: Room) -> bool:
-    """Return whether one more run would have no network there."""
-    return free.networks is not None and free.networks < 1 and not free.own_network
 
 
 def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
@@ -255,7 +247,7 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     ]
     if need.host_network and not total.host_network:
         found.append(_NO_HOST_NETWORK)
-    if has_network(need, total) and has_no_network_left(free):
+    if has_network(need, total) and free.lacks_network:
         lack = LacksNetwork(free=max(free.networks or 0, 0), total=total.networks or 0)
         found.append(Shortfall(lack=lack))
     if need.gateway and not total.gateways:
@@ -307,6 +299,19 @@ def closest(need: Resources, rooms: Sequence[Room]) -> DoesNotFit:
 
 def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
     return len(short), -sum(one.ratio for one in short), node.name
+
+
+def has_network(need: Resources, capacity: NodeCapacity) -> bool:
+    """Return whether the job is in a network of its run's own there, and not in the node's."""
+    return not (need.whole_node and capacity.host_network)
+
+
+def _networked(taken: Iterable[Allocation], node: Node) -> frozenset[str]:
+    """Return the runs that have a network there, as far as their number matters."""
+    if node.capacity.networks is None:
+        return frozenset()
+    known = (a.run_id for a in taken if has_network(a.resources, node.capacity))
+    return frozenset((*known, *(task.run_id for task in node.quarantine)))
 
 
 def _cpu(need: float, free: float, total: float) -> Shortfall | None:

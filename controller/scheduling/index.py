@@ -298,7 +298,7 @@ class TrialCapacity:
         """The run of the unit that sees the capacity now."""
         self._hidden: frozenset[str] = frozenset()
         self._used_up: set[str] = set()
-        self._full = {one: None for one, free in self.rooms.items() if _has_all_networks(free)}
+        self._full = {one: None for one, free in self.rooms.items() if free.has_all_networks}
         """The nodes where no further run can have a network: mostly none."""
 
     def best(self, need: Need, where: Where = None) -> Room | None:
@@ -319,10 +319,9 @@ class TrialCapacity:
         self._given.append(allocation)
         self._given_on.setdefault(node_id, []).append(allocation)
         free = _less(self.rooms[node_id], allocation)
-        if allocation.run_id == self._run_id:
-            together = self._seen_by is not None
-            free = self._with_own(free, free.own_starts + together)
-        self._change(node_id, free)
+        if self._seen_by is not None and allocation.run_id == self._seen_by.run.id:
+            free = replace(free, own_starts=free.own_starts + 1)
+        self._change(node_id, self._with_network_of(free, allocation.run_id))
 
     @contextmanager
     def seen_by(self, unit: Unit) -> Iterator[None]:
@@ -355,9 +354,18 @@ class TrialCapacity:
     def _with_own_network(self, node_ids: Iterable[str]) -> list[str]:
         return [one for one in node_ids if one in self.rooms and self.rooms[one].own_network]
 
+    def _with_network_of(self, free: Room, run_id: str) -> Room:
+        """Return the room with one network less, unless the run has one there already."""
+        if free.networks is None:
+            return free
+        if run_id not in free.networked:
+            networked = free.networked | {run_id}
+            free = replace(free, networks=free.networks - 1, networked=networked)
+        return self._with_own(free, free.own_starts)
+
     def _with_own(self, free: Room, own_starts: int) -> Room:
         """Return the room as the unit sees it, whose run may have the last network there."""
-        own_network = _has_all_networks(free) and self._run_id in free.networked
+        own_network = free.has_all_networks and self._run_id in free.networked
         return replace(free, own_starts=own_starts, own_network=own_network)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
@@ -412,7 +420,7 @@ class TrialCapacity:
 
     def _put(self, node_id: str, fresh: Room, shape: Shape) -> None:
         self.rooms[node_id], self._shapes[node_id] = fresh, shape
-        if _has_all_networks(fresh):
+        if fresh.has_all_networks:
             self._full[node_id] = None
         else:
             self._full.pop(node_id, None)
@@ -423,19 +431,12 @@ class TrialCapacity:
                     tiers.put(fresh, shape)
 
 
-def _has_all_networks(free: Room) -> bool:
-    return free.networks is not None and free.networks < 1
-
-
 def _less(free: Room, allocation: Allocation) -> Room:
     taken = allocation.resources
     if taken.whole_node:
         return replace(
             free, cpu=0.0, memory=0, disk=0, gpus=(), starts=free.starts + 1, empty=False
         )
-    networks, networked = free.networks, free.networked
-    if networks is not None and allocation.run_id not in networked:
-        networks, networked = networks - 1, networked | {allocation.run_id}
     gpus = free.gpus
     if allocation.gpus:
         gpus = tuple(gpu for gpu in gpus if gpu.uuid not in allocation.gpus)
@@ -447,6 +448,4 @@ def _less(free: Room, allocation: Allocation) -> Room:
         gpus=gpus,
         starts=free.starts + 1,
         empty=False,
-        networks=networks,
-        networked=networked,
     )

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
+import msgspec
+
 from controller.clock import Clock
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
@@ -57,10 +59,8 @@ class SimulatedNode:
         chance: Random,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         watcher: Watcher,
-        networks: int | None = None,
     ) -> None:
         self.name = name
-        self.networks = networks
         self.weather = Weather(chance)
         self.boot_id = self._fresh("boot", chance)
         self.install_id = self._fresh("install", chance)
@@ -80,7 +80,6 @@ class SimulatedNode:
             memory=capacity.memory,
             disk=capacity.disk,
             gpus=gpus,
-            networks=networks,
         )
         self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
         self._off = False
@@ -99,6 +98,14 @@ class SimulatedNode:
             state=self._state,
             started=lambda info, made: watcher.container_started(self, info, made),
         )
+
+    @property
+    def networks(self) -> int | None:
+        """How many runs can have a network at once; None: no limit."""
+        return self._state.node().networks
+
+    def limit_networks(self, most: int | None) -> None:
+        self._state.plant_machine(msgspec.structs.replace(self._state.node(), networks=most))
 
     @property
     def tasks(self) -> dict[str, SimulatedTask]:

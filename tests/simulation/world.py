@@ -324,10 +324,11 @@ class World:
             disk=100 * GIB,
         )
         clock = VirtualClock(self.loop)
-        few = None if big else self.chance(f"networks of {name}").choice((None, None, 1, 2, 3))
         node = SimulatedNode(
-            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks, few
+            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks
         )
+        if not big:
+            node.limit_networks(self.chance(f"networks of {name}").choice((None, None, 1, 2, 3)))
         node.attributes = {"rack": rack, "number": str(number)}
         self.nodes[name] = node
 

@@ -25,13 +25,6 @@ def test_an_option_that_is_not_named_keeps_its_earlier_value() -> None:
     assert merged(first, volume_prefixes=["/srv"]).tunnel_keys == (KEY,)
 
 
-def test_the_metadata_service_is_closed_to_jobs_until_the_operator_opens_it() -> None:
-    assert merged().job_metadata is JobMetadata.CLOSED
-    opened = merged(job_metadata="open")
-    assert merged(opened).job_metadata is JobMetadata.OPEN
-    assert merged(opened, job_metadata="closed").job_metadata is JobMetadata.CLOSED
-
-
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
@@ -71,3 +64,10 @@ def test_a_damaged_file_of_wishes_is_named(tmp_path: Path) -> None:
     (tmp_path / "install.json").write_text("{")
     with pytest.raises(InstallError, match=r"install\.json"):
         load(tmp_path / "install.json")
+
+
+def test_the_metadata_service_is_closed_to_jobs_until_the_operator_opens_it() -> None:
+    assert merged().job_metadata is JobMetadata.CLOSED
+    opened = merged(job_metadata="open")
+    assert merged(opened).job_metadata is JobMetadata.OPEN
+    assert merged(opened, job_metadata="closed").job_metadata is JobMetadata.CLOSED

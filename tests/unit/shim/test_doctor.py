@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from common.core_pattern import FIX
@@ -128,7 +127,7 @@ REFUSED = "\t\tip daddr 169.254.169.254 reject\n"
 def test_what_jobs_reach_is_judged_by_the_rules(
     node: NodeSetup, rules: str, port: int, found: list[tuple[FindingLevel, str]]
 ) -> None:
-    docker = msgspec.structs.replace(node, engine=EngineKind.DOCKER)
+    docker = NodeSetup(data=node.data, root=node.root, engine=EngineKind.DOCKER)
     said = list(doctor.firewall(docker, says(nft=rules, sshd=f"Port {port}\nx y\n")))[1:]
     for one, (level, words) in zip(said, found, strict=True):
         assert (one.level, one.message[: len(words)]) == (level, words)
