@@ -73,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
         help="jobs may mount what lies below it; may be repeated",
     )
     add("--registry-mirror", metavar="URL", help="the engine asks it first for images")
+    add(
+        "--job-metadata",
+        choices=[each.value for each in wishes.JobMetadata],
+        help="whether jobs reach the metadata service of a cloud (default: closed)",
+    )
     add("--check", action="store_true", help="change nothing; 3 is the exit status if it would")
     add("--uninstall", action="store_true", help="take all away but the data of jobs")
     add("--purge", action="store_true", help="with --uninstall: the data, too")
@@ -101,6 +106,7 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
         has_docker=system.has_program("dockerd"),
         tunnel_keys=arguments.tunnel_key,
         volume_prefixes=arguments.volume_prefix,
+        job_metadata=arguments.job_metadata,
         registry_mirror=arguments.registry_mirror,
     )
     if found := plan.problems(system, wanted):

@@ -23,6 +23,13 @@ class Docker(StrEnum):
     NONE = "none"
 
 
+class JobMetadata(StrEnum):
+    """Whether jobs reach the metadata service of a cloud, and with it the node's credentials."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Kept on the node as they are; `tunnel_keys` None leaves the file of keys alone."""
 
@@ -30,6 +37,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     volume_prefixes: tuple[str, ...] = ()
     registry_mirror: str | None = None
     tunnel_keys: tuple[str, ...] | None = None
+    job_metadata: JobMetadata = JobMetadata.CLOSED
+
+    @property
+    def opens_metadata(self) -> bool:
+        return self.job_metadata is JobMetadata.OPEN
 
     def shim_options(self) -> str:
         """As the shim's command line has them."""
@@ -61,6 +73,7 @@ def merge(
     has_docker: bool,
     tunnel_keys: Sequence[str],
     volume_prefixes: Sequence[str],
+    job_metadata: str | None = None,
     registry_mirror: str | None,
 ) -> Options:
     """Raises InstallError that names the option."""
@@ -84,6 +97,7 @@ def merge(
     return Options(
         docker=_engine(before, docker, has_docker),
         volume_prefixes=tuple(volume_prefixes) or (before.volume_prefixes if before else ()),
+        job_metadata=_metadata(before, job_metadata),
         registry_mirror=registry_mirror or (before.registry_mirror if before else None),
         tunnel_keys=tuple(tunnel_keys) or (before.tunnel_keys if before else None),
     )
@@ -104,3 +118,9 @@ def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Doc
         "no Docker engine is here: --docker install brings Debian's or Ubuntu's, --docker none "
         "runs jobs as plain processes, without isolation"
     )
+
+
+def _metadata(before: Options | None, asked: str | None) -> JobMetadata:
+    if asked is not None:
+        return JobMetadata(asked)
+    return before.job_metadata if before else JobMetadata.CLOSED

@@ -34,6 +34,13 @@ _ENVIRONMENT = "/etc/fairlead/node.env"
 _UNITS = "/etc/systemd/system"
 _SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
 _SHIM, _FIREWALL = "fairlead-shim.service", "fairlead-firewall.service"
+_RULES = {name: f"/etc/fairlead/{name}" for name in ("firewall.nft", "firewall-jobs.nft")}
+_CHANGED_RULES = "/etc/fairlead/firewall.d"
+_OPENED = f"{_CHANGED_RULES}/job-metadata.nft"
+_OPENS = """\
+# --job-metadata open: jobs reach the metadata service of a cloud.
+flush chain inet fairlead metadata
+"""
 _JOIN = "fairlead-join.service"
 GATEWAY_UNIT = "fairlead-gateway.service"
 _OF_USER_DATA = (
@@ -94,6 +101,7 @@ def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]
         User("fairlead-gateway", "fairlead-gateway", "/nonexistent"),
         Folder("/var/lib/fairlead-gateway"),
         Folder("/etc/fairlead", is_kept=True),
+        Folder(_CHANGED_RULES, is_kept=True),
         *_engine(options),
         Tree(bundle, f"{HOME}/{version}", linked=linked),
         *_files(bundle, options),
@@ -102,7 +110,7 @@ def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]
         Link("/usr/local/bin/fairlead-shim", f"{_CURRENT}/bin/fairlead-shim"),
         Command("sshd", "reloaded", frozenset({_SNIPPET}), reload_sshd),
         Command("kernel settings", "loaded", frozenset({_SYSCTL}), _load_kernel_settings),
-        Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", "/etc/fairlead/firewall.nft"})),
+        Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", *_RULES.values(), _OPENED})),
         Unit(
             _SHIM,
             frozenset({f"{_UNITS}/{_SHIM}", _LIMITS, _ENVIRONMENT, _CURRENT}),
@@ -134,7 +142,8 @@ def _files(bundle: Path, options: Options) -> list[Step]:
         File(OPTIONS, msgspec.json.format(msgspec.json.encode(options)).decode() + "\n", 0o600),
         File(_ENVIRONMENT, f"{written}FAIRLEAD_NODE_OPTIONS={options.shim_options()}\n"),
         *keys,
-        of_bundle("firewall.nft", "/etc/fairlead/firewall.nft"),
+        *(of_bundle(name, target) for name, target in _RULES.items()),
+        File(_OPENED, _OPENS) if options.opens_metadata else NoFile(_OPENED),
         of_bundle("sshd_fairlead.conf", _SNIPPET),
         of_bundle("sysctl.conf", _SYSCTL),
         of_bundle(_FIREWALL, f"{_UNITS}/{_FIREWALL}"),

@@ -283,6 +283,7 @@ class Daemon:
             draining=self.supervisor.draining,
             disk_free=await self.supervisor.free_disk(),
             engine_error=engine_error,
+            networks=engine.networks(),
             gateways=self.exposed.is_possible,
             unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
         )

@@ -7,6 +7,7 @@ controller. The engine and the GPUs' vendor examine themselves.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -92,8 +93,10 @@ def sshd(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
 
 def firewall(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     answer = asked(("nft", "list", "table", "inet", "fairlead"))
-    if answer.status == 0 and "reject" in answer.output:
+    if answer.status == 0 and "skuid" in answer.output:
         yield ok("the firewall refuses the tunnel user's network connections")
+        if node.engine is EngineKind.DOCKER:
+            yield from _closed_to_jobs(answer.output, asked)
     elif "not permitted" in answer.output.lower():  # the shim itself may not look
         state = asked(("systemctl", "is-active", "fairlead-firewall.service"))
         if state.status == 0:
@@ -105,6 +108,34 @@ def firewall(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
             "no firewall rule stops the controller's key from opening network connections",
             "systemctl restart fairlead-firewall; it needs the package nftables",
         )
+
+
+def _closed_to_jobs(rules: str, asked: Asked) -> Iterator[Finding]:
+    """Yield what jobs do not reach, by the rules of the table as nft lists them."""
+    metadata, sshd = _chain(rules, "metadata"), _chain(rules, "sshd")
+    if metadata is None or sshd is None:
+        yield warn("jobs reach the metadata service of a cloud", f"{INSTALL} of this version")
+        return
+    if "reject" not in metadata:
+        yield ok("the operator has opened the metadata service of a cloud to jobs")
+    elif "socket cgroupv2" not in rules:
+        yield warn(
+            "jobs in the node's network reach the metadata service of a cloud",
+            "boot with cgroup v2, or start the shim with --host-network never",
+        )
+    else:
+        yield ok("jobs reach no metadata service of a cloud")
+    said = asked(("sshd", "-T")).output.lower().split("\n")
+    ports = [line.removeprefix("port ").strip() for line in said if line.startswith("port ")]
+    open_ports = [port for port in ports if port not in re.findall(r"\d+", sshd)]
+    if "reject" in sshd and open_ports:
+        fix = "name its ports in /etc/fairlead/firewall.d: docs/nodes.md has the line"
+        yield warn(f"jobs reach the node's sshd at port {', '.join(open_ports)}", fix)
+
+
+def _chain(rules: str, name: str) -> str | None:
+    found = re.search(rf"chain {name} \{{(.*?)\n\t\}}", rules, re.DOTALL)
+    return None if found is None else found[1]
 
 
 def cgroups(node: NodeSetup, asked: Asked) -> Iterator[Finding]:

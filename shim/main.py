@@ -31,7 +31,7 @@ from shim.gpus.selection import Exclusion
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
 from shim.schemas import EngineKind, HostNetwork
-from shim.settings import RUNTIME, GatewayAccess, Settings, check_runtime
+from shim.settings import RUNTIME, GatewayAccess, Settings, SubnetRange, check_runtime
 from shim.tasks.steps.folders import make_shared
 from shim.watchdog import READY, STOPPING, Systemd
 
@@ -223,6 +223,14 @@ def _add_permissions(add: Callable[..., object]) -> None:
         "(default: %(default)s)",
     )
     add(
+        "--job-networks",
+        action="append",
+        default=[],
+        metavar="RANGE[:SIZE]",
+        help="addresses for the networks of runs, such as 10.80.0.0/16:24; may be repeated "
+        "(default: the Docker engine's pools)",
+    )
+    add(
         "--allow-raw-sockets",
         action="store_true",
         help="tasks in the node's network keep CAP_NET_RAW: they can read all of its traffic",
@@ -330,6 +338,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         volume_prefixes=volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,
         host_network=HostNetwork(arguments.host_network),
+        job_networks=tuple(map(SubnetRange.parse, arguments.job_networks)),
         allow_raw_sockets=arguments.allow_raw_sockets,
         python_mirror=arguments.python_mirror,
         python_downloads=arguments.python_downloads,

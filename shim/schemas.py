@@ -252,6 +252,7 @@ class RefusalCode(StrEnum):
     NO_CAPACITY = "no_capacity"
     DRAINING = "draining"
     FENCED = "fenced"
+    NO_NETWORK = "no_network"
     NO_HOST_NETWORK = "no_host_network"
     ENGINE_LACKS = "engine_lacks"
 
@@ -267,6 +268,8 @@ class TaskReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     INSTANCE_UNREACHABLE = "instance_unreachable"
     """The fault is the node's, not the job's."""
+    NO_CAPACITY = "interrupted_by_no_capacity"
+    """The node was full after all: neither the job nor the node has a fault."""
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +296,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     pull: PullProgress | None = None
     container_id: str | None = None
     network_mode: NetworkMode = NetworkMode.BRIDGE
+    address: str | None = None
+    """Its IPv4 address in its run's network on this node, where the run's other tasks here reach
+    it; None in the node's network, and until it is known."""
     runner_socket: str = ""
     ports: dict[str, int] = {}
     gpus: tuple[str, ...] = ()
@@ -429,6 +435,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why the engine does not answer, as a sentence."""
     unlabelled: tuple[str, ...] = ()
     """Leftovers that the shim found and did not touch."""
+    networks: int | None = None
+    """How many runs can have a network of their own here at once; None: no limit."""
     gateways: bool = False
     """Gateways can reach what is exposed here."""
     infiniband: bool | None = None

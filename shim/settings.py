@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,68 @@ class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
         return self.folder / f"{task_id}-{port}.raw"
 
 
+MAX_NETWORKS = 4096
+"""The networks of one range; each is a bridge and some firewall rules of the node."""
+_MAX_PREFIX = 29
+"""Five addresses for containers."""
+_USUAL_BITS = 6
+_MIN_USUAL_PREFIX, _MAX_USUAL_PREFIX = 22, 28
+
+
+class SubnetRange(msgspec.Struct, frozen=True):
+    """A range of addresses that is cut into subnets of one size, for the networks of runs."""
+
+    network: IPv4Network
+    prefix: int
+
+    @classmethod
+    def parse(cls, text: str) -> SubnetRange:
+        """Return the range of `10.80.0.0/16`, or of `10.80.0.0/16:24` with the size of its subnets.
+
+        Without a size it is cut into 64 subnets or more, of at most 1021 containers each. Raises
+        StartError.
+        """
+        base, colon, size = text.partition(":")
+        try:
+            network = IPv4Network(base)
+            prefix = int(size) if colon else _usual_prefix(network.prefixlen)
+        except ValueError:
+            raise StartError(
+                f"--job-networks {text!r}: expected an IPv4 network such as 10.80.0.0/16, or "
+                "10.80.0.0/16:24 with the size of each run's network"
+            ) from None
+        if not network.prefixlen <= prefix <= _MAX_PREFIX:
+            raise StartError(
+                f"--job-networks {text!r}: the size of a run's network must be from "
+                f"{network.prefixlen}, the whole range, to {_MAX_PREFIX}"
+            )
+        made = cls(network, prefix)
+        if made.count > MAX_NETWORKS:
+            raise StartError(
+                f"--job-networks {text!r}: would be {made.count} networks, at most {MAX_NETWORKS} "
+                "are possible"
+            )
+        return made
+
+    @property
+    def count(self) -> int:
+        return 1 << (self.prefix - self.network.prefixlen)
+
+    @property
+    def size(self) -> int:
+        """The addresses of one subnet."""
+        return 1 << (32 - self.prefix)
+
+    def subnet(self, number: int) -> IPv4Network:
+        """Return one of the `count` subnets."""
+        return IPv4Network((int(self.network.network_address) + number * self.size, self.prefix))
+
+
+def _usual_prefix(whole: int) -> int:
+    usual = min(max(whole + _USUAL_BITS, _MIN_USUAL_PREFIX), _MAX_USUAL_PREFIX)
+    return max(usual, whole)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds. `gid` owns the folders that job and controller can reach."""
 
@@ -58,6 +121,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks may have what lies below these paths as volumes: folders, files, block devices."""
     allow_privileged: bool = False
     host_network: HostNetwork = HostNetwork.WHOLE_NODE
+    job_networks: tuple[SubnetRange, ...] = ()
+    """The addresses of runs' networks, the preferred range first; none: the engine's own."""
     allow_raw_sockets: bool = False
     """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}

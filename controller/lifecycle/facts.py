@@ -268,6 +268,7 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
         gpus=report.gpus or attempt.gpus,
         ports=report.ports or attempt.ports,
         ssh_host_key=report.ssh_host_key or attempt.ssh_host_key,
+        address=report.address or attempt.address,
         image_digest=report.image_digest or attempt.image_digest,
         exit_code=_exit_code(attempt, report),
         container_gone=attempt.container_gone or report.terminated,

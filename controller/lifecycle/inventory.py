@@ -123,6 +123,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     host_network: bool = True
     """Whether a job that holds the whole node gets the node's network; the node's operator may
     forbid it."""
+    networks: int | None = None
+    """How many runs can have a network of their own there at once; None: no limit."""
     gateways: bool = False
     """Whether its shim exposes ports to gateways."""
     infiniband: bool = True

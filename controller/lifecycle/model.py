@@ -327,6 +327,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
+    address: str | None = None
+    """Its address in its run's network on its node; None: it has the node's network, or it is not
+    known yet."""
     runner_socket: str | None = None
     image_digest: str | None = None
     """The digest of its image; later attempts of the job in this occurrence use the same."""

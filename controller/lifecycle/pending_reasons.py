@@ -88,6 +88,19 @@ class LacksHostNetwork(_Lack, frozen=True, kw_only=True, tag="host_network"):
         )
 
 
+class LacksNetwork(_Lack, frozen=True, kw_only=True, tag="network"):
+    """Too few networks of runs. `total` 0: none of the node's addresses for them is free."""
+
+    free: int
+    total: int
+
+    def words(self) -> tuple[str, str]:
+        has = f"{self.free} free of {self.total}"
+        if not self.total:
+            has = "no addresses for one (--job-networks of its shim names others)"
+        return "a network for its run", has
+
+
 class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
     def words(self) -> tuple[str, str]:
         return (
@@ -139,6 +152,7 @@ Lack = (
     | LacksBytes
     | LacksGpus
     | LacksHostNetwork
+    | LacksNetwork
     | LacksGateways
     | LacksInfiniband
     | LacksAbilities

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "unschedulable"
     WAITING_INSTANCE_LIMIT_EXCEEDED = "waiting_instance_limit_exceeded"
     INSTANCE_ACCESS_REVOKED = "instance_access_revoked"
-    INTERRUPTED_BY_NO_CAPACITY = "interrupted_by_no_capacity"
+    INTERRUPTED_BY_NO_CAPACITY = TaskReason.NO_CAPACITY.value
     INSTANCE_UNREACHABLE = TaskReason.INSTANCE_UNREACHABLE.value
     GPU_UNHEALTHY = "gpu_unhealthy"
     LOST_AFTER_REVIVAL = "lost_after_revival"
@@ -300,7 +300,10 @@ ROWS: Mapping[Reason, Row] = {
         "The node did not accept the job in time, or did not get its container ready."
     ),
     Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node refuses the controller's login."),
-    Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
+    Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure(
+        "The provider took the node back, or the node was full after all.",
+        shim=ClaimRank.ENDED_BY_SHIM,
+    ),
     Reason.INSTANCE_UNREACHABLE: _node_failure(
         "The node is gone, was silent for too long, or could not run the job.",
         shim=ClaimRank.ENDED_BY_SHIM,

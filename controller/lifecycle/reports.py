@@ -225,6 +225,7 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
+    address: str | None = None
     image_digest: str | None = None
     has_outputs: bool = False
     """The job has ended and left outputs."""

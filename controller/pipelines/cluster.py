@@ -91,11 +91,11 @@ class Clusters:
 
     def info(self, context: AttemptContext) -> ClusterInfo | None:
         """Return what the job learns of its peers; None for a job without peers. Raises RetryLater
-        while a peer has no allocation yet."""
+        while a peer has no allocation yet, or no address in the network that the two share."""
         if not is_clustered(context):
             return None
         peers = list(_peers(context))
-        ips = tuple(self._address(attempt) for attempt in peers)
+        ips = tuple(self._address(context, attempt) for attempt in peers)
         gpus = tuple(_gpus(context.state, attempt) for attempt in peers)
         rank = next((n for n, one in enumerate(peers) if one.id == context.attempt.id), None)
         return ClusterInfo(
@@ -120,9 +120,19 @@ class Clusters:
         """Return the public key with which the controller opens terminals in the job."""
         return terminal_key(self._secret, context.state.run.id).public
 
-    def _address(self, attempt: Attempt) -> str:
-        node = self._nodes.get(attempt.node_id or "")
-        return _LOOPBACK if node is None else address(node, self._networks)
+    def _address(self, context: AttemptContext, peer: Attempt) -> str:
+        """Return where the job reaches its peer: in their run's network if both share a node, else
+        at the peer's node."""
+        node = self._nodes.get(peer.node_id or "")
+        if node is None:
+            return _LOOPBACK
+        shares = peer.node_id == context.attempt.node_id
+        if shares and _is_in_own_network(context.state, peer, node):
+            if peer.address is not None:
+                return peer.address
+            if _waits_for_peers(context) and _gets_an_address(peer):
+                raise RetryLater(f"the peer {peer.id} has no address yet")
+        return address(node, self._networks)
 
 
 def is_clustered(context: AttemptContext) -> bool:
@@ -148,6 +158,30 @@ def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
     if host in own:
         return host
     return own[0] if own else host or _LOOPBACK
+
+
+def _waits_for_peers(context: AttemptContext) -> bool:
+    """Return whether the jobs are placed together; others wait for nobody."""
+    if context.attempt.incarnation is not None:
+        return True
+    return members.is_member(context.state.run, context.job)
+
+
+def _is_in_own_network(state: RunState, attempt: Attempt, node: Node) -> bool:
+    """Return whether the attempt is in a network of its run's own. A shim that counts no networks
+    tells no addresses in them."""
+    if node.capacity.networks is None:
+        return False
+    for allocation in state.allocations:
+        if allocation.id == attempt.allocation_id:
+            return not (allocation.resources.whole_node and node.capacity.host_network)
+    return False
+
+
+def _gets_an_address(attempt: Attempt) -> bool:
+    """Return whether the shim will tell its address. It is known before the container is made; in
+    the network of a run that an earlier version of the shim began, it never is."""
+    return attempt.reason is None and not attempt.creating_seen
 
 
 def _peers(context: AttemptContext) -> Iterator[Attempt]:

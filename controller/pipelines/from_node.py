@@ -60,6 +60,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             gpus=info.gpus,
             ports=info.ports,
             ssh_host_key=info.ssh_host_key,
+            address=info.address if _is_address(info.address or "") else None,
             image_digest=info.image_digest,
         )
     )
@@ -159,6 +160,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         isolation=info.isolation,
         engine_lacks=_engine_lacks(info),
         host_network=info.host_network is not HostNetwork.NEVER,
+        networks=info.networks,
         gateways=info.gateways,
         infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),

@@ -27,13 +27,18 @@ from controller.vault import SecretMissing
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
 from shim.client import ShimError
-from shim.schemas import Fence, RefusalCode
+from shim.schemas import Fence, NodeInfo, RefusalCode
 
 log = logging.getLogger(__name__)
 START_TRIES = 100
 START_PAUSE_SECONDS = 0.015
 """A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
-PASSING_REFUSALS = frozenset({RefusalCode.NO_CAPACITY, RefusalCode.DRAINING, RefusalCode.FENCED})
+PASSING_REFUSALS = frozenset(
+    {
+        *(RefusalCode.NO_CAPACITY, RefusalCode.NO_NETWORK),
+        *(RefusalCode.DRAINING, RefusalCode.FENCED),
+    }
+)
 
 
 class CodeGone(Exception):
@@ -98,24 +103,38 @@ class TaskSubmitter:
     ) -> Reason | None:
         """Return why the attempt needs another allocation; None: the refusal can pass.
 
-        It needs another one when its node drains, gives no host network now or has another engine,
-        or when its GPU broke or was split again. A refusal can pass when the shim has not heard yet
-        that it may work again, or while a GPU's memory is being freed. Raises ShimUnavailable,
-        RetryLater.
+        It needs another one when its node drains, gives no host network now, has another engine or
+        room for fewer networks than before, or when its GPU broke or was split again. A refusal can
+        pass when the shim has not heard yet that it may work again, while a GPU's memory is being
+        freed, or while tasks of before are being removed. Raises ShimUnavailable, RetryLater.
         """
         if error.code in (RefusalCode.NO_HOST_NETWORK, RefusalCode.ENGINE_LACKS):
             return Reason.INSTANCE_UNREACHABLE
         if error.code == RefusalCode.DRAINING:
             node = self._turns.nodes.get(attempt.node_id or "")
             return Reason.NODE_DRAINED if node is not None and node.draining else None
+        if error.code == RefusalCode.NO_NETWORK:
+            fewer = self._has_fewer_networks(await _node_info(connection), attempt)
+            return Reason.INTERRUPTED_BY_NO_CAPACITY if fewer else None
         if error.code != RefusalCode.NO_CAPACITY or not attempt.gpus:
             return None
-        try:
-            gpus = (await connection.shim.node()).gpus
-        except ShimError as unread:
-            raise RetryLater(str(unread)) from unread
+        gpus = (await _node_info(connection)).gpus
         healthy = {gpu.uuid for gpu in gpus if gpu.healthy}
         return None if healthy.issuperset(attempt.gpus) else Reason.GPU_UNHEALTHY
+
+    def _has_fewer_networks(self, info: NodeInfo, attempt: Attempt) -> bool:
+        """Return whether the node has room for fewer networks than the placement counted on."""
+        node = self._turns.nodes.get(attempt.node_id or "")
+        counted = None if node is None else node.capacity.networks
+        return info.networks is not None and (counted is None or info.networks < counted)
+
+
+async def _node_info(connection: NodeConnection) -> NodeInfo:
+    """Raises ShimUnavailable, RetryLater."""
+    try:
+        return await connection.shim.node()
+    except ShimError as unread:
+        raise RetryLater(str(unread)) from unread
 
 
 class JobStarter:

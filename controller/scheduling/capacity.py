@@ -17,7 +17,8 @@ from controller.scheduling.fit import Room, is_busy, shortfalls
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
 """Fleets and constraints: they select the nodes that a job may use."""
-Shape: TypeAlias = tuple[int, int, float, int, int, bool, tuple[tuple[int, int], ...], int, bool]
+_Kinds: TypeAlias = tuple[tuple[int, int], ...]
+Shape: TypeAlias = tuple[int, int, float, int, int, bool, _Kinds, int, bool, bool]
 """Everything of a node's free capacity that decides whether a job fits.
 
 The smallest shape is the best node: fewest GPUs unused, then fewest jobs starting, then most CPU.
@@ -103,6 +104,7 @@ class Shapes:
             tuple(sorted(kinds.items())),
             self._number(whole),
             is_busy(room),
+            room.lacks_network,
         )
 
     def _number(self, what: object) -> int:

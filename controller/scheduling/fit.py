@@ -36,6 +36,7 @@ from controller.lifecycle.pending_reasons import (
     LacksGpus,
     LacksHostNetwork,
     LacksInfiniband,
+    LacksNetwork,
     Measure,
     StartsTooMany,
 )
@@ -160,6 +161,22 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     empty: bool
     own_starts: int = 0
     """Those of the run that is being placed together."""
+    networks: int | None = None
+    """How many more runs can have a network there; None: no limit."""
+    networked: frozenset[str] = frozenset()
+    """The runs that have one there."""
+    own_network: bool = False
+    """The run that is being placed has one there."""
+
+    @property
+    def has_all_networks(self) -> bool:
+        """Whether no further run can have a network there."""
+        return self.networks is not None and self.networks < 1
+
+    @property
+    def lacks_network(self) -> bool:
+        """Whether the run that is being placed cannot have one."""
+        return self.has_all_networks and not self.own_network
 
 
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
@@ -168,6 +185,7 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
     capacity, foreign = node.capacity, node.quarantine
     if any(a.resources.whole_node for a in taken) or any(task.whole_node for task in foreign):
         return Room(node=node, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False)
+    networked = _networked(taken, node)
     held_gpus = {uuid for allocation in taken for uuid in allocation.gpus}
     held_gpus |= {uuid for task in foreign for uuid in task.gpus}
     return Room(
@@ -182,6 +200,8 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         gpus=tuple(g for g in capacity.gpus if g.healthy and g.uuid not in held_gpus),
         starts=starts,
         empty=not taken and not foreign,
+        networks=None if capacity.networks is None else capacity.networks - len(networked),
+        networked=networked,
     )
 
 
@@ -248,6 +268,9 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     ]
     if need.host_network and not total.host_network:
         found.append(_NO_HOST_NETWORK)
+    if has_network(need, total) and free.lacks_network:
+        lack = LacksNetwork(free=max(free.networks or 0, 0), total=total.networks or 0)
+        found.append(Shortfall(lack=lack))
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
     if need.infiniband and not total.infiniband:
@@ -303,6 +326,19 @@ def closest(need: Resources, rooms: Sequence[Room]) -> DoesNotFit:
 
 def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
     return len(short), -sum(one.ratio for one in short), node.name
+
+
+def has_network(need: Resources, capacity: NodeCapacity) -> bool:
+    """Return whether the job is in a network of its run's own there, and not in the node's."""
+    return not (need.whole_node and capacity.host_network)
+
+
+def _networked(taken: Iterable[Allocation], node: Node) -> frozenset[str]:
+    """Return the runs that have a network there, as far as their number matters."""
+    if node.capacity.networks is None:
+        return frozenset()
+    known = (a.run_id for a in taken if has_network(a.resources, node.capacity))
+    return frozenset((*known, *(task.run_id for task in node.quarantine)))
 
 
 def _cpu(need: float, free: float, total: float) -> Shortfall | None:

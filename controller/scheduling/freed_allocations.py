@@ -64,7 +64,8 @@ def _has_room(node: Node, allocations: Sequence[Allocation]) -> bool:
 
 
 def is_overdrawn(free: Room) -> bool:
-    return free.cpu < -1e-6 or free.memory < 0 or free.disk < 0
+    networks = 0 if free.networks is None else free.networks
+    return free.cpu < -1e-6 or free.memory < 0 or free.disk < 0 or networks < 0
 
 
 def lost(index: CapacityIndex) -> Iterator[FreedAllocationLost]:

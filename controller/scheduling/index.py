@@ -298,8 +298,12 @@ class TrialCapacity:
         self._given: list[Allocation] = []
         self._given_on: dict[str, list[Allocation]] = {}
         self._seen_by: Unit | None = None
+        self._run_id: str | None = None
+        """The run of the unit that sees the capacity now."""
         self._hidden: frozenset[str] = frozenset()
         self._used_up: set[str] = set()
+        self._full = {one: None for one, free in self.rooms.items() if free.has_all_networks}
+        """The nodes where no further run can have a network: mostly none."""
 
     def best(self, need: Need, where: Where = None) -> Room | None:
         return self.sorted(need.scope, where).best(need, self.rooms)
@@ -324,29 +328,52 @@ class TrialCapacity:
         free = less(self.rooms[node_id], allocation.resources, allocation.gpus)
         if self._seen_by is not None and allocation.run_id == self._seen_by.run.id:
             free = replace(free, own_starts=free.own_starts + 1)
-        self._change(node_id, free)
+        self._change(node_id, self._with_network_of(free, allocation.run_id))
 
     @contextmanager
     def seen_by(self, unit: Unit) -> Iterator[None]:
         """Show the capacity as the unit sees it, for the length of the block.
 
-        Allocations kept for its run are free, and jobs of its own run that are starting do not
-        delay it. What is given or used up meanwhile stays so.
+        Allocations kept for its run are free, its run needs no second network on a node, and jobs
+        of its own run that are starting do not delay it. What is given or used up meanwhile stays
+        so.
         """
         own = dict(unit.starting)
         self._seen_by = unit if unit.kind is Kind.TOGETHER else None
+        self._run_id = unit.run.id
         self._hidden = frozenset(allocation.id for allocation in unit.freed)
-        touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed)))
+        full = [one for one in self._full if unit.run.id in self.rooms[one].networked]
+        touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed), *full))
         for node_id in touched:
             self._refresh(node_id, own.get(node_id, 0))
         given = len(self._given)
         try:
             yield
         finally:
-            self._seen_by, self._hidden = None, frozenset()
-            touched.update(dict.fromkeys(one.node_id for one in self._given[given:]))
-            for node_id in touched if unit.kind is Kind.TOGETHER or unit.freed else ():
+            self._seen_by, self._run_id, self._hidden = None, None, frozenset()
+            given_now = dict.fromkeys(one.node_id for one in self._given[given:])
+            if unit.kind is Kind.TOGETHER or unit.freed:
+                touched.update(given_now)
+                full = [*touched]
+            for node_id in dict.fromkeys((*full, *self._with_own_network(given_now))):
                 self._refresh(node_id, 0)
+
+    def _with_own_network(self, node_ids: Iterable[str]) -> list[str]:
+        return [one for one in node_ids if one in self.rooms and self.rooms[one].own_network]
+
+    def _with_network_of(self, free: Room, run_id: str) -> Room:
+        """Return the room with one network less, unless the run has one there already."""
+        if free.networks is None:
+            return free
+        if run_id not in free.networked:
+            networked = free.networked | {run_id}
+            free = replace(free, networks=free.networks - 1, networked=networked)
+        return self._with_own(free, free.own_starts)
+
+    def _with_own(self, free: Room, own_starts: int) -> Room:
+        """Return the room as the unit sees it, whose run may have the last network there."""
+        own_network = free.has_all_networks and self._run_id in free.networked
+        return replace(free, own_starts=own_starts, own_network=own_network)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
         """Remove these freed allocations: their run has others instead."""
@@ -356,7 +383,7 @@ class TrialCapacity:
         before = self.rooms.get(node_id)
         if before is not None:
             free = room(before.node, self.taken_on(node_id), before.starts)
-            self._change(node_id, replace(free, own_starts=own_starts))
+            self._change(node_id, self._with_own(free, own_starts))
 
     def taken_on(self, node_id: str) -> list[Allocation]:
         """Return what occupies the node, including what this pass has given out."""
@@ -374,7 +401,7 @@ class TrialCapacity:
         taken = [a for a in self.taken_on(node_id) if a.id not in left]
         before = self.rooms[node_id]
         free = room(before.node, taken, before.starts)
-        self._change(node_id, replace(free, own_starts=before.own_starts))
+        self._change(node_id, self._with_own(free, before.own_starts))
 
     def settle(self, node_id: str) -> None:
         """Show the node as if all jobs that are starting there had started."""
@@ -400,6 +427,10 @@ class TrialCapacity:
 
     def _put(self, node_id: str, fresh: Room, shape: Shape) -> None:
         self.rooms[node_id], self._shapes[node_id] = fresh, shape
+        if fresh.has_all_networks:
+            self._full[node_id] = None
+        else:
+            self._full.pop(node_id, None)
         domain = self.index.domain(node_id)
         for where in (None,) if domain is None else (None, domain):
             for tiers in self._sorted.get(where, {}).values():

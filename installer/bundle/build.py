@@ -37,6 +37,7 @@ _SYSTEM_FILES = {
     "packer/systemd/fairlead-shim.service": "fairlead-shim.service",
     "packer/systemd/fairlead-firewall.service": "fairlead-firewall.service",
     "packer/firewall.nft": "firewall.nft",
+    "packer/firewall-jobs.nft": "firewall-jobs.nft",
     "packer/sysctl.conf": "sysctl.conf",
     "cloud-init/sshd_fairlead.conf": "sshd_fairlead.conf",
 }

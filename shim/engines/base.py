@@ -7,7 +7,7 @@ gone, does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Protocol
 
@@ -33,6 +33,13 @@ class NodeFault(EngineError):
     """The node has a fault: the job did not fail and is tried again."""
 
     reason = TaskReason.INSTANCE_UNREACHABLE
+
+
+class NodeFull(EngineError):
+    """The node has no room for the task after all. Neither the job nor the node has a fault: other
+    tasks may start there."""
+
+    reason = TaskReason.NO_CAPACITY
 
 
 class PortsTaken(EngineError):
@@ -135,6 +142,8 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     memory: int
     shm_size: int | None
+    address: str | None = None
+    """Its address in the run's network; None: the engine chooses."""
     publish: int | None = None
     """A port of the container that gets an ephemeral one on the node's 127.0.0.1."""
     gpus: tuple[str, ...] = ()
@@ -254,7 +263,17 @@ class Engine(Protocol):
     async def ensure_volume(self, name: str) -> str:
         """Return the volume's name for the engine. Its content outlives tasks."""
 
-    async def ensure_network(self, run_id: str) -> None: ...
+    def networks(self) -> int | None:
+        """Return how many runs can have a network at once; None: no limit."""
+
+    async def ensure_network(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
+        """Make sure that the run has a network; return an address in it for a task.
+
+        `taken` are the addresses of the run's other tasks; `wanted` is one that the task got
+        before. None: the engine chooses addresses. Raises NodeFull.
+        """
 
     async def remove_network(self, run_id: str) -> None: ...
 

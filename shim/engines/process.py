@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -170,7 +170,12 @@ class ProcessEngine:
     async def ensure_volume(self, name: str) -> str:
         raise EngineError("volumes need containers, which the process engine does not have")
 
-    async def ensure_network(self, run_id: str) -> None:
+    def networks(self) -> int | None:
+        return None
+
+    async def ensure_network(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
         return None
 
     async def remove_network(self, run_id: str) -> None:

@@ -14,7 +14,7 @@ from shim.errors import StartError
 from shim.node.ledger import Capacity
 
 _SIOCGIFADDR = 0x8915
-_NOT_OURS = ("lo", "docker", "podman", "cni", "br-", "veth", "virbr")
+_NOT_OURS = ("lo", "docker", "podman", "cni", "br-", "fl-", "veth", "virbr")
 _RESERVED_MEMORY = 256 << 20
 LEAST_MEMORY = 6 << 20
 """Bytes: with less, the engine starts nothing."""

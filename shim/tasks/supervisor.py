@@ -102,6 +102,7 @@ class Supervisor:
         self.fences = fences
         self._tasks: dict[str, TaskState] = {}
         self._first_version = 0
+        self._networks = engine.networks()
         self._run_locks = RunLocks()
         self._deciding = asyncio.Lock()
         gpus.changed = self._gpus_changed
@@ -236,6 +237,7 @@ class Supervisor:
         known |= set(self._tasks)  # removed meanwhile, or new: neither is a stranger's
         self.unexplained = tuple(one for key, one in containers.items() if key not in known)
         self._drop_claims_of_the_gone()
+        self._compare_networks()
         missed = frozenset(
             task.info.id
             for task in self._tasks.values()
@@ -245,6 +247,12 @@ class Supervisor:
             log.warning("task %s: its end went unnoticed", task_id)
             await self._look_again(self._tasks[task_id])
         return missed - suspects
+
+    def _compare_networks(self) -> None:
+        """Other networks of the engine, and routes, come and go."""
+        before, self._networks = self._networks, self.engine.networks()
+        if self._networks != before:
+            self.events.node_changed()
 
     async def _look_again(self, task: TaskState) -> None:
         await _let_go(task)
@@ -299,6 +307,7 @@ class Supervisor:
         self._check_idle(request.allocation_id)
         if held is not None:
             await self.gpus.look(held.gpus)
+        self._check_network(request)
         allocation = self.ledger.plan(task_id, request)
         record = self._new_record(task_id, request, caller, allocation.gpus)
         try:
@@ -358,8 +367,6 @@ class Supervisor:
     def _new_record(
         self, task_id: str, request: TaskRequest, caller: Caller, gpus: tuple[str, ...]
     ) -> TaskRecord:
-        asked = container_rules.is_in_host_network(request, self.settings)
-        in_host_network = asked or not self.engine.has_networks
         return TaskRecord(
             request=without_secrets(request),
             body_hash=hash_of(request),
@@ -374,7 +381,7 @@ class Supervisor:
                 status=TaskStatus.PENDING,
                 image=request.image,
                 incarnation=caller.incarnation,
-                network_mode=NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE,
+                network_mode=self._network_mode(request),
                 runner_socket=self.settings.runner_socket(task_id),
                 gpus=gpus,
                 version=self._first_version,
@@ -434,6 +441,42 @@ class Supervisor:
             for other in self._tasks.values()
         )
 
+    def _addresses_besides(self, task: TaskState) -> frozenset[str]:
+        """Return the addresses of the run's other tasks whose container is there, or is about to
+        be."""
+        return frozenset(
+            other.info.address
+            for other in self._tasks.values()
+            if other.info.run_id == task.info.run_id
+            and other is not task
+            and not other.ended
+            and other.info.address is not None
+        )
+
+    def _check_network(self, request: TaskRequest) -> None:
+        """Raise Refused (409 `no_network`) if the task's run would have one network too many. A run
+        has its network until its last task is removed."""
+        most = self.engine.networks()
+        if most is None or self._network_mode(request) is NetworkMode.HOST:
+            return
+        runs = {
+            task.info.run_id
+            for task in self._tasks.values()
+            if task.info.network_mode is NetworkMode.BRIDGE and not task.left_run
+        }
+        if request.run_id not in runs and len(runs) >= most:
+            raise Refused(
+                409,
+                RefusalCode.NO_NETWORK,
+                f"all {most} networks for runs on this node are in use (--job-networks gives it "
+                "more)",
+            )
+
+    def _network_mode(self, request: TaskRequest) -> NetworkMode:
+        asked = container_rules.is_in_host_network(request, self.settings)
+        in_host_network = asked or not self.engine.has_networks
+        return NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE
+
     def _track(self, record: TaskRecord, request: TaskRequest | None = None) -> TaskState:
         auth = request.registry_auth if request else None
         task = TaskState(record, self._books.tasks, self.events, auth)
@@ -452,6 +495,7 @@ class Supervisor:
             executor=self._executor,
             run_locks=self._run_locks,
             run_is_used=lambda: self._run_has_others(task),
+            addresses_of_run=lambda: self._addresses_besides(task),
             gpus=self.gpus.infos,
             gpu_delivery=self.gpus.delivery,
             images=self.images,

@@ -7,7 +7,7 @@ Engines that misbehave are in `failing_engines`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from common.engine_abilities import EngineAbility
 from shim.engines.base import (
@@ -47,6 +47,7 @@ class MemoryHost:
     def __init__(self) -> None:
         self.containers: dict[str, MemoryContainer] = {}
         self.networks: set[str] = set()
+        self.most_networks: int | None = None
         self.volumes: set[str] = set()
         self.image_bytes = 0
         """Of each local image, on a disk of 100 bytes."""
@@ -124,8 +125,16 @@ class MemoryEngine:
         self.host.volumes.add(name)
         return name
 
-    async def ensure_network(self, run_id: str) -> None:
+    def networks(self) -> int | None:
+        return self.host.most_networks
+
+    async def ensure_network(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
         self.host.networks.add(run_id)
+        if wanted is not None and wanted not in taken:
+            return wanted
+        return next(one for n in range(2, 255) if (one := f"10.0.0.{n}") not in taken)
 
     async def remove_network(self, run_id: str) -> None:
         self.host.networks.discard(run_id)

@@ -25,6 +25,7 @@ from shim.schemas import (
     ExposedPort,
     Fence,
     NodeInfo,
+    RefusalCode,
     TaskInfo,
     TaskRequest,
     TaskResources,
@@ -216,6 +217,7 @@ class ShimState(Generic[T]):
                 [one for one in EngineAbility if one not in (self._machine.engine_lacks or ())],
             )
             self._check_idle(request.allocation_id)
+            self._check_network(request)
             allocation = self.ledger.plan(task_id, request)
         self._fences.raise_to(request.run_id, fence, incarnation)
         self.ledger.hold(allocation)
@@ -227,6 +229,7 @@ class ShimState(Generic[T]):
             status=TaskStatus.PENDING,
             image=request.image,
             incarnation=incarnation,
+            address=self._address(request),
             runner_socket=f"/run/{self._machine.hostname}/{task_id}/runner.sock",
             gpus=allocation.gpus,
             times=TaskTimes(submitted_at=self._clock.now()),
@@ -234,6 +237,23 @@ class ShimState(Generic[T]):
         task = self.tasks[task_id] = self._make(info, request)
         self.events.task_changed(info)
         return task, True
+
+    def _check_network(self, request: TaskRequest) -> None:
+        most = self._machine.networks
+        runs = {one.info.run_id for one in self.tasks.values() if one.info.address is not None}
+        if most is None or request.resources.whole_node or request.run_id in runs:
+            return
+        if len(runs) >= most:
+            raise Refused(409, RefusalCode.NO_NETWORK, f"all {most} networks are in use")
+
+    def _address(self, request: TaskRequest) -> str | None:
+        """Return an address for the task in its run's network, on a node that counts these."""
+        if self._machine.networks is None or request.resources.whole_node:
+            return None
+        taken = {one.info.address for one in self.tasks.values()}
+        return next(
+            one for n in range(2, 1 << 16) if (one := f"172.30.{n >> 8}.{n & 255}") not in taken
+        )
 
     def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> T:
         """Return the task, which no older fence commands from now on."""

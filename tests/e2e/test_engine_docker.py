@@ -179,8 +179,7 @@ async def test_a_run_whose_network_is_lost_is_not_blamed_and_gets_another(
     if lost == "network":
         await asyncio.to_thread(dockerd.docker, "network", "rm", network)
     else:
-        look = ("network", "inspect", "-f", "{{.Id}}", network)
-        bridge = f"br-{(await asyncio.to_thread(dockerd.docker, *look))[:12]}"
+        bridge = f"fl-{network.removeprefix('fairlead-')}"
         await asyncio.to_thread(run, ["ip", "link", "delete", bridge])
     with pytest.raises(NodeFault, match=network):
         await engine.start(container_id)

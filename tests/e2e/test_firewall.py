@@ -52,9 +52,11 @@ class Firewall:
 
     def do(self, setting: str) -> None:
         """`ExecStart`, `ExecReload` or `ExecStop`."""
-        (line,) = [one for one in UNIT.read_text().splitlines() if one.startswith(f"{setting}=")]
-        command = line.partition("=")[2].replace(INSTALLED_RULES, str(self._rules))
-        run(self._host.in_its_network(*shlex.split(command)))
+        for line in UNIT.read_text().splitlines():
+            name, _, command = line.partition("=")
+            if name == setting and not command.startswith("-"):
+                command = command.replace(INSTALLED_RULES, str(self._rules))
+                run(self._host.in_its_network(*shlex.split(command)))
 
 
 class FirewallByHand:

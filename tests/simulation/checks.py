@@ -522,6 +522,11 @@ class Checks:
                 self.violated(f"a GPU of {node.name} is held twice: {sorted(gpus)}")
             capacity, used = node.ledger.capacity, node.ledger.used()
             self._check_fits(f"allocations on {node.name}", [p.resources for p in held], node)
+            networked = {place.run_id for place in held if not place.resources.whole_node}
+            if node.networks is not None and len(networked) > node.networks:
+                self.violated(
+                    f"{len(networked)} runs share {node.networks} networks of {node.name}"
+                )
             if used.cpu > capacity.cpu or used.memory > capacity.memory:
                 self.violated(f"the shim of {node.name} gave more than it has")
 

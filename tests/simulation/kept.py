@@ -185,4 +185,7 @@ def _has_room(node: Node, place: Allocation, taken: list[Allocation]) -> bool:
     cpu = sum(one.resources.cpu for one in (place, *taken))
     memory = sum(one.resources.memory for one in (place, *taken))
     fits = cpu <= node.capacity.cpu + 1e-6 and memory <= node.capacity.memory
+    networks = node.capacity.networks
+    if networks is not None and len({one.run_id for one in (place, *taken)}) > networks:
+        return False
     return fits and used.isdisjoint(place.gpus)

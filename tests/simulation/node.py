@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
+import msgspec
+
 from common.engine_abilities import EngineAbility
 from controller.clock import Clock
 from shim.client import ShimUnavailable
@@ -99,6 +101,14 @@ class SimulatedNode:
             state=self._state,
             started=lambda info, made: watcher.container_started(self, info, made),
         )
+
+    @property
+    def networks(self) -> int | None:
+        """How many runs can have a network at once; None: no limit."""
+        return self._state.node().networks
+
+    def limit_networks(self, most: int | None) -> None:
+        self._state.plant_machine(msgspec.structs.replace(self._state.node(), networks=most))
 
     @property
     def tasks(self) -> dict[str, SimulatedTask]:

@@ -330,6 +330,8 @@ class World:
         node = SimulatedNode(
             name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks, lacks
         )
+        if not big:
+            node.limit_networks(self.chance(f"networks of {name}").choice((None, None, 1, 2, 3)))
         node.attributes = {"rack": rack, "number": str(number)}
         self.nodes[name] = node
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ class DockerDaemon:
 
     There is no default bridge network (it would be shared with other engines of the machine):
     name a network, `host` or `none`. `config` is added to daemon.json. `netns` names a network
-    namespace to live in: engines that share one undo each other's firewall rules.
+    namespace to live in: engines that share one undo each other's firewall rules. `within` is a
+    command that runs it, such as `unshare`.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class DockerDaemon:
         folder: Path,
         env: Mapping[str, str] | None = None,
         netns: str | None = None,
+        within: Sequence[str] = (),
         **config: object,
     ) -> None:
         self._folder = folder
@@ -35,7 +37,7 @@ class DockerDaemon:
         self._pid_files = (folder / "docker.pid", folder / "exec/containerd/containerd.pid")
         self._file = folder / "daemon.json"
         self._file.write_text(json.dumps({**self._config(), **config}))
-        argv = [*inside(netns), "dockerd", "--config-file", self._file]
+        argv = [*inside(netns), *within, "dockerd", "--config-file", self._file]
         self._daemon = Daemon(argv, folder / "dockerd.log", env=env, outlasts_tests=True)
 
     @property

@@ -21,7 +21,12 @@ from controller.cli.commands.user_data import RegistryMirror, VolumePrefixes, pa
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle, read_bundle
 from controller.cli.hosts.connection import HostError, Target
-from controller.cli.hosts.fleet_file import check_mirror, check_prefixes, install_options
+from controller.cli.hosts.fleet_file import (
+    JobMetadata,
+    check_mirror,
+    check_prefixes,
+    install_options,
+)
 from controller.cli.hosts.install import HostPlan, NodesApi, make_node, remove_node
 from controller.cli.hosts.preflight import DockerChoice, HostFinding, Level
 from controller.cli.hosts.ssh_config import target_of
@@ -52,6 +57,7 @@ def install(
     docker: DockerChoice = "install",
     volume_prefix: VolumePrefixes = None,
     registry_mirror: RegistryMirror = None,
+    job_metadata: JobMetadata | None = None,
     address: str | None = None,
     identity: Identity = None,
     jump: Jump = None,
@@ -78,6 +84,8 @@ def install(
         Install Docker where it is missing, use the one that is there, or run jobs without it.
     address
         HOST[:PORT] at which the controller reaches it; default: the same.
+    job_metadata
+        Whether jobs reach the metadata service of a cloud, and with it the node's credentials.
     yes
         Ask no questions. An unknown host key is still refused.
     upgrade
@@ -114,7 +122,7 @@ def install(
         fleet=fleet,
         attributes={name: value for name, value in attributes_of(attribute).items() if value},
         docker=docker,
-        options=install_options(tuple(volume_prefix or ()), registry_mirror),
+        options=install_options(tuple(volume_prefix or ()), registry_mirror, job_metadata),
         upgrade=upgrade,
     )
     return _install(plan, api, progress, json)

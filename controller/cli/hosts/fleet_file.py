@@ -32,6 +32,7 @@ _HOST = {
     "attributes": "a mapping of names to strings",
     "volume_prefixes": "a list of absolute paths",
     "registry_mirror": "a URL",
+    "job_metadata": "open or closed",
 }
 ALLOWED = {
     "type": "fleet",
@@ -46,6 +47,8 @@ ALLOWED = {
     **{f"hosts.{name}": said for name, said in _HOST.items()},
 }
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+JobMetadata = Literal["open", "closed"]
+"""Whether jobs reach the metadata service of a cloud."""
 Blocks = Annotated[int, msgspec.Meta(ge=1, le=1024)] | Literal["auto"]
 
 
@@ -61,6 +64,7 @@ class _Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     attributes: dict[str, str] = {}
     volume_prefixes: tuple[str, ...] | None = None
     registry_mirror: str | None = None
+    job_metadata: JobMetadata | None = None
 
 
 class HostFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +169,7 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> Fl
         docker=given.docker or fleet.docker or "install",
         blocks=None if blocks is None else str(blocks),
         attributes=given.attributes,
-        options=install_options(prefixes or (), mirror),
+        options=install_options(prefixes or (), mirror, given.job_metadata or fleet.job_metadata),
     )
 
 
@@ -196,9 +200,12 @@ def check_mirror(mirror: str | None, field: str) -> None:
         )
 
 
-def install_options(prefixes: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:
-    """Return arguments for the bundle's `install`."""
+def install_options(
+    prefixes: tuple[str, ...], mirror: str | None, metadata: JobMetadata | None = None
+) -> tuple[str, ...]:
+    """Return arguments for the bundle's `install`. What is None stays there as it is."""
     words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
+    words += () if metadata is None else ("--job-metadata", metadata)
     return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from shim.engines.base import (
     Found,
     ImageInfo,
     NodeFault,
+    NodeFull,
     PortsTaken,
     Storage,
 )
@@ -39,6 +40,7 @@ from shim.engines.docker.events import EventFollower
 from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages
 from shim.engines.docker.networks import RunNetworks
+from shim.engines.docker.subnets import Subnets, ranges_of
 from shim.errors import EngineError
 from shim.schemas import EngineKind, NetworkMode, PullProgress, RegistryAuth
 from shim.settings import Settings
@@ -98,8 +100,11 @@ class DockerEngine:
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
-        """Return the places of both of Docker's cgroup drivers."""
-        return (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
+        """Return the places of both of Docker's cgroup drivers, and ours for containers in the
+        node's network."""
+        scope = f"docker-{container_id}.scope"
+        in_network = (f"docker/{container_id}", f"system.slice/{scope}")
+        return (*in_network, f"fairlead/{container_id}", f"fairlead.slice/{scope}")
 
     async def open(self) -> None:
         """Connect. Raises EngineUnavailable when no engine answers at DOCKER_HOST."""
@@ -125,7 +130,8 @@ class DockerEngine:
             _LOST,
         )
         await self._follower.open()
-        await self._networks.open(self._api, await self._networks_in_use())
+        among = Subnets(ranges_of(self._settings.job_networks, info))
+        await self._networks.open(self._api, await self._networks_in_use(), among)
 
     async def close(self) -> None:
         await self._networks.close()
@@ -181,8 +187,13 @@ class DockerEngine:
     async def ensure_volume(self, name: str) -> str:
         return await ensure_volume(self._call, self._api, name)
 
-    async def ensure_network(self, run_id: str) -> None:
-        await self._networks.ensure(run_id)
+    def networks(self) -> int | None:
+        return self._networks.capacity
+
+    async def ensure_network(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
+        return await self._networks.ensure(run_id, taken, wanted)
 
     async def remove_network(self, run_id: str) -> None:
         await self._networks.remove(run_id)
@@ -224,6 +235,8 @@ class DockerEngine:
             except EngineUnavailable:
                 raise
             except EngineError as error:
+                if faults.is_of_its_address(error):
+                    raise NodeFull(f"its address in the run's network is in use: {error}") from None
                 if "address already in use" not in str(error):
                     self._networks.distrust(str(error))
                     raise faults.of_start(error) from None
@@ -342,8 +355,11 @@ class DockerEngine:
             runtime=request.runtime_path(self._settings.runtime),
             gid=self._settings.gid,
             proxy_variables=self._settings.proxy_variables,
+            cgroup_parent=request.cgroup_parent(self._info),
         )
         asked = request.container(spec, node, _container(spec.task_id), network)
+        if bridge and spec.address is not None:
+            asked["networking_config"] = request.at_address(network, spec.address)
         if spec.publish is not None:
             asked["ports"] = [spec.publish]
             on_loopback = {"HostIp": "127.0.0.1", "HostPort": ""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import tarfile
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import docker
 import docker.errors
+import msgspec
 import requests.exceptions
 
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
@@ -20,6 +22,7 @@ from shim.schemas import Finding
 IMAGES = "var/lib/docker"
 """The folder of the images, below the root."""
 _CONTAINER_SECONDS = 60
+_SHIM_SECONDS = 10.0
 _ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
 
 
@@ -33,6 +36,7 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
         return
     try:
         yield from judge_engine(api.info())
+        yield from judge_networks(networks_of_shim(node.socket))
         yield _try_container(api, node.runtime)
     except failures as error:
         fix = "journalctl -u docker says more"
@@ -50,6 +54,32 @@ def judge_engine(info: dict[str, Any]) -> Iterator[Finding]:
     if not info.get("LiveRestoreEnabled"):
         fix = f"{INSTALL}: it sets live-restore in /etc/docker/daemon.json"
         yield warn("jobs end when the Docker engine is restarted", fix)
+
+
+def judge_networks(count: int | None) -> Iterator[Finding]:
+    """`count`: how many runs can have a network here at once; None: the shim does not answer."""
+    if count == 0:
+        fix = "--job-networks RANGE in /etc/fairlead/shim.env, with addresses that nothing uses"
+        yield bad("no addresses are left for the networks of runs", fix)
+    elif count is not None:
+        yield ok(f"{count} runs can have a network at once")
+
+
+def networks_of_shim(path: Path) -> int | None:
+    """Ask the shim itself: only it knows its options."""
+    try:
+        with socket.socket(socket.AF_UNIX) as shim, shim.makefile("rb") as answer:
+            shim.settimeout(_SHIM_SECONDS)
+            shim.connect(str(path))
+            shim.sendall(b"GET /v1/node HTTP/1.0\r\n\r\n")
+            body = answer.read().partition(b"\r\n\r\n")[2]
+        return msgspec.json.decode(body, type=_NetworksOfNode).networks
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+class _NetworksOfNode(msgspec.Struct, frozen=True):
+    networks: int | None = None
 
 
 def _try_container(api: Any, runtime: Path) -> Finding:

@@ -33,10 +33,17 @@ _JOBS = (
 )
 """`to rootfs at` comes before a mount's target; NVIDIA's hook prints the last one for an image that
 needs a newer driver."""
+_ADDRESS_TAKEN = "address already in use"
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
 _REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
+
+
+def is_of_its_address(error: EngineError) -> bool:
+    """Return whether another container has the address in the run's network. For a port the engine
+    says "listen tcp4 …: bind: address already in use"."""
+    return str(error).strip().lower() == _ADDRESS_TAKEN
 
 
 def of_create(error: EngineError) -> EngineError:

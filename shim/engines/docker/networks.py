@@ -8,6 +8,9 @@ No caller waits for work that can be done later: the end of a run does not wait 
 removal, and the next spare is made only after the start. A network may stay without a run, because
 its removal failed or the engine's answer was lost. So all networks are compared with the runs now
 and then, and those without a run are removed.
+
+Each network has a subnet of the node's ranges (`subnets`), and each container an address there that
+is chosen here: so a run's tasks can be told where its others are.
 """
 
 from __future__ import annotations
@@ -16,54 +19,83 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from shim.engines.base import NodeFault
-from shim.engines.docker.api import Call, NotFound
+from docker.types import IPAMConfig, IPAMPool
+
+from shim.engines.base import NodeFault, NodeFull
+from shim.engines.docker import subnets
+from shim.engines.docker.api import Call, DockerRefused, NotFound
+from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 2.0
 """A container that took the spare has started within this time."""
 _TIDY_SECONDS = 300.0
+_PATIENCE_SECONDS = 15.0
+"""A removal of a network takes tenths of a second, and several go on at once."""
+_LOOK_AGAIN_SECONDS = 1.0
+_SUBNET = "fairlead.subnet"
+"""The label of a network whose subnet was chosen here. The engine gives a container a certain
+address in no other."""
+_MAX_OVERLAPS = 16
 
 
 class RunNetworks:
     """The networks of runs. `call` runs an act of docker-py in a thread, with its errors
     translated.
 
-    Every `tidy_every` seconds, networks without a run are removed.
+    Every `tidy_every` seconds, networks without a run are removed. A run waits `patience` seconds
+    for a subnet when none is free.
     """
 
-    def __init__(self, call: Call, label: str, tidy_every: float = _TIDY_SECONDS) -> None:
+    def __init__(
+        self,
+        call: Call,
+        label: str,
+        tidy_every: float = _TIDY_SECONDS,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._call = call
         self._label = label
         self._tidy_every = tidy_every
+        self._patience = patience
         self._api: Any = None
+        self._subnets = Subnets(())
+        self._subnet_of: dict[str, IPv4Network | None] = {}
+        """Our networks; None: one that an earlier version made, in an address pool of Docker's."""
+        self._others: frozenset[IPv4Network] = frozenset()
+        """The subnets and addresses of everything else on the node."""
         self._of_run: dict[str, str] = {}
-        self._giving: dict[str, asyncio.Task[None]] = {}
+        self._giving: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._spare: str | None = None
         self._making: asyncio.Task[None] | None = None
-        self._unanswered: set[str] = set()
-        """Names of networks that are being made."""
+        self._unanswered: dict[str, IPv4Network] = {}
+        """The networks that are being made."""
         self._tidying: asyncio.Task[None] | None = None
         self._removing: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
+        self._freed = asyncio.Event()
+        self.capacity = 0
+        """How many networks the node has room for, those that exist included."""
 
-    async def open(self, api: Any, used: Iterable[tuple[str, str]]) -> None:
-        """Take over existing networks.
+    async def open(self, api: Any, used: Iterable[tuple[str, str]], among: Subnets) -> None:
+        """Take over existing networks; new ones get their subnets `among` these.
 
         `used` are the (run, network) pairs that the containers name. A run may have two, if one was
         pruned while it had only ended containers.
         """
-        self._api = api
-        existing = await self._ours()
+        self._api, self._subnets = api, among
+        existing = await self._look()
         self._of_run = {run_id: name for run_id, name in used if name in existing}
         idle = self._without_owner(existing)
-        self._spare = idle[0] if idle else None
-        for name in idle[1:]:
-            await self._retire(name)
+        self._spare = next((name for name in idle if self._subnet_of[name] is not None), None)
+        for name in idle:
+            if name != self._spare:
+                await self._retire(name)
         self._idle.set()
         self._make_spare()
         self._tidying = asyncio.create_task(self._tidy(), name="networks without a run")
@@ -87,15 +119,30 @@ class RunNetworks:
 
     async def _retire_all_without_owner(self) -> None:
         try:
-            for name in self._without_owner(await self._ours()):
+            for name in self._without_owner(await self._look()):
                 await self._retire(name)
         except EngineError as error:
             log.warning("networks may be left behind: %s", error)
 
-    async def _ours(self) -> set[str]:
-        filters = {"label": self._label}
-        found = await self._call(lambda: self._api.networks(filters=filters))
-        return {network["Name"] for network in found}
+    async def _look(self) -> set[str]:
+        """Return the names of our networks, and learn what else has addresses on the node."""
+        before = set(self._subnet_of)
+        found, of_node = await self._call(lambda: (self._api.networks(), subnets.of_node()))
+        key, _, value = self._label.partition("=")
+        ours, others = set(), set[IPv4Network]()
+        for network in found:
+            labels = network.get("Labels") or {}
+            mine = labels.get(key) == value
+            if mine:
+                ours.add(network["Name"])
+                self._subnet_of[network["Name"]] = _chosen(labels)
+            if not (mine and _SUBNET in labels):
+                others.update(subnets.of_network(network))
+        for gone in before - ours - set(self._unanswered):
+            self._subnet_of.pop(gone, None)
+        self._others = of_node | others
+        self.capacity = self._subnets.count(self._others)
+        return ours
 
     def _without_owner(self, names: set[str]) -> list[str]:
         """Return the networks without a run. Such a network never gets one again: names are never
@@ -110,9 +157,14 @@ class RunNetworks:
         except KeyError:
             raise NodeFault(f"run {run_id} has no network") from None
 
-    async def ensure(self, run_id: str) -> None:
-        """Make sure that the run has a network. Raises NodeFault, because a job has no influence on
-        its network.
+    async def ensure(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
+        """Make sure that the run has a network; return an address in it besides those `taken`.
+
+        None: the engine chooses the address, because an earlier version made the network. An
+        address that is `wanted` stays the task's, even if it is in use: by the task's own
+        container. Raises NodeFull, or NodeFault, because a job has no influence on its network.
 
         It goes on when the caller is cancelled: a network that is being made must have a run, or it
         would never be removed.
@@ -121,13 +173,25 @@ class RunNetworks:
         if giving is None:
             giving = asyncio.create_task(self._give(run_id), name=f"network of run {run_id}")
             self._giving[run_id] = giving
-            giving.add_done_callback(lambda _: self._giving.pop(run_id, None))
+            giving.add_done_callback(lambda given: self._given(run_id, given))
         try:
-            await asyncio.shield(giving)
-        except NodeFault:
+            in_use = await asyncio.shield(giving)
+        except (NodeFault, NodeFull):
             raise
         except EngineError as error:
             raise NodeFault(f"the run's network cannot be made: {error}") from None
+        subnet = self._subnet_of.get(self._of_run.get(run_id, ""))
+        if subnet is None:
+            return None
+        if wanted is not None and wanted not in taken and IPv4Address(wanted) in subnet:
+            return wanted
+        return _address(subnet, {*in_use, *taken})
+
+    def _given(self, run_id: str, given: asyncio.Task[frozenset[str]]) -> None:
+        """Its callers may all have been cancelled: then its error is told here."""
+        del self._giving[run_id]
+        if not given.cancelled() and (error := given.exception()) is not None:
+            log.warning("run %s has no network: %s", run_id, error)
 
     async def remove(self, run_id: str) -> None:
         """Remove the run's network soon; if that fails, the next comparison removes it."""
@@ -147,35 +211,101 @@ class RunNetworks:
                 log.warning("network %s of run %s is given up: %s", name, run_id, said)
                 del self._of_run[run_id]
 
-    async def _give(self, run_id: str) -> None:
+    async def _give(self, run_id: str) -> frozenset[str]:
+        """Return the addresses that are in use in the run's network."""
         if run_id not in self._of_run and self._spare is not None:
             self._of_run[run_id], self._spare = self._spare, None
         name = self._of_run.get(run_id)
-        if name is None or not await self._exists(name):
-            self._of_run[run_id] = await self._make()
+        in_use = None if name is None else await self._in_use(name)
+        if in_use is None:
+            self._of_run[run_id] = await self._make_in_time()
+            in_use = frozenset()
         self._idle.clear()
         self._make_spare()
+        return in_use
 
-    async def _exists(self, name: str) -> bool:
-        """Return whether the network exists; it may have been pruned."""
-        return bool(await self._call(lambda: self._api.networks(names=[f"^{name}$"])))
+    async def _in_use(self, name: str) -> frozenset[str] | None:
+        """Return the addresses of the network's containers; None: it was pruned."""
+        try:
+            found = await self._call(lambda: self._api.inspect_network(name))
+        except NotFound:
+            return None
+        ends = (found.get("Containers") or {}).values()
+        return frozenset(str(end.get("IPv4Address", "")).partition("/")[0] for end in ends)
+
+    async def _make_in_time(self) -> str:
+        """Make a network, when there is a subnet for it: one may be about to come free."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        while True:
+            self._freed.clear()
+            try:
+                return await self._make()
+            except NodeFull:
+                if self._spare is not None:
+                    name, self._spare = self._spare, None
+                    return name
+                if loop.time() >= deadline:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+                    await self._freed.wait()
 
     async def _make(self) -> str:
-        name = f"fairlead-{uuid.uuid4().hex[:12]}"
+        """Raises NodeFull when no subnet is free."""
+        overlapping: set[IPv4Network] = set()
+        while True:
+            await self._look()
+            used = {one for one in self._subnet_of.values() if one is not None}
+            used |= {*self._unanswered.values(), *overlapping, *self._others}
+            subnet = self._subnets.free(used)
+            if subnet is None:
+                raise NodeFull(self._why_full())
+            try:
+                return await self._make_in(subnet)
+            except DockerRefused as error:
+                overlapping.add(subnet)
+                if "overlap" not in str(error).lower() or len(overlapping) > _MAX_OVERLAPS:
+                    raise
+
+    async def _make_in(self, subnet: IPv4Network) -> str:
+        number = uuid.uuid4().hex[:12]
+        name = f"fairlead-{number}"
         key, _, value = self._label.partition("=")
-        self._unanswered.add(name)
+        pool = IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
+        self._unanswered[name] = subnet
         try:
             await self._call(
-                lambda: self._api.create_network(name, driver="bridge", labels={key: value})
+                lambda: self._api.create_network(
+                    name,
+                    driver="bridge",
+                    labels={key: value, _SUBNET: str(subnet)},
+                    ipam=IPAMConfig(pool_configs=[pool]),
+                    options={"com.docker.network.bridge.name": f"{subnets.BRIDGES}{number}"},
+                )
             )
+            self._subnet_of[name] = subnet
         finally:
-            self._unanswered.discard(name)
+            del self._unanswered[name]
         return name
 
+    def _why_full(self) -> str:
+        if not self.capacity:
+            return (
+                "this node has no addresses for the networks of runs: all of "
+                f"{self._subnets} is used by its routes, DNS servers or other networks of the "
+                "engine (--job-networks names others)"
+            )
+        return (
+            f"all {self.capacity} networks for runs on this node are in use (--job-networks gives "
+            "it more)"
+        )
+
     async def _remove(self, name: str) -> None:
-        if await self._exists(name):
-            with contextlib.suppress(NotFound):
-                await self._call(lambda: self._api.remove_network(name))
+        with contextlib.suppress(NotFound):
+            await self._call(lambda: self._api.remove_network(name))
+        self._subnet_of.pop(name, None)
+        self._freed.set()
 
     async def _retire(self, name: str) -> None:
         try:
@@ -195,5 +325,28 @@ class RunNetworks:
                 await self._idle.wait()
         try:
             self._spare = await self._make()
+        except NodeFull:
+            return  # runs have them all
         except EngineError as error:
             log.warning("no spare network: %s", error)
+        self._freed.set()
+
+
+def _chosen(labels: Mapping[str, str]) -> IPv4Network | None:
+    try:
+        return IPv4Network(labels[_SUBNET])
+    except (KeyError, ValueError):
+        return None
+
+
+def _address(subnet: IPv4Network, taken: Collection[str]) -> str:
+    """Return the first address that nothing has. Raises NodeFull."""
+    first, last = int(subnet[2]), int(subnet.broadcast_address)
+    for number in range(first, last):
+        address = str(IPv4Address(number))
+        if address not in taken:
+            return address
+    raise NodeFull(
+        f"the run has {last - first} tasks on this node, which is all that its network {subnet} "
+        "has addresses for (--job-networks RANGE:SIZE makes networks larger)"
+    )

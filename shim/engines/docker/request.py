@@ -5,6 +5,7 @@ So cases that this machine's engine cannot perform (raised limits, privileges) a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ class NodeValues(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     gid: int
     proxy_variables: dict[str, str] = {}
+    cgroup_parent: str | None = None
+    """Where the cgroups of containers in the node's network lie; None: where the engine puts
+    all."""
 
 
 def container(spec: ContainerSpec, node: NodeValues, name: str, network: str) -> dict[str, Any]:
@@ -76,9 +80,15 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         init=options.init or None,
         tmpfs=_writable_places(spec) if options.read_only_root else None,
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "1m", "max-file": "1"}),
+        cgroup_parent=node.cgroup_parent if spec.network_mode is NetworkMode.HOST else None,
     )
     host["NanoCpus"] = int(max(min(spec.cpu, node.cores or spec.cpu), _LEAST_CPU_PERIODS) * 1e9)
     return host
+
+
+def at_address(network: str, address: str) -> dict[str, Any]:
+    """Return the argument of `create_container` for a certain address in a network."""
+    return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}}}}
 
 
 def _writable_places(spec: ContainerSpec) -> dict[str, str]:
@@ -114,6 +124,15 @@ def explain_start(text: str) -> str:
             f"(orphans are reaped anyway), or install tini on the node ({text[:200]})"
         )
     return text
+
+
+def cgroup_parent(info: Mapping[str, Any]) -> str | None:
+    """Return the parent of the cgroups by which the node's firewall knows jobs in its network
+    (packer/firewall-jobs.nft). `info` is the engine's answer about itself; None: a kernel with
+    cgroup v1, whose firewall cannot know them."""
+    if str(info.get("CgroupVersion")) != "2":
+        return None
+    return "fairlead.slice" if info.get("CgroupDriver") == "systemd" else "/fairlead"
 
 
 def runtime_path(runtime: Path) -> str:

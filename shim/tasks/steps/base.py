@@ -40,7 +40,8 @@ class RunLocks:
 
 class StepContext(msgspec.Struct):
     """The context that the steps of one task share. `run_is_used` tells whether another task of
-    the run needs what they share."""
+    the run needs what they share; `addresses_of_run` returns what the run's other tasks have in its
+    network."""
 
     task: TaskState
     engine: Engine
@@ -48,6 +49,7 @@ class StepContext(msgspec.Struct):
     executor: Executor
     run_locks: RunLocks
     run_is_used: Callable[[], bool]
+    addresses_of_run: Callable[[], frozenset[str]]
     gpus: Callable[[], tuple[GpuInfo, ...]]
     gpu_delivery: GpuDelivery
     images: Images

@@ -17,10 +17,14 @@ from shim.tasks.steps.ssh import published_port
 
 class Network:
     async def do(self, ctx: StepContext) -> None:
-        if ctx.task.info.network_mode is NetworkMode.BRIDGE:
-            run_id = ctx.task.info.run_id
-            async with ctx.run_locks.of(run_id):
-                await ctx.engine.ensure_network(run_id)
+        info = ctx.task.info
+        if info.network_mode is NetworkMode.BRIDGE:
+            async with ctx.run_locks.of(info.run_id):
+                taken = ctx.addresses_of_run()
+                address = await ctx.engine.ensure_network(info.run_id, taken, info.address)
+                if address != info.address:
+                    # Durable: the controller tells it to the run's other tasks at once.
+                    await ctx.task.change(address=address)
 
     async def undo(self, ctx: StepContext) -> None:
         """Remove the run's network if this is the last of the run's tasks that are being
@@ -54,6 +58,7 @@ class Container:
                 cpu=resources.cpu,
                 memory=resources.memory,
                 shm_size=resources.shm_size,
+                address=info.address,
                 publish=published_port(ctx),
                 gpus=info.gpus,
                 mounts=(*ctx.mounts, *ctx.python_mounts),

@@ -92,6 +92,25 @@ def test_each_run_has_a_network_of_its_own(lab: RunLab) -> None:
     assert networks[0] != networks[1]
 
 
+def test_ranks_of_a_run_on_one_node_reach_each_other(lab: RunLab) -> None:
+    """At the address that torchrun and its like are told."""
+    meet = (
+        'if [ "$NODE_RANK" = 0 ]; then echo "rank 1 got this" | nc -l -p $MASTER_PORT; '
+        "else until nc $MASTER_ADDR $MASTER_PORT </dev/null; do sleep 0.2; done; fi"
+    )
+    result = lab.apply(
+        "pair",
+        commands=[meet, 'echo "$FAIRLEAD_NODES_IPS" | sort -u | wc -l'],
+        nodes=2,
+        share_nodes=True,
+        env_style=["torch"],
+        resources={"cpu": 0.5},
+    )
+    lines = result.succeeded().output
+    assert lines.count("rank 1 got this") == 1
+    assert lines.count("2") == 2
+
+
 def _is_there(namespace: str, address: str) -> bool:
     """busybox's own ping: a machine may have no other."""
     ping = ["busybox", "ping", "-c", "1", "-W", "1", address]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from installer.options import Docker, Options, load, merge
+from installer.options import Docker, JobMetadata, Options, load, merge
 from installer.system import InstallError
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
@@ -64,3 +64,10 @@ def test_a_damaged_file_of_wishes_is_named(tmp_path: Path) -> None:
     (tmp_path / "install.json").write_text("{")
     with pytest.raises(InstallError, match=r"install\.json"):
         load(tmp_path / "install.json")
+
+
+def test_the_metadata_service_is_closed_to_jobs_until_the_operator_opens_it() -> None:
+    assert merged().job_metadata is JobMetadata.CLOSED
+    opened = merged(job_metadata="open")
+    assert merged(opened).job_metadata is JobMetadata.OPEN
+    assert merged(opened, job_metadata="closed").job_metadata is JobMetadata.CLOSED

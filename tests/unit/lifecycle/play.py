@@ -294,6 +294,7 @@ SHIM_SAYS = frozenset(
         Reason.IMAGE_PULL_FAILED,
         Reason.VOLUME_ERROR,
         Reason.INSTANCE_UNREACHABLE,
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
         Reason.GPU_UNHEALTHY,
     }
 )

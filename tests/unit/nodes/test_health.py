@@ -151,6 +151,15 @@ def test_three_jobs_in_a_row_that_a_node_cannot_start_cordon_it() -> None:
     assert "unknown runtime nvidia" in (node.cordon_reason or "")
 
 
+def test_jobs_for_which_a_node_is_full_do_not_cordon_it() -> None:
+    """Any user could otherwise take a node from all others with a few dozen runs."""
+    full = [
+        msgspec.structs.replace(not_started(f"t{number}"), reason=TaskReason.NO_CAPACITY)
+        for number in range(MOST_FAILED_STARTS * 3)
+    ]
+    assert (after(*full).cordoned, after(*full).failed_starts) == (False, ())
+
+
 def test_a_report_that_comes_again_counts_once() -> None:
     assert not after(*[not_started("t")] * 5).cordoned
 

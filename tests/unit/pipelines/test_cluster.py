@@ -25,6 +25,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import TaskSeen
 from controller.lifecycle.services.policy import ReplicaGroup, Serves, ServicePolicy
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
@@ -35,7 +36,7 @@ from runner.schemas import ClusterInfo
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
 from tests.unit.lifecycle.play import Play
-from tests.unit.pipelines.parts import Ids
+from tests.unit.pipelines.parts import Ids, task_of
 
 SECRET = b"of the controller"
 WHOLE = Resources(whole_node=True)
@@ -221,6 +222,88 @@ def test_the_preferred_network_wins() -> None:
 def test_a_node_outside_of_the_preferred_networks_is_still_reached() -> None:
     node = a_node("n", "10.0.0.5", host="10.0.0.5")
     assert cluster.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
+
+
+# -- jobs that share a node ------------------------------------------------------------------
+
+
+def sharing(*nodes: str) -> RunState:
+    state = a_gang(nodes=len(nodes), size=len(nodes))
+    for index, node in enumerate(nodes):
+        state = place(state, index, node, whole=False)
+    return state
+
+
+def with_networks(networks: int | None = 64) -> Clusters:
+    nodes = {
+        node.id: msgspec.structs.replace(
+            node, capacity=msgspec.structs.replace(node.capacity, networks=networks)
+        )
+        for node in NODES.values()
+    }
+    return Clusters(nodes, SECRET)
+
+
+def test_ranks_on_one_node_are_told_their_addresses_in_the_runs_network() -> None:
+    state = sharing("n1", "n1")
+    for index in (0, 1):
+        state = replace_last(state, index, address=f"172.30.252.{index + 2}")
+    for index in (0, 1):
+        info = with_networks().info(context(state, index))
+        assert info is not None
+        assert (info.master_ip, info.ips) == ("172.30.252.2", ("172.30.252.2", "172.30.252.3"))
+
+
+def test_a_rank_on_another_node_is_told_at_its_nodes_address() -> None:
+    """Its network is another one, with the same addresses perhaps."""
+    state = sharing("n1", "n1", "n2")
+    for index in range(3):
+        state = replace_last(state, index, address=f"172.30.252.{index + 2}")
+    seen = [with_networks().info(context(state, index)) for index in (0, 2)]
+    assert [info.ips for info in seen if info] == [
+        ("172.30.252.2", "172.30.252.3", "10.0.0.2"),
+        ("10.0.0.1", "10.0.0.1", "172.30.252.4"),
+    ]
+
+
+def test_a_job_waits_until_the_ranks_on_its_node_have_addresses() -> None:
+    state = replace_last(sharing("n1", "n1"), 0, address="172.30.252.2")
+    with pytest.raises(RetryLater, match="has no address yet"):
+        with_networks().info(context(state, 0))
+
+
+@pytest.mark.parametrize(
+    "peer", [{"creating_seen": True}, {"reason": Reason.IMAGE_PULL_FAILED}], ids=str
+)
+def test_it_does_not_wait_for_an_address_that_never_comes(peer: dict[str, Any]) -> None:
+    state = replace_last(sharing("n1", "n1"), 0, address="172.30.252.2")
+    info = with_networks().info(context(replace_last(state, 1, **peer), 0))
+    assert info is not None
+    assert info.ips == ("172.30.252.2", "10.0.0.1")
+
+
+def test_tasks_of_a_shim_without_networks_are_told_their_nodes_address() -> None:
+    info = with_networks(None).info(context(sharing("n1", "n1"), 1))
+    assert info is not None
+    assert info.ips == ("10.0.0.1", "10.0.0.1")
+
+
+def test_jobs_with_their_nodes_network_are_told_its_address() -> None:
+    info = with_networks().info(context(placed(a_gang(), "n3", "n1", "n2"), 1))
+    assert info is not None
+    assert info.ips == ("10.0.0.3", "10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.parametrize("forged", ["10.0.0.1\n ProxyCommand sh", "gpu-1", "", None])
+def test_a_forged_address_of_a_task_reaches_no_other_task(forged: str | None) -> None:
+    seen = task_of(sharing("n1"))
+    told = [
+        report.address
+        for address in (forged, "172.30.252.2")
+        for report in from_node.task_reports(msgspec.structs.replace(seen, address=address))
+        if isinstance(report, TaskSeen)
+    ]
+    assert told == [None, "172.30.252.2"]
 
 
 # -- what the runner is told -----------------------------------------------------------------

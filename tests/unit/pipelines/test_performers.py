@@ -11,7 +11,7 @@ import pytest
 from common.engine_abilities import EngineAbility
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Node, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import from_node, job_running, to_node
@@ -158,6 +158,44 @@ async def test_a_job_whose_node_cannot_give_what_it_needs_any_more_loses_its_pla
         Reason.INSTANCE_UNREACHABLE,
         "(--host-network never)",
     )
+
+
+FULL = ShimError("no_network", "all 2 networks for runs are in use", 409)
+
+
+def with_networks(count: int) -> Node:
+    node = a_node()
+    return msgspec.structs.replace(
+        node, capacity=msgspec.structs.replace(node.capacity, networks=count)
+    )
+
+
+async def test_a_job_whose_node_has_room_for_fewer_networks_now_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    """Other networks of its engine have taken the addresses meanwhile."""
+    turns = NotedTurns()
+    turns.nodes["n1"] = with_networks(3)
+    node.shim.refusal = FULL
+    node.shim.info = msgspec.structs.replace(node.shim.info, networks=2)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        context_of(placed(AttemptStatus.PROVISIONING)), node
+    )
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (Reason.INTERRUPTED_BY_NO_CAPACITY, FULL.message)
+
+
+async def test_a_network_that_a_stale_task_still_has_is_waited_for(node: FakeConnection) -> None:
+    turns = NotedTurns()
+    turns.nodes["n1"] = with_networks(2)
+    node.shim.refusal = FULL
+    node.shim.info = msgspec.structs.replace(node.shim.info, networks=2)
+    with pytest.raises(RetryLater, match="all 2 networks"):
+        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+            context_of(placed(AttemptStatus.PROVISIONING)), node
+        )
+    assert turns.posted == []
 
 
 @pytest.mark.parametrize("reached", [False, True])

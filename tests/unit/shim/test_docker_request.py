@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from shim.engines.base import ContainerSpec, MountSpec
 from shim.engines.docker import request
@@ -60,6 +61,26 @@ def test_more_cores_than_the_node_has_are_all_of_them() -> None:
 
 def test_proxies_of_the_node_reach_the_container() -> None:
     assert asked()["environment"] == {"HTTP_PROXY": "http://p:1"}
+
+
+@pytest.mark.parametrize(
+    ("info", "parent"),
+    [
+        ({"CgroupVersion": "2", "CgroupDriver": "cgroupfs"}, "/fairlead"),
+        ({"CgroupVersion": "2", "CgroupDriver": "systemd"}, "fairlead.slice"),
+        ({"CgroupVersion": "1", "CgroupDriver": "cgroupfs"}, None),
+        ({}, None),
+    ],
+)
+def test_the_firewall_knows_containers_in_the_nodes_network_by_their_cgroup(
+    info: dict[str, str], parent: str | None
+) -> None:
+    assert request.cgroup_parent(info) == parent
+    for mode, wanted in ((NetworkMode.HOST, parent), (NetworkMode.BRIDGE, None)):
+        node = msgspec.structs.replace(NODE, cgroup_parent=parent)
+        spec = msgspec.structs.replace(SPEC, network_mode=mode)
+        made = request.container(spec, node, "fairlead-t1", "net-1")
+        assert made["host_config"].get("CgroupParent") == wanted
 
 
 def test_in_the_hosts_network_a_container_has_the_hosts_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,12 +11,17 @@ import pytest
 
 from common.core_pattern import FIX
 from shim import doctor
-from shim.engines.docker.examination import judge_engine
+from shim.engines.docker.examination import (
+    judge_engine,
+    judge_networks,
+    networks_of_shim,
+)
 from shim.errors import StartError
 from shim.examination import Answer, Asked, NodeSetup
 from shim.gpus.nvidia import examination
 from shim.schemas import EngineKind, Finding, FindingLevel
 from shim.settings import check_runtime
+from tests.unit.shim.parts import listen
 
 OK, WARNING, ERROR = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.ERROR
 CONFINED = "".join(f"{name} {values[0]}\n" for name, values in doctor.TUNNEL.items())
@@ -73,7 +80,7 @@ def test_a_locked_tunnel_user_is_found(node: NodeSetup) -> None:
 @pytest.mark.parametrize(
     ("asked", "level"),
     [
-        (says(nft="table inet fairlead { reject }"), OK),
+        (says(nft="table inet fairlead { meta skuid 999 reject }"), OK),
         (says(nft=Answer(1, "No such file or directory")), ERROR),
         (says(), ERROR),
         (says(nft=Answer(1, "Operation not permitted"), systemctl="active"), OK),
@@ -84,6 +91,46 @@ def test_the_firewall_is_judged_by_its_rules_or_its_service(
     node: NodeSetup, asked: Asked, level: FindingLevel
 ) -> None:
     assert levels(doctor.firewall(node, asked)) == [level]
+
+
+RULES = """table inet fairlead {
+\tchain output {
+\t\tmeta skuid 999 reject
+%s\t}
+
+\tchain metadata {
+%s\t}
+
+\tchain sshd {
+\t\ttcp dport 22 reject with tcp reset
+\t}
+}"""
+BY_CGROUP = '\t\tsocket cgroupv2 level 1 "fairlead" jump metadata\n'
+REFUSED = "\t\tip daddr 169.254.169.254 reject\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "port", "found"),
+    [
+        (RULES % (BY_CGROUP, REFUSED), 22, [(OK, "jobs reach no metadata service")]),
+        (RULES % ("", REFUSED), 22, [(WARNING, "jobs in the node's network reach the metadata")]),
+        (RULES % (BY_CGROUP, ""), 22, [(OK, "the operator has opened the metadata service")]),
+        ("table inet fairlead { skuid }", 22, [(WARNING, "jobs reach the metadata service")]),
+        (
+            RULES % (BY_CGROUP, REFUSED),
+            2222,
+            [(OK, "jobs reach no"), (WARNING, "jobs reach the node's sshd at port 2222")],
+        ),
+    ],
+    ids=["closed", "without cgroup v2", "opened", "of an earlier version", "another port"],
+)
+def test_what_jobs_reach_is_judged_by_the_rules(
+    node: NodeSetup, rules: str, port: int, found: list[tuple[FindingLevel, str]]
+) -> None:
+    docker = NodeSetup(data=node.data, root=node.root, engine=EngineKind.DOCKER)
+    said = list(doctor.firewall(docker, says(nft=rules, sshd=f"Port {port}\nx y\n")))[1:]
+    for one, (level, words) in zip(said, found, strict=True):
+        assert (one.level, one.message[: len(words)]) == (level, words)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +182,40 @@ def test_gpus_are_judged_by_card_driver_and_toolkit(node: NodeSetup) -> None:
     spec.parent.mkdir()
     spec.write_text("kind: nvidia.com/gpu\n")
     assert levels(examination.examine(node, says(nvidia_smi=both))) == [OK, OK]
+
+
+def test_a_node_without_addresses_for_networks_is_found() -> None:
+    (found,) = judge_networks(0)
+    assert (found.level, "--job-networks" in found.fix) == (ERROR, True)
+    assert [one.message for one in judge_networks(64)] == ["64 runs can have a network at once"]
+    assert list(judge_networks(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "networks"),
+    [
+        (b'HTTP/1.0 200 OK\r\n\r\n{"hostname":"n","networks":64}', 64),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"hostname":"n"}', None),
+        (b"HTTP/1.0 500 Internal Server Error\r\n\r\noh", None),
+    ],
+)
+def test_the_shim_is_asked_how_many_networks_it_has(
+    tmp_path: Path, answer: bytes, networks: int | None
+) -> None:
+    path = tmp_path / "shim.sock"
+    assert networks_of_shim(path) is None
+    with listen(path) as server:
+        answering = threading.Thread(target=_answer, args=(server, answer))
+        answering.start()
+        assert networks_of_shim(path) == networks
+        answering.join()
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        assert connection.recv(1 << 12).startswith(b"GET /v1/node HTTP/1.0\r\n")
+        connection.sendall(answer)
 
 
 def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:

@@ -105,6 +105,7 @@ async def bench(
         executor=threads,
         run_locks=RunLocks(),
         run_is_used=lambda: False,
+        addresses_of_run=frozenset,
         gpus=lambda: (),
         gpu_delivery=GpuDelivery(),
         images=Images(engine, MemoryRecords(), ImageAccess(engine, MemoryRecords()), 30.0),

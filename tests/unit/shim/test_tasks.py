@@ -11,7 +11,14 @@ import pytest
 
 from common.errors import Refused
 from shim.daemon import Daemon
-from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem, NodeFault
+from shim.engines.base import (
+    EngineUnavailable,
+    ImageError,
+    ImageInfo,
+    ImageProblem,
+    NodeFault,
+    NodeFull,
+)
 from shim.errors import EngineError
 from shim.schemas import (
     EventType,
@@ -219,6 +226,64 @@ async def test_the_network_goes_with_the_last_tasks_of_a_run_when_they_go_togeth
         await asyncio.gather(*removing)
         assert service.supervisor.infos == ()
         assert node.host.networks == set()
+
+
+async def test_a_run_more_than_the_node_has_networks_is_refused_until_one_is_gone(
+    node: Node,
+) -> None:
+    """A refusal before the task exists: nothing failed here, so nothing is charged to the node."""
+    node.host.most_networks = 1
+    stranger = msgspec.structs.replace(CALLER, run_id="run-2")
+    theirs = {"run_id": "run-2", "allocation_id": "place-3"}
+    async with node.shim() as service:
+        await put(service)
+        await put(service, "t2", allocation_id="place-2")
+        assert await refused(service, "t3", stranger, **theirs) == "no_network"
+        whole = TaskResources(cpu=1.0, memory=1 << 30, whole_node=True)
+        assert await refused(service, "t3", stranger, **theirs, resources=whole) != "no_network"
+        for task_id in ("t1", "t2"):
+            await service.supervisor.terminate(task_id, ABORT, CALLER)
+            await until(service, task_id, TaskStatus.TERMINATED)
+            assert await refused(service, "t3", stranger, **theirs) == "no_network"
+            await service.supervisor.remove(task_id, CALLER)
+        await service.supervisor.release("place-1", CALLER)
+        await service.supervisor.put("t3", request(**theirs), stranger)
+        await until(service, "t3", TaskStatus.RUNNING)
+        assert (await service.node()).networks == 1
+
+
+async def test_a_node_that_gets_room_for_fewer_networks_tells_it(node: Node) -> None:
+    node.host.most_networks = 4
+    async with node.shim() as service:
+        node.host.most_networks = 3
+        await service.supervisor.compare(frozenset())
+        await until_event(service.events, lambda e: e.type is EventType.NODE)
+        assert (await service.node()).networks == 3
+
+
+async def test_the_tasks_of_a_run_have_an_address_each_that_outlives_the_shim(node: Node) -> None:
+    async with node.shim() as service:
+        for number in (1, 2):
+            await put(service, f"t{number}", allocation_id=f"place-{number}")
+        first = await until(service, "t1", TaskStatus.RUNNING)
+        second = await until(service, "t2", TaskStatus.RUNNING)
+        assert first.address != second.address
+    specs = [node.host.containers[f"c-t{number}"].spec for number in (1, 2)]
+    assert [one.address for one in specs] == [first.address, second.address]
+    async with node.shim() as service:
+        await put(service, "t3", allocation_id="place-3")
+        third = await until(service, "t3", TaskStatus.RUNNING)
+        assert third.address not in (None, first.address, second.address)
+        assert service.supervisor.info("t1").address == first.address
+
+
+async def test_a_node_that_is_full_after_all_is_said_to_be_full_and_not_broken(node: Node) -> None:
+    full = NodeFull("all 2 networks for runs on this node are in use")
+    engine: Any = FailingEngine(MemoryEngine(node.host), "ensure_network", full)
+    async with node.shim(engine) as service:
+        await put(service)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message) == ("interrupted_by_no_capacity", str(full))
 
 
 async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node: Node) -> None:

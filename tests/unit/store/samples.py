@@ -148,6 +148,7 @@ def an_attempt(
         gpus=("GPU-1",),
         ports={"ssh": 40022},
         ssh_host_key="ssh-ed25519 AAAA",
+        address="172.30.252.2",
         runner_socket="/run/x.sock",
         ready=True,
         disconnected=True,

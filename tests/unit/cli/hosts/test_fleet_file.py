@@ -90,12 +90,20 @@ def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> Non
             "hosts[0].volume_prefixes",
         ),
         ("type: fleet\nname: f\nhosts: [a]\nregistry_mirror: ftp://x\n", "registry_mirror"),
+        ("type: fleet\nname: f\nhosts: [a]\njob_metadata: yes\n", "job_metadata"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, text)
     assert caught.value.field == field
+
+
+def test_the_metadata_service_is_opened_for_a_fleet_or_a_host(tmp_path: Path) -> None:
+    text = "type: fleet\nname: f\njob_metadata: open\nhosts: [a, {host: b, job_metadata: closed}]\n"
+    first, second = read(tmp_path, text).hosts
+    assert first.options == ("--job-metadata", "open")
+    assert second.options == ("--job-metadata", "closed")
 
 
 @pytest.mark.parametrize("data", ["type: task\n", "[fleet]\n", "fleet\n"])

@@ -1,0 +1,201 @@
+"""What jobs do not reach by default: the metadata service of a cloud, and their node's own sshd.
+
+A node is a network namespace with its own dockerd; another namespace behind it is the cloud.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shim.engines.docker.request import cgroup_parent
+from shim.engines.docker.subnets import BRIDGES
+from tests.support import images
+from tests.support.daemons import Daemon, DaemonFailed, run
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.ssh_daemon import CHECKOUT
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+METADATA = "169.254.169.254"
+NODE = "10.99.0.1"
+_CGROUP2 = (
+    "mount --make-rprivate / && umount -R -l /sys/fs/cgroup && "
+    "mount -t cgroup2 none /sys/fs/cgroup && "
+    'mkdir -p /sys/fs/cgroup/fairlead /sys/fs/cgroup/fairlead.slice && exec "$@"'
+)
+_SERVER = """
+import socket, sys, threading
+
+def serve(listener):
+    while True:
+        connection, _ = listener.accept()
+        connection.sendall(b"hello")
+        connection.close()
+
+for port in map(int, sys.argv[2:]):
+    listener = socket.create_server((sys.argv[1], port))
+    threading.Thread(target=serve, args=(listener,)).start()
+"""
+
+
+class Node:
+    """`ask` takes a job's options of `docker run`."""
+
+    def __init__(self, namespace: str, dockerd: DockerDaemon, folder: Path) -> None:
+        self.dockerd = dockerd
+        self._enter = [
+            "nsenter",
+            f"--net=/run/netns/{namespace}",
+            f"--mount=/proc/{dockerd.pid}/ns/mnt",
+        ]
+        self._rules = folder / "firewall.nft"
+        self._folder = folder / "firewall.d"
+        self._folder.mkdir()
+        rules = (CHECKOUT / "packer/firewall.nft").read_text()
+        for user in ("fairlead-gateway", "fairlead"):
+            rules = rules.replace(f'= "{user}"\n', '= "daemon"\n')
+        self._rules.write_text(rules.replace("/etc/fairlead/firewall.d", str(self._folder)))
+
+    def run(self, *command: str | Path) -> str:
+        return run([*self._enter, *command])
+
+    def load(self, changes: str = "") -> None:
+        """As the unit does, with an operator's changes."""
+        (self._folder / "mine.nft").write_text(changes)
+        self.run("nft", "-f", self._rules)
+        self.run("nft", "-f", CHECKOUT / "packer/firewall-jobs.nft")
+
+    def unload(self) -> None:
+        self.run("nft", "delete", "table", "inet", "fairlead")
+
+    def asks(self, address: str, port: int) -> bool:
+        """Whether the node's own software gets an answer."""
+        ask = f"busybox nc -w 2 {address} {port} </dev/null || echo nothing"
+        return self.run("sh", "-c", ask).strip() == "hello"
+
+    def job_asks(self, address: str, port: int, *options: str) -> bool:
+        ask = f"nc -w 2 {address} {port} </dev/null || echo nothing"
+        answer = self.dockerd.docker("run", "--rm", *options, "busybox", "/bin/sh", "-c", ask)
+        return answer.endswith("hello")
+
+
+@pytest.fixture(scope="module")
+def node(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Node]:
+    name = f"fl-e2e-{os.getpid()}-{next(numbers)}"
+    cloud = f"{name}c"
+    folder = testbed_folder / "firewall-of-jobs"
+    folder.mkdir()
+    for namespace in (name, cloud):
+        run(["ip", "netns", "add", namespace])
+        run(["ip", "-n", namespace, "link", "set", "lo", "up"])
+    run(["ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", cloud])
+    run(["ip", "-n", cloud, "address", "add", f"{METADATA}/32", "dev", "lo"])
+    for namespace, address in ((name, NODE), (cloud, "10.99.0.2")):
+        run(["ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0"])
+        run(["ip", "-n", namespace, "link", "set", "eth0", "up"])
+    run(["ip", "-n", name, "route", "add", "default", "via", "10.99.0.2"])
+    within = ("unshare", "--mount", "sh", "-ec", _CGROUP2, "sh")
+    dockerd = DockerDaemon(folder, netns=name, within=within)
+    servers = [
+        _serving(cloud, folder / "metadata.log", METADATA, 80, 53),
+        _serving(name, folder / "node.log", NODE, 22, 2222, 8080),
+    ]
+    dockerd.start()
+    dockerd.import_image("busybox:latest", images.busybox_root(folder / "busybox"))
+    bridge = f"com.docker.network.bridge.name={BRIDGES}0123456789ab"
+    dockerd.docker("network", "create", "-o", bridge, "of-a-run")
+    made = Node(name, dockerd, folder)
+    wait_until(lambda: made.asks(METADATA, 80) and made.asks(NODE, 22), what="the servers")
+    yield made
+    dockerd.docker("network", "rm", "of-a-run")
+    dockerd.stop()
+    for server in servers:
+        server.stop()
+    for namespace in (name, cloud):
+        run(["ip", "netns", "delete", namespace])
+
+
+def _serving(namespace: str, log: Path, address: str, *ports: int) -> Daemon:
+    words = [sys.executable, "-c", _SERVER, address, *map(str, ports)]
+    server = Daemon(["nsenter", f"--net=/run/netns/{namespace}", *words], log, outlasts_tests=True)
+    server.spawn()
+    return server
+
+
+@pytest.fixture
+def in_its_network(node: Node) -> list[str]:
+    """A job's options by which the shim puts it into the node's network."""
+    info = json.loads(node.dockerd.docker("info", "--format", "{{json .}}"))
+    parent = cgroup_parent(info)
+    assert parent == "/fairlead"
+    return ["--network", "host", "--cgroup-parent", parent]
+
+
+@pytest.fixture
+def closed(node: Node) -> Iterator[None]:
+    node.load()
+    yield
+    node.unload()
+
+
+def test_without_the_firewall_jobs_reach_everything(node: Node, in_its_network: list[str]) -> None:
+    for options in (["--network", "of-a-run"], in_its_network):
+        assert node.job_asks(METADATA, 80, *options)
+        assert node.job_asks(NODE, 22, *options)
+
+
+@pytest.mark.usefixtures("closed")
+def test_no_job_reaches_a_metadata_service_and_the_nodes_own_software_does(
+    node: Node, in_its_network: list[str]
+) -> None:
+    for options in (["--network", "of-a-run"], in_its_network):
+        assert not node.job_asks(METADATA, 80, *options)
+        assert node.job_asks(METADATA, 53, *options), "in some clouds it is the DNS server"
+    assert node.asks(METADATA, 80)
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_job_in_its_runs_network_does_not_reach_its_nodes_sshd(
+    node: Node, in_its_network: list[str]
+) -> None:
+    """In the node's network, where gangs are, the node's address is the job's own."""
+    assert not node.job_asks(NODE, 22, "--network", "of-a-run")
+    assert node.job_asks(NODE, 8080, "--network", "of-a-run")
+    assert node.job_asks(NODE, 22, *in_its_network)
+
+
+def test_an_operator_may_open_them_and_name_another_port(
+    node: Node, in_its_network: list[str]
+) -> None:
+    """As the guide says it."""
+    guide = (CHECKOUT / "docs/nodes.md").read_text()
+    opens = "flush chain inet fairlead metadata"
+    closes = "add rule inet fairlead sshd tcp dport 2222 reject with tcp reset"
+    assert opens in guide
+    assert closes in guide
+    node.load(f"{opens}\n{closes}\n")
+    try:
+        for options in (["--network", "of-a-run"], in_its_network):
+            assert node.job_asks(METADATA, 80, *options)
+        assert not node.job_asks(NODE, 2222, "--network", "of-a-run")
+    finally:
+        node.unload()
+
+
+def test_without_cgroup_v2_the_rest_of_the_firewall_is_loaded(node: Node) -> None:
+    node.load()
+    try:
+        node.run("rmdir", "/sys/fs/cgroup/fairlead.slice")
+        with pytest.raises(DaemonFailed, match="cgroupv2 path fails"):
+            node.load()
+        assert not node.job_asks(METADATA, 80, "--network", "of-a-run")
+    finally:
+        node.run("mkdir", "/sys/fs/cgroup/fairlead.slice")
+        node.unload()
