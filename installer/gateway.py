@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from installer.options import KEY_OPTIONS
+from installer.keys import OPTIONS as KEY_OPTIONS
 from installer.plan import GATEWAY_UNIT as _AGENT
 from installer.plan import OPTIONS as OF_A_NODE
 from installer.plan import reload_sshd_unit

@@ -425,6 +425,9 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Leftovers that the shim found and did not touch."""
     gateways: bool = False
     """Gateways can reach what is exposed here."""
+    controllers: tuple[str, ...] = ()
+    """Fingerprints of the keys with which controllers may log in, where the shim was told of the
+    file."""
 
 
 EXPOSED_OK = b"ok\n"

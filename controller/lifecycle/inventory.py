@@ -122,6 +122,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     gateways: bool = False
     """Whether its shim exposes ports to gateways."""
     addresses: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+    """Fingerprints of the keys with which controllers may log in; empty: the shim does not tell."""
 
 
 class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):

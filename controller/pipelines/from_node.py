@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import overload
@@ -17,6 +18,7 @@ from shim.schemas import NEARNESS, GpuInfo, GpuLink, HostNetwork, NodeInfo, Task
 
 MAX_MESSAGE = 2000
 _EXIT_CODES = range(256)
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
@@ -159,6 +161,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         host_network=info.host_network is not HostNetwork.NEVER,
         gateways=info.gateways,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
+        controllers=tuple(one for one in info.controllers if _FINGERPRINT.fullmatch(one)),
     )
 
 

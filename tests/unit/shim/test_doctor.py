@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from common.core_pattern import FIX
@@ -62,6 +63,14 @@ def test_a_node_without_a_controllers_key_is_found(node: NodeSetup) -> None:
     found = list(doctor.sshd(node, sshd_says(CONFINED)))
     assert [each.level for each in found] == [OK, ERROR]
     assert "--tunnel-key" in found[1].fix
+
+
+def test_a_node_of_two_controllers_is_told_so(node: NodeSetup) -> None:
+    keys = [asyncssh.generate_private_key("ssh-ed25519").export_public_key() for _ in range(2)]
+    (node.root / "etc/ssh/keys").write_bytes(b"\n".join(keys))
+    found = list(doctor.sshd(node, sshd_says(CONFINED)))
+    assert [each.level for each in found] == [OK, WARNING]
+    assert found[1].message.startswith("2 controllers may log in (SHA256:")
 
 
 def test_a_locked_tunnel_user_is_found(node: NodeSetup) -> None:
