@@ -31,6 +31,8 @@ say gpus "$(for device in /sys/bus/pci/devices/*; do
         '0x10de 0x03'*) echo gpu ;;
     esac
 done | wc -l)"
+say secure_boot "$(od -An -tu1 -j4 -N1 \
+    /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c 2>/dev/null | tr -d ' ')"
 say driver "$(sed -n 's/.*Kernel Module[^0-9]*\([0-9][0-9.]*\).*/\1/p' /proc/driver/nvidia/version 2>/dev/null)"
 has nvidia-ctk && say toolkit "$(nvidia-ctk --version 2>/dev/null | sed -n 's/.*version \([0-9][0-9.]*\).*/\1/p')"
 if has sshd; then

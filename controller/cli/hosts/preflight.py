@@ -53,6 +53,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     docker: str = ""
     gpus: int = 0
     driver: str = ""
+    secure_boot: str = ""
+    """1: the firmware loads only modules whose keys it knows."""
     toolkit: str = ""
     allow_users: str = ""
     allow_groups: str = ""
@@ -256,11 +258,13 @@ def _gpus(facts: Facts) -> list[HostFinding]:
         return [_ok("GPU", "no NVIDIA GPU")]
     named = f"{facts.gpus} NVIDIA GPU" + ("s" if facts.gpus > 1 else "")
     if not facts.driver:
+        secure = "; Secure Boot must be off, or know the key that signs it"
         return [
             _warning(
                 "GPU",
                 f"{named} without a driver, so no job gets one",
-                "install NVIDIA's driver and run this again",
+                "install NVIDIA's driver and run this again"
+                + (secure if facts.secure_boot == "1" else ""),
             )
         ]
     found = [_ok("GPU", f"{named}, driver {facts.driver}")]

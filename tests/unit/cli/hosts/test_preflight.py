@@ -105,6 +105,12 @@ def test_a_finding_that_keeps_no_host_from_being_a_node_is_a_warning(
     assert warning.fix
 
 
+def test_a_host_with_secure_boot_is_told_what_that_means_for_its_driver() -> None:
+    (warning,) = found(Level.WARNING, gpus=8, secure_boot="1")
+    assert "Secure Boot must be off" in (warning.fix or "")
+    assert found(Level.WARNING, gpus=8, secure_boot="1", driver="580.1", toolkit="1.19.1") == []
+
+
 def test_a_host_like_rhel_with_gpus_is_good() -> None:
     facts: dict[str, object] = {"os_id": "rocky", "os_like": "rhel centos fedora", "gpus": 8}
     facts |= {"driver": "550.1", "toolkit": "1.19.1"}
