@@ -150,7 +150,7 @@ class Daemon:
         self._leftovers = leftovers
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
-        self._told_controllers: tuple[str, ...] | None = None
+        self._known_controllers: tuple[str, ...] | None = None
         self.exposed = ExposedPorts(
             settings.gateways,
             DiskRecords(settings.data / "records" / "exposed", ExposureRecord, executor),
@@ -294,9 +294,9 @@ class Daemon:
         if self.settings.controller_keys is None:
             return ()
         found = await self.in_thread(fingerprints, self.settings.controller_keys)
-        if self._told_controllers not in (None, found):
+        if self._known_controllers not in (None, found):
             self.events.node_changed()
-        self._told_controllers = found
+        self._known_controllers = found
         return found
 
     async def metrics(self) -> NodeMetrics:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.ssh_keys import KINDS, public_key
 
-_MOST = 16
+_MAX_KEYS = 16
 
 
 def fingerprints(file: Path) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def fingerprints(file: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     found = dict.fromkeys(each for line in lines if (each := _fingerprint(line)) is not None)
-    return tuple(found)[:_MOST]
+    return tuple(found)[:_MAX_KEYS]
 
 
 def _fingerprint(line: str) -> str | None:

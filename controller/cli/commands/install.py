@@ -88,6 +88,7 @@ def install(
         Replace another version; running jobs go on.
     takeover
         Join a host that is another controller's node. That one keeps it, too, and both are warned.
+        With --uninstall: take the host from both.
     uninstall
         Remove the node from the controller, and Fairlead with its data from the host.
     """

@@ -244,8 +244,12 @@ class NvmlGpus:
         lane = self._lane(unit.info.index)
         try:
             return await self._ask(lane, lambda: self._read_vitals(unit))
-        except GpuLost:
-            if not await self._ask(lane, lambda: self._has_board(unit)):
+        except GpuLost as lost:
+            try:
+                is_there = await self._ask(lane, lambda: self._has_board(unit))
+            except GpuSilent:
+                raise lost from None
+            if not is_there:
                 raise
         raise GpuStale(f"GPU {unit.info.index} was split anew")
 

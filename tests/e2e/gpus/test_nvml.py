@@ -407,6 +407,17 @@ async def test_a_driver_that_does_not_answer_has_lost_no_gpu(
         assert not watch.is_cordoned(uuid(0))
 
 
+async def test_a_lost_gpu_is_lost_also_when_a_second_question_hangs(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.gpus[0]["lost"] = 1
+        machine.tell("hang nvmlDeviceGetHandleByIndex_v2 0")
+        with pytest.raises(GpuLost):
+            await gpus.vitals(uuid(0))
+
+
 async def test_a_card_that_is_split_anew_while_the_shim_runs_is_not_lost(
     open_gpus: OpenGpus, machine: StandIn
 ) -> None:
