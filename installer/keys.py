@@ -34,8 +34,7 @@ def admitted(
     when the machine is another controller's node and nothing was said about that."""
     if revoke_others:
         return tuple(named)
-    known = set(map(_identity, standing))
-    new = [key for key in named if _identity(key) not in known]
+    new = others(named, standing)
     if standing and new and not takeover:
         raise InstallError(
             f"another controller has this machine as its node: {shown(standing)} may log in. "
@@ -43,6 +42,12 @@ def admitted(
             "--revoke-others takes the other's access away"
         )
     return (*standing, *new)
+
+
+def others(standing: Sequence[str], named: Sequence[str]) -> list[str]:
+    """Return the keys that may log in and are not among the named ones."""
+    known = set(map(_identity, named))
+    return [key for key in standing if _identity(key) not in known]
 
 
 def shown(keys: Sequence[str]) -> str:
