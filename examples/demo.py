@@ -181,7 +181,7 @@ def show(engine: Engine, socket: Path, env: dict[str, str]) -> int:
     status = fairlead("node", "add", "this-machine", "--local", str(socket), env=env)
     say("Submit a task and follow its log")
     begun = time.monotonic()
-    configuration = HERE / "hello.yaml"
+    configuration = Path(os.path.relpath(HERE / "hello.yaml"))
     if engine.image is not None:
         configuration = socket.parent.parent / "hello.yaml"
         text = (HERE / "hello.yaml").read_text()

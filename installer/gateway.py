@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from installer.options import KEY_OPTIONS
+from installer import keys
 from installer.plan import GATEWAY_UNIT as _AGENT
 from installer.plan import OPTIONS as OF_A_NODE
 from installer.plan import reload_sshd_unit
@@ -223,10 +223,20 @@ def problems(system: System) -> list[str]:
     return [f"programs are missing; install the packages: {' '.join(missing)}"] if missing else []
 
 
-def steps(program: str, keys: Sequence[str], haproxy: str) -> list[Step]:
+def require_own(system: System, named: Sequence[str]) -> None:
+    """Raise InstallError if a controller that is not named would lose its gateway: an agent obeys
+    one controller."""
+    standing = keys.standing_keys(system, _KEYS) or ()
+    if others := keys.others(standing, named):
+        raise InstallError(
+            f"another controller has this gateway: {keys.shown(others)} may log in. --takeover "
+            "gives it to the named one, and takes it from that one"
+        )
+
+
+def steps(program: str, controllers: Sequence[str], haproxy: str) -> list[Step]:
     """Return what makes the machine a gateway. `program`: the path of the `fairlead` command;
-    `keys`: of the controllers that may log in; `haproxy`: the configuration of HAProxy."""
-    lines = "".join(f"{KEY_OPTIONS} {key}\n" for key in keys)
+    `controllers`: the keys of those that may log in; `haproxy`: the configuration of HAProxy."""
     agent = _AGENT_UNIT.format(program=program)
     return [
         Group("fairlead"),
@@ -234,7 +244,7 @@ def steps(program: str, keys: Sequence[str], haproxy: str) -> list[Step]:
         Group("fairlead-gateway"),
         User("fairlead-gateway", "fairlead-gateway", "/nonexistent"),
         Folder("/etc/fairlead"),
-        File(_KEYS, lines),
+        keys.Keys(_KEYS, tuple(controllers)),
         File(_SNIPPET, _SSHD),
         File(_RULES, _NFT),
         File(f"{_UNITS}/{_FIREWALL}", _FIREWALL_UNIT),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from installer import keys, plan
 from installer import options as wishes
-from installer import plan
 from installer.steps import Step, at
 from installer.system import InstallError, RealSystem, System
 
@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
         help="a controller's public key, as `fairlead node key` prints it; may be repeated",
     )
     add(
+        "--takeover",
+        action="store_true",
+        help="let the controller of --tunnel-key in also where another one has this node",
+    )
+    add(
+        "--revoke-others",
+        action="store_true",
+        help="controllers that no --tunnel-key names may not log in any more",
+    )
+    add(
         "--volume-prefix",
         action="append",
         default=[],
@@ -108,6 +118,9 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
         volume_prefixes=arguments.volume_prefix,
         job_metadata=arguments.job_metadata,
         registry_mirror=arguments.registry_mirror,
+        standing_keys=keys.standing_keys(system, plan.KEYS),
+        takeover=arguments.takeover,
+        revoke_others=arguments.revoke_others,
     )
     if found := plan.problems(system, wanted):
         raise InstallError("\n".join(found))

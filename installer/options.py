@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from installer import keys
 from installer.system import InstallError
 
 _KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [^\r\n\"]*)?")
 _UNSAFE = re.compile(r"[\s\"'\\$]")
-KEY_OPTIONS = "restrict,port-forwarding"
 
 
 class Docker(StrEnum):
@@ -46,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def shim_options(self) -> str:
         """As the shim's command line has them."""
         words = ["--jump-keys", "/var/lib/fairlead-jump/authorized_keys"]
+        words += ["--controller-keys", "/etc/ssh/fairlead_authorized_keys"]
         words += ["--gateway-folder", "/run/fairlead-exposed"]
         words += ["--gateway-keys", "/var/lib/fairlead-gateway/authorized_keys"]
         words += ["--gateway-group", "fairlead-gateway"]
@@ -75,8 +76,12 @@ def merge(
     volume_prefixes: Sequence[str],
     job_metadata: str | None = None,
     registry_mirror: str | None,
+    standing_keys: Sequence[str] | None = None,
+    takeover: bool = False,
+    revoke_others: bool = False,
 ) -> Options:
-    """Raises InstallError that names the option."""
+    """Raises InstallError that names the option. `standing_keys`: of the controllers that may log
+    in now; None: there is no file of keys."""
     for key in tunnel_keys:
         if not _KEY.fullmatch(key):
             raise InstallError(
@@ -99,8 +104,24 @@ def merge(
         volume_prefixes=tuple(volume_prefixes) or (before.volume_prefixes if before else ()),
         job_metadata=_metadata(before, job_metadata),
         registry_mirror=registry_mirror or (before.registry_mirror if before else None),
-        tunnel_keys=tuple(tunnel_keys) or (before.tunnel_keys if before else None),
+        tunnel_keys=_keys(before, standing_keys, tunnel_keys, takeover, revoke_others),
     )
+
+
+def _keys(
+    before: Options | None,
+    standing: Sequence[str] | None,
+    named: Sequence[str],
+    takeover: bool,
+    revoke_others: bool,
+) -> tuple[str, ...] | None:
+    if revoke_others and not named:
+        raise InstallError("--revoke-others: name with --tunnel-key who may log in")
+    if standing is None and before is not None:
+        standing = before.tunnel_keys
+    if not named:
+        return None if standing is None else tuple(standing)
+    return keys.admitted(standing or (), named, takeover=takeover, revoke_others=revoke_others)
 
 
 def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Docker:

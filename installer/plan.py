@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from installer import docker
-from installer.options import KEY_OPTIONS, Docker, Options
+from installer.keys import Keys
+from installer.options import Docker, Options
 from installer.steps import (
     Command,
     File,
@@ -29,7 +30,7 @@ HOME = "/opt/fairlead"
 OPTIONS = "/etc/fairlead/install.json"
 _CURRENT = f"{HOME}/current"
 _SNIPPET = "/etc/ssh/sshd_config.d/fairlead.conf"
-_KEYS = "/etc/ssh/fairlead_authorized_keys"
+KEYS = "/etc/ssh/fairlead_authorized_keys"
 _ENVIRONMENT = "/etc/fairlead/node.env"
 _UNITS = "/etc/systemd/system"
 _SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
@@ -135,8 +136,7 @@ def _files(bundle: Path, options: Options) -> list[Step]:
 
     keys: list[Step] = []
     if options.tunnel_keys is not None:
-        lines = [f"{KEY_OPTIONS} {key}\n" for key in options.tunnel_keys]
-        keys.append(File(_KEYS, "".join(lines)))
+        keys.append(Keys(KEYS, options.tunnel_keys))
     written = "# Written by `install`; further options of the shim go into shim.env.\n"
     return [
         File(OPTIONS, msgspec.json.format(msgspec.json.encode(options)).decode() + "\n", 0o600),
@@ -159,7 +159,7 @@ def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
     first: list[Step] = [Unit(_JOIN, frozenset()), *map(NoFile, _OF_USER_DATA)]
     last: list[Step] = [
         Folder(_SHIM_CHANGES, is_kept=True),
-        File(_KEYS, ""),
+        NoFile(KEYS),
         Folder("/run/fairlead"),
         Folder("/run/fairlead-exposed"),
         Folder(HOME, is_kept=False),

@@ -27,6 +27,12 @@ build {
       "NVIDIA_DRIVER_BRANCH=${var.nvidia_driver_branch}",
       "NVIDIA_DRIVER_MINIMUM=${var.nvidia_driver_minimum}",
       "NVIDIA_TOOLKIT_MINIMUM=${var.nvidia_toolkit_minimum}",
+      "SECURE_BOOT=${var.secure_boot}",
+      "NVSWITCH=${var.nvswitch}",
+      "INFINIBAND=${var.infiniband}",
+      "PEERMEM=${var.infiniband_peermem}",
+      "EFA_INSTALLER=${var.efa_installer}",
+      "EFA_INSTALLER_SHA256=${var.efa_installer_sha256}",
       "SECURITY_UPDATES=${var.security_updates}",
       "PULL_IMAGES=${join(" ", var.pull_images)}",
       "VOLUME_PREFIXES=${join(" ", var.volume_prefixes)}",
@@ -34,6 +40,7 @@ build {
     ]
     scripts = [
       "${path.root}/steps/system.sh",
+      "${path.root}/steps/rdma.sh",
       "${path.root}/steps/gpu.sh",
       "${path.root}/steps/node.sh",
       "${path.root}/steps/updates.sh",

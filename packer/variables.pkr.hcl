@@ -28,6 +28,47 @@ variable "gpu" {
   description = "Install NVIDIA's driver and container toolkit."
 }
 
+variable "secure_boot" {
+  type        = string
+  default     = "off"
+  description = "off, or enrolled: the firmware of the machines has the key with which DKMS signs here. The driver is built for the image, and Secure Boot loads no module with a key that it does not know; a build on a machine with Secure Boot fails."
+
+  validation {
+    condition     = contains(["off", "enrolled"], var.secure_boot)
+    error_message = "Secure_boot is off or enrolled."
+  }
+}
+
+variable "nvswitch" {
+  type        = bool
+  default     = false
+  description = "For HGX and DGX boards: also the Fabric Manager, of the driver's very version. Without it CUDA does not start there."
+}
+
+variable "infiniband" {
+  type        = bool
+  default     = false
+  description = "For InfiniBand and RoCE: rdma-core, its tools, and the modules that jobs need, at each boot."
+}
+
+variable "infiniband_peermem" {
+  type        = bool
+  default     = false
+  description = "Load nvidia_peermem at each boot, for GPUDirect RDMA without DMA-BUF. The base image must have NVIDIA's InfiniBand drivers (DOCA-OFED)."
+}
+
+variable "efa_installer" {
+  type        = string
+  default     = ""
+  description = "For Amazon's EFA: the URL of aws-efa-installer-VERSION.tar.gz. Its driver and rdma-core are installed."
+}
+
+variable "efa_installer_sha256" {
+  type        = string
+  default     = ""
+  description = "The sha256 of that file."
+}
+
 # Raise these when NVIDIA's security bulletins name newer ones.
 # Oldest driver of this branch without CVE-2026-24187 (8.8), CVE-2026-24190, CVE-2026-24192 and
 # CVE-2026-24193, June 2026. Branch 570 got no repair for them; its last repairs were 570.172.08

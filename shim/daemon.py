@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from common.engine_abilities import EngineAbility
+from shim.access.controller_keys import fingerprints
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
@@ -150,6 +151,7 @@ class Daemon:
         self._leftovers = leftovers
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
+        self._known_controllers: tuple[str, ...] | None = None
         self.exposed = ExposedPorts(
             settings.gateways,
             DiskRecords(settings.data / "records" / "exposed", ExposureRecord, executor),
@@ -260,6 +262,7 @@ class Daemon:
             version, images = await asyncio.gather(engine.version(), engine.images())
         except EngineError as error:
             engine_error = str(error)
+        controllers = await self._controllers()
         return NodeInfo(
             hostname=socket.gethostname(),
             engine=engine.kind,
@@ -285,8 +288,20 @@ class Daemon:
             engine_error=engine_error,
             networks=engine.networks(),
             gateways=self.exposed.is_possible,
+            controllers=controllers,
             unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
         )
+
+    async def _controllers(self) -> tuple[str, ...]:
+        """Return whose keys may log in. The first one that asks after a change makes the others
+        ask."""
+        if self.settings.controller_keys is None:
+            return ()
+        found = await self.in_thread(fingerprints, self.settings.controller_keys)
+        if self._known_controllers not in (None, found):
+            self.events.node_changed()
+        self._known_controllers = found
+        return found
 
     async def metrics(self) -> NodeMetrics:
         from shim import metrics

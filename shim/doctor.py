@@ -17,6 +17,7 @@ import msgspec
 
 from common.core_pattern import FIX, why_not_files
 from shim import adapters
+from shim.access.controller_keys import fingerprints
 from shim.errors import StartError
 from shim.examination import INSTALL, Asked, NodeSetup, ask, bad, ok, warn
 from shim.schemas import EngineKind, Finding, FindingLevel
@@ -86,6 +87,13 @@ def sshd(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     if not (keys.is_file() and keys.read_text().strip()):
         fix = f"{INSTALL} --tunnel-key KEY, with the line that `fairlead node key` prints"
         yield bad(f"no controller can log in: {keys} holds no key", fix)
+    elif len(known := fingerprints(keys)) > 1:
+        fix = f"{INSTALL} --revoke-others --tunnel-key KEY, if that is not meant so"
+        yield warn(
+            f"{len(known)} controllers may log in ({', '.join(known)}), and each places jobs as if "
+            "it were alone",
+            fix,
+        )
     shadow = asked(("getent", "shadow", "fairlead")).output.split(":")
     if len(shadow) > 1 and shadow[1].startswith("!"):
         yield bad("the user fairlead is locked, which sshd refuses", "usermod -p '*' fairlead")

@@ -257,6 +257,12 @@ def _add_permissions(add: Callable[..., object]) -> None:
         help="authorized_keys of the user through whom people reach the tasks' SSH ports",
     )
     add(
+        "--controller-keys",
+        type=Path,
+        metavar="FILE",
+        help="authorized_keys of the user as whom controllers log in: each is told of the others",
+    )
+    add(
         "--gateway-folder",
         type=Path,
         metavar="DIR",
@@ -332,6 +338,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         runtime=arguments.runtime.absolute(),
         pull_stall=arguments.pull_stall,
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
+        controller_keys=arguments.controller_keys and arguments.controller_keys.absolute(),
         gateways=_gateways(arguments),
         image_gc=watermarks(arguments.image_gc),
         private_images_open=arguments.private_images == "open",

@@ -441,6 +441,9 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways can reach what is exposed here."""
     infiniband: bool | None = None
     """Whether it has device files of InfiniBand; None: an older shim does not say."""
+    controllers: tuple[str, ...] = ()
+    """Fingerprints of the keys with which controllers may log in, where the shim was told of the
+    file."""
 
 
 EXPOSED_OK = b"ok\n"

@@ -134,6 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine_patience: float = 60.0
     jump_keys: Path | None = None
     """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""
+    controller_keys: Path | None = None
+    """The authorized_keys file of the user as whom controllers log in."""
     gateways: GatewayAccess | None = None
     """How gateways reach the ports that are exposed; None: they do not."""
 

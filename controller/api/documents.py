@@ -347,6 +347,9 @@ class NodeView(_View, frozen=True):
     quarantined: int
     created_at: str
     last_seen_at: str | None
+    controllers: tuple[str, ...] = ()
+    """Fingerprints of the keys with which controllers may log in there, this one's included; empty:
+    the node does not tell."""
     register_until: str | None = None
     """The end of the time in which an expected node can be registered."""
     events: tuple[NodeEventView, ...] = ()

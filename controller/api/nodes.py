@@ -216,6 +216,7 @@ def node_view(
         runs=use.runs,
         ended_runs=use.ended,
         quarantined=len(node.quarantine),
+        controllers=capacity.controllers,
         last_seen_at=iso_or_none(seen_at),
         register_until=iso(node.registration.expires_at) if node.registration else None,
         events=tuple(derived(NodeEventView, event) for event in history),

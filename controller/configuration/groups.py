@@ -32,8 +32,9 @@ from runner.schemas import LONGEST_ARGUMENT, SHORTEST_SECRET, script, script_aft
 
 LEAST_UNHEARD = 30.0
 LEAST_LOG_QUOTA = 1 << 20
-LEAST_MEMORY = 6 << 20
-"""Bytes: with less, the container engine starts nothing."""
+LEAST_MEMORY = 48 << 20
+"""Bytes. The runner counts as the job's memory: 22 MiB, and 46 MiB with a session of SSH. With less
+than 24 MiB a container was killed before its job began, with 40 MiB at the first session."""
 _MARK = "/" * 255
 """Longer than the path of any mark that ends a setup."""
 
@@ -69,7 +70,10 @@ def _check_group(planned: GroupPlan) -> None:
     memory = written.resources.memory
     if memory is not None and memory < LEAST_MEMORY:
         raise ConfigurationError(
-            planned.named("resources.memory"), "is less than 6MiB", ALLOWED["resources.memory"]
+            planned.named("resources.memory"),
+            f"is less than the {LEAST_MEMORY >> 20}MiB that Fairlead's own processes need in the "
+            "job's container",
+            ALLOWED["resources.memory"],
         )
     for name, value in (written.env or {}).items():
         _check_length(planned.named(f"env.{name}"), f"{name}={value}")

@@ -598,7 +598,7 @@ ALLOWED = {
     "fleets": "the name of a fleet, or a list of them",
     "resources": "a mapping with cpu, memory, gpu, disk, shm_size, infiniband",
     "resources.cpu": CPU_ALLOWED,
-    "resources.memory": f"{SIZE_ALLOWED}, at least 6MiB",
+    "resources.memory": f"{SIZE_ALLOWED}, at least 48MiB",
     "resources.gpu": "a count, NAME, NAME:COUNT, NAME:MEMORY:COUNT, or a mapping with name, count,"
     " memory, compute_capability",
     "resources.gpu.name": "a GPU name such as A100, or a list of them",

@@ -130,6 +130,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     infiniband: bool = True
     """Whether it has InfiniBand, as far as its shim says."""
     addresses: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+    """Fingerprints of the keys with which controllers may log in; empty: the shim does not tell."""
 
 
 class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,9 @@ def _changes(before: Node, after: Node) -> Iterator[tuple[str, str | None]]:
         yield f"moved to fleet {after.fleet}", None
     if after.address.host_key != before.address.host_key:
         yield "another host key was pinned", None
+    many = after.capacity.controllers
+    if len(many) > 1 and many != before.capacity.controllers:
+        yield f"{len(many)} controllers may log in", ", ".join(many)
     yield from _gpu_changes(before.capacity.gpus, after.capacity.gpus)
 
 

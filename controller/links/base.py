@@ -43,6 +43,8 @@ def why_unreachable(error: Exception) -> str:
             return "the name cannot be looked up"
         case OSError(errno=int(number)):
             return os.strerror(number)
+        case ConnectionError():  # without a number: asyncssh's word for a channel that has ended
+            return "the connection was lost"
         case OSError():
             return "none of its addresses answers"
         case _:

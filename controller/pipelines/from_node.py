@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import overload
@@ -18,6 +19,7 @@ from shim.schemas import NEARNESS, GpuInfo, GpuLink, HostNetwork, NodeInfo, Task
 
 MAX_MESSAGE = 2000
 _EXIT_CODES = range(256)
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
@@ -164,6 +166,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         gateways=info.gateways,
         infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
+        controllers=tuple(one for one in info.controllers if _FINGERPRINT.fullmatch(one)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
-from controller.scheduling.fit import Room, is_busy, shortfalls
+from controller.scheduling.fit import Room, is_busy, shortfalls, takes_less
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
 """Fleets and constraints: they select the nodes that a job may use."""
@@ -167,13 +167,16 @@ class Shelf:
 
     def best(self, need: Need, rooms: Mapping[str, Room]) -> Room | None:
         """Return the best room that fits: fewest GPUs unused, then fewest jobs starting, then most
-        free CPU."""
+        free CPU. A node that has less than what every job gets comes last."""
+        smaller = None
         for at in range(bisect_left(self._order, (need.least_gpus,)), len(self._order)):
             shape = self._order[at]
             room = rooms[self._bins[shape][0][1]]
             if need.fits(shape, room):
-                return room
-        return None
+                if not takes_less(need.resources, room.node.capacity):
+                    return room
+                smaller = smaller or room
+        return smaller
 
     def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
         """Yield each shape, one of its rooms, and how many there are."""

@@ -17,6 +17,7 @@ import msgspec
 from common.gpu_names import is_named, is_part
 from controller.lifecycle.model import (
     Allocation,
+    Amount,
     GpuNeed,
     Node,
     NodeCapacity,
@@ -127,6 +128,8 @@ MAX_STARTS = 8
 """A node with this many jobs starting gets no other job. Jobs that are placed together do not delay
 each other: they would never fit otherwise."""
 _CPU_TOLERANCE = 1e-6
+_MIN_CPU, _MIN_MEMORY = 0.1, 256 << 20
+"""The least of what the user left out on a node that has little of it."""
 _MIG_OF_NAMES = "MIG"
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 _OF_ANOTHER_KIND = 0.1
@@ -223,12 +226,34 @@ def less(free: Room, taken: Resources, gpus: Collection[str]) -> Room:
     )
 
 
-def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
-    """Return what the job takes on a node that gives only whole blocks, counted as the shim does.
+def takes_less(need: Resources, capacity: NodeCapacity) -> bool:
+    """Return whether the node has less than the least of an amount that the user left out."""
+    return (Amount.CPU in need.unset and capacity.cpu < need.cpu) or (
+        Amount.MEMORY in need.unset and capacity.memory < need.memory
+    )
 
-    On a node without blocks, and where no number of blocks is enough, it is the need itself. On a
-    node with MIG instances a block adds no GPU that was not asked for.
+
+def _least_on(need: Resources, capacity: NodeCapacity) -> Resources:
+    """Return the need on this node (docs/rules.md 6.2): an amount that nobody asked for refuses no
+    small node. One that the user wrote, also for /dev/shm, stays."""
+    cpu, memory = need.cpu, need.memory
+    if Amount.CPU in need.unset:
+        cpu = min(cpu, max(capacity.cpu, _MIN_CPU))
+    if Amount.MEMORY in need.unset:
+        written = 0 if Amount.SHM_SIZE in need.unset else need.shm_size or 0
+        memory = min(memory, max(capacity.memory, written + _MIN_MEMORY))
+    return msgspec.structs.replace(need, cpu=cpu, memory=memory)
+
+
+def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
+    """Return what the job takes on this node, in whole blocks where it gives only those, counted as
+    the shim does.
+
+    Where no number of blocks is enough, it is the need itself. On a node with MIG instances a block
+    adds no GPU that was not asked for.
     """
+    if takes_less(need, capacity):
+        need = _least_on(need, capacity)
     count = capacity.blocks
     if count is None:
         return need

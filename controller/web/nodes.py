@@ -152,6 +152,8 @@ def _trouble(node: NodeView) -> str:
         told.append(f"unfit: {node.unfit}")
     if node.message:
         told.append(node.message)
+    if len(node.controllers) > 1:
+        told.append(f"{len(node.controllers)} controllers may log in")
     return "; ".join(told)
 
 

@@ -31,7 +31,7 @@ INSTALLED = "/opt/fairlead"
 _LOCK = "requirements-node.lock"
 _KEPT = 3
 _OWN_PACKAGES = ("shim", "installer")
-_BUILD_ONLY = ("entrypoint/runtime", "installer/bundle")
+BUILD_ONLY = ("entrypoint/runtime", "installer/bundle")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _SYSTEM_FILES = {
     "packer/systemd/fairlead-shim.service": "fairlead-shim.service",
@@ -152,7 +152,7 @@ class BundleBuilder:
         (folder / "METADATA").write_text(text)
 
     def _sources(self, packages: tuple[str, ...]) -> list[Path]:
-        build_only = [self._checkout / folder for folder in _BUILD_ONLY]
+        build_only = [self._checkout / folder for folder in BUILD_ONLY]
         return sorted(
             file
             for package in packages

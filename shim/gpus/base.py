@@ -24,6 +24,10 @@ class GpuLost(GpuError):
     """The GPU is no longer on the bus."""
 
 
+class GpuStale(GpuError):
+    """What is known of the GPU or its parts is out of date: list them again."""
+
+
 class GpuSilent(GpuError):
     """The driver did not answer in time, and may never answer."""
 
@@ -132,7 +136,7 @@ class Gpus(Protocol):
         """
 
     async def vitals(self, uuid: str) -> Vitals:
-        """Return a reading. Raises GpuLost, GpuSilent, GpuError."""
+        """Return a reading. Raises GpuLost, GpuStale, GpuSilent, GpuError."""
 
     async def next_event(self) -> GpuEvent:
         """Waits for the next one, forever if need be."""

@@ -26,6 +26,7 @@ from shim.gpus.base import (
     GpuLost,
     Gpus,
     GpuSilent,
+    GpuStale,
     Vitals,
 )
 from shim.gpus.health import Fault, GpuFinding
@@ -43,6 +44,7 @@ CONFIRM_AFTER = 1.0
 
 _SILENT = "the driver does not answer for it"
 _GONE = "the driver no longer has it"
+_SPLIT_ANEW = "its card was split anew"
 
 Told = Callable[[GpuInfo, GpuFinding, str], Awaitable[None]]
 """Gets a GPU, a finding about it, and the line for the logs of jobs that have it."""
@@ -72,6 +74,7 @@ class GpuWatch:
         self._roll = roll
         self._gone: frozenset[str] = frozenset()
         self._listing = asyncio.Lock()
+        self._is_stale = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -184,7 +187,10 @@ class GpuWatch:
 
     async def _keep_listing(self) -> None:
         while True:
-            await asyncio.sleep(CONFIRM_AFTER if self._is_to_confirm() else LIST_EVERY)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_AFTER if self._is_to_confirm() else LIST_EVERY):
+                    await self._is_stale.wait()
+            self._is_stale.clear()
             before = self.infos()
             await self._list()
             self._tell_change(before)
@@ -231,6 +237,10 @@ class GpuWatch:
         except GpuLost:
             known.problem = "it is lost"
             await self._found(known.info, health.lost())
+        except GpuStale:
+            if known.problem != _SPLIT_ANEW:  # one that stays so after a listing waits its turn
+                known.problem = _SPLIT_ANEW
+                self._is_stale.set()
         except GpuSilent as error:
             before_that = known.problem
             known.problem = _SILENT

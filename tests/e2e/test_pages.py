@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.daemons import Daemon, end_processes_that_mention, run
 from tests.support.processes import ControllerProcess
 from tests.support.testbed import ControllerFactory, ShimFactory
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -55,3 +59,38 @@ def test_the_first_yaml_of_the_page_runs(
     file.write_text(next(block for block in blocks if re.search(r"^type:", block, re.MULTILINE)))
     applied = controller.cli("apply", "-f", file).succeeded()
     assert FIRST_LINES[page] in applied.output
+
+
+def test_the_quickstart_goes_on_without_docker(
+    controller_process: ControllerFactory,
+    testbed_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the command that the page gives for that."""
+    node = testbed_folder / "quickstart"
+    page = (PROJECT / "docs/quickstart.md").read_text()
+    (command,) = re.findall(r"^fairlead-shim .*--engine process$", page, re.MULTILINE)
+    (job,) = re.findall(r"```yaml\n(# first.yaml\n.*?)```", page, re.DOTALL)
+    (tmp_path / "first.yaml").write_text(job.replace("resources:", "  - sleep 1800\nresources:"))
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"])
+    monkeypatch.setenv("FAIRLEAD_SSH_KEY", str(tmp_path / "key"))
+    controller, socket = controller_process(), node / "shim.sock"
+    words = command.replace("/var/lib/fairlead", str(node / "data"))
+    program, *options = words.replace("/run/fairlead/shim.sock", str(socket)).split()
+    argv = [Path(sys.executable).with_name(program), *options]
+    shim = Daemon(argv, tmp_path / "log", env={"DOCKER_HOST": "unix:///nonexistent"})
+    shim.spawn()
+    try:
+        shim.wait_ready(socket.exists)
+        controller.cli("node", "add", "here", "--local", socket).succeeded()
+        controller.cli("apply", "-f", tmp_path / "first.yaml", "-d").succeeded()
+        shown = partial(controller.cli, "logs", "first")
+        wait_until(lambda: "step 3" in shown().output, what="the job's output")
+        assert controller.cli("ssh", "first", "--", "echo in").succeeded().output == "in\n"
+        controller.cli("stop", "first", "--abort").succeeded()
+        ended = partial(controller.cli, "ps", "--all", "--json")
+        wait_until(lambda: '"terminated"' in ended().output, what="the end of the run")
+    finally:
+        shim.kill9()
+        end_processes_that_mention(f"{node}/")

@@ -51,11 +51,12 @@ exec "$@"
 _INSTALL = r"""#!/bin/sh
 # Keeps the promises of the real `install`: it changes what differs and says what that was.
 set -eu
-version=@VERSION@ key= purge= uninstall= check=
+version=@VERSION@ key= purge= uninstall= check= docker=
 while [ $# -gt 0 ]; do
     case $1 in
         --tunnel-key) key=$2; shift ;;
-        --docker | --volume-prefix | --registry-mirror) shift ;;
+        --docker) docker=$2; shift ;;
+        --volume-prefix | --registry-mirror) shift ;;
         --check) check=yes ;;
         --uninstall) uninstall=yes ;;
         --purge) purge=yes ;;
@@ -65,17 +66,20 @@ done
 said=
 changed() { said="$said${said:+,}{\"name\": \"$1\", \"change\": \"made\"}"; }
 if [ -n "$uninstall" ]; then
-    rm -rf /opt/fairlead /etc/ssh/fairlead_authorized_keys
+    rm -rf /opt/fairlead /etc/fairlead /etc/ssh/fairlead_authorized_keys
     changed "/opt/fairlead"
     echo "[$said]"
     exit
 fi
 [ ! -e /opt/broken ] || { echo "the disk is on fire" >&2; exit 1; }
 line="restrict,port-forwarding $key"
-keys=$(cat /etc/ssh/fairlead_authorized_keys 2>/dev/null || true)
+keys=$(grep -xF "$line" /etc/ssh/fairlead_authorized_keys 2>/dev/null || true)
+wishes="{\"docker\": \"$docker\"}"
+[ -n "$docker" ] || wishes=$(cat /etc/fairlead/install.json 2>/dev/null || true)
 if [ -n "$check" ]; then
     [ "$(readlink /opt/fairlead/current)" = "/opt/fairlead/$version" ] || changed "version $version"
     [ "$keys" = "$line" ] || changed "let the controller in"
+    [ "$(cat /etc/fairlead/install.json)" = "$wishes" ] || changed "wishes"
     echo "[$said]"
     [ -z "$said" ] || exit 3
     exit 0
@@ -96,8 +100,13 @@ id fairlead >/dev/null 2>&1 || {
     changed "made the user fairlead"
 }
 [ "$keys" = "$line" ] || {
-    echo "$line" > /etc/ssh/fairlead_authorized_keys
+    echo "$line" >> /etc/ssh/fairlead_authorized_keys
     changed "let the controller in"
+}
+[ "$(cat /etc/fairlead/install.json 2>/dev/null)" = "$wishes" ] || {
+    mkdir -p /etc/fairlead
+    echo "$wishes" > /etc/fairlead/install.json
+    changed "wishes"
 }
 echo "[$said]"
 """

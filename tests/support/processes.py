@@ -68,7 +68,8 @@ def run_cli(
 
 class ShimProcess:
     """`fairlead-shim` with its data and sockets below one folder; `netns` names a network
-    namespace to live in, `boot_id` a file to be taken for the kernel's."""
+    namespace to live in, `boot_id` a file to be taken for the kernel's, `program` another way to
+    start it than this checkout's."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class ShimProcess:
         outlasts_tests: bool = False,
         netns: str | None = None,
         boot_id: Path | None = None,
+        program: Sequence[str | Path] = (_PROGRAMS / "fairlead-shim",),
     ) -> None:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -86,7 +88,7 @@ class ShimProcess:
         self.data = folder / "data"
         self.socket = folder / "run" / "shim.sock"
         self.socket.parent.mkdir()
-        argv = [*inside(netns, boot_id), _PROGRAMS / "fairlead-shim"]
+        argv = [*inside(netns, boot_id), *program]
         argv += ["--data", self.data, "--socket", self.socket]
         self.daemon = Daemon(
             [*argv, "--engine", engine, *options],

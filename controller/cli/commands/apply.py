@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from controller.configuration.dstack import translated
 from controller.configuration.source import Document
 from fairlead import settings
 from fairlead.errors import ApiError
+from fairlead.follow import Outages, patiently
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, read_document, submit, with_code
@@ -172,7 +174,8 @@ def attach(run: str, /, *, job: str | None = None, json: Json = False) -> int:
         and the ports of the first.
     """
     client = settings.client()
-    return _follow(client, client.run(run), json, job, may_stop=False)
+    found = patiently(Outages(output.note), partial(client.run, run))
+    return _follow(client, found, json, job, may_stop=False)
 
 
 def _follow(

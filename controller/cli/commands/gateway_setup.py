@@ -30,7 +30,12 @@ Keys = Annotated[
 ]
 
 
-def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
+def setup(
+    *,
+    tunnel_key: Keys,
+    takeover: Annotated[bool, Flag] = False,
+    check: Annotated[bool, Flag] = False,
+) -> int:
     """Make this machine a gateway: users, sshd's rules, the firewall, units of HAProxy, Caddy and
     the agent.
 
@@ -39,11 +44,14 @@ def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
 
     Parameters
     ----------
+    takeover
+        Take the gateway from a controller that --tunnel-key does not name.
     check
         Change nothing; 3 is the exit status if it would.
     """
-    keys = [public_key(key) for key in tunnel_key]
-    if None in keys or not keys:
+    found = [public_key(key) for key in tunnel_key]
+    keys = [key for key in found if key is not None]
+    if not keys or len(keys) < len(found):
         raise CliError(
             "--tunnel-key takes the line that `fairlead node key` prints: ssh-ed25519 AAAA…",
             EXIT_USAGE,
@@ -57,16 +65,18 @@ def setup(*, tunnel_key: Keys, check: Annotated[bool, Flag] = False) -> int:
         changes.append(name)
         output.emit(f"{name}: {does}")
 
-    if found := gateway.problems(system):
-        raise CliError("\n".join(found))
+    if problems := gateway.problems(system):
+        raise CliError("\n".join(problems))
     program = Path(sys.prefix) / "bin" / "fairlead"
     home = Path(AGENT_SOCKET).parent
     data = Path(gateway.DATA)
     places = Places.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home, data)
     addresses = ("*", "[::]") if _HAS_IPV6.exists() else ("*",)
     haproxy = configuration(places, addresses=addresses)
-    wanted = gateway.steps(str(program), [key for key in keys if key is not None], haproxy)
+    wanted = gateway.steps(str(program), keys, haproxy)
     try:
+        if not takeover:
+            gateway.require_own(system, keys)
         install(system, wanted, tell, check=check)
     except (InstallError, OSError) as error:
         raise CliError(str(error)) from error

@@ -6,9 +6,10 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -54,7 +55,7 @@ def install(
     name: str | None = None,
     fleet: str | None = None,
     attribute: Attributes = None,
-    docker: DockerChoice = "install",
+    docker: DockerChoice | None = None,
     volume_prefix: VolumePrefixes = None,
     registry_mirror: RegistryMirror = None,
     job_metadata: JobMetadata | None = None,
@@ -66,10 +67,12 @@ def install(
     bundle: BundleFile = None,
     yes: Annotated[bool, Flag] = False,
     upgrade: Annotated[bool, Flag] = False,
+    takeover: Annotated[bool, Flag] = False,
     uninstall: Annotated[bool, Flag] = False,
     json: Json = False,
 ) -> int:
-    """Make a host that you reach by SSH a node; a repetition changes only what differs.
+    """Make a host that you reach by SSH a node; a repetition changes only what differs, and what it
+    does not name stays.
 
     Parameters
     ----------
@@ -77,11 +80,12 @@ def install(
         USER@HOST[:PORT]: root, or a user who may use sudo without a password. HOST may be a name of
         your ~/.ssh/config.
     name
-        The node's name; default: HOST.
+        The node's name; default: that of the node at this address, else HOST.
     fleet
         The node's fleet.
     docker
-        Install Docker where it is missing, use the one that is there, or run jobs without it.
+        Install Docker where it is missing (the default for a new host), use the one that is there,
+        or run jobs without it.
     address
         HOST[:PORT] at which the controller reaches it; default: the same.
     job_metadata
@@ -90,17 +94,20 @@ def install(
         Ask no questions. An unknown host key is still refused.
     upgrade
         Replace another version; running jobs go on.
+    takeover
+        Join a host that is another controller's node. That one keeps it, too, and both are warned.
+        With --uninstall: take the host from both.
     uninstall
         Remove the node from the controller, and Fairlead with its data from the host.
     """
     if upgrade and uninstall:
         raise CliError("give either --upgrade or --uninstall", EXIT_USAGE)
     alias, where = parse_target(target, identity, jump)
-    node = name or alias.lower()
-    _check(node, volume_prefix, registry_mirror)
+    _check(name or alias.lower(), volume_prefix, registry_mirror)
     reached = (where.host, where.port) if address is None else parse_address(address)
     api = NodesApi(settings.client())
     progress = TerminalProgress(asks=not yes)
+    node = name or api.named_at(reached) or alias.lower()
     try:
         known = api.find(node)
         pinned = known.host_key_fingerprint if known is not None else None
@@ -112,11 +119,14 @@ def install(
     except HostError as error:
         raise CliError(str(error)) from None
     if uninstall:
-        return _uninstall(where, key, node, reached, api, progress, json)
+        named = None if address is None else reached
+        leaves = partial(remove_node, where, key, node, named, api, progress, takeover=takeover)
+        return _uninstall(where, node, leaves, progress, json)
     plan = HostPlan(
         target=where,
         name=node,
         address=reached,
+        keeps_address=address is None,
         host_key=key,
         bundle=find_bundle(bundle),
         fleet=fleet,
@@ -124,6 +134,7 @@ def install(
         docker=docker,
         options=install_options(tuple(volume_prefix or ()), registry_mirror, job_metadata),
         upgrade=upgrade,
+        takeover=takeover,
     )
     return _install(plan, api, progress, json)
 
@@ -158,17 +169,15 @@ def _install(plan: HostPlan, api: NodesApi, progress: TerminalProgress, json: bo
 
 def _uninstall(
     where: Target,
-    key: str,
     node: str,
-    reached: tuple[str, int],
-    api: NodesApi,
+    remove: Callable[[], Coroutine[Any, Any, list[str]]],
     progress: TerminalProgress,
     json: bool,
 ) -> int:
     if not progress.confirms(f"Remove node {node}, and Fairlead with its data from {where.shown}?"):
         raise CliError("nothing was changed")
     try:
-        changed = asyncio.run(remove_node(where, key, node, reached, api, progress))
+        changed = asyncio.run(remove())
     except HostError as error:
         raise CliError(str(error)) from None
     if json:

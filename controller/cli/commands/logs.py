@@ -21,7 +21,7 @@ from controller.cli.commands.options import seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.follow import next_of, of_what_is_kept
 from fairlead import settings
-from fairlead.follow import Outages, follow_log, unread
+from fairlead.follow import Outages, follow_log, patiently, unread
 from fairlead.progress import job_name
 from fairlead.rest import ControllerClient
 
@@ -77,20 +77,26 @@ def logs(
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
     client = settings.client()
     key = job_ or job
-    state = client.run(run) if follow or (key is None and attempt is None) else None
+    outages = Outages(output.note)
+    state: RunView | None = None
+    if follow:
+        state = patiently(outages, partial(client.run, run))
+    elif key is None and attempt is None:
+        state = client.run(run)
     if state is not None and key is None and attempt is None and len(state.jobs) > 1:
         if offset:
             raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
-        _of_all(client, state, follow=follow, start=start, timestamps=timestamps)
+        _of_all(client, state, outages if follow else None, start, timestamps=timestamps)
         return 0
     if start.is_given:
-        offset = start.offset(client.stored_frames(run, job=key, attempt=attempt))
+        stored = partial(client.stored_frames, run, job=key, attempt=attempt)
+        offset = _place(start, stored, outages if follow else None)
     if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
-        frames = follow_log(client, state.id, attempt_id, offset, Outages(output.note))
+        frames = follow_log(client, state.id, attempt_id, offset, outages)
     else:
-        stored = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
-        frames = unread(stored, offset)
+        rest = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
+        frames = unread(rest, offset)
     writer = output.log_writer("", alone=True, timestamps=timestamps)
     for frame in frames:
         writer.write(frame)
@@ -145,16 +151,21 @@ def moment_of(text: str | None, now: float) -> float | None:
 
 
 def _of_all(
-    client: ControllerClient, run: RunView, *, follow: bool, start: Start, timestamps: bool
+    client: ControllerClient,
+    run: RunView,
+    outages: Outages | None,
+    start: Start,
+    *,
+    timestamps: bool,
 ) -> None:
-    """Print each job's latest attempt: stored logs job by job, followed logs as they come."""
-    outages = Outages(output.note)
+    """Print each job's latest attempt: stored logs job by job (`outages` None), followed logs as
+    they come."""
     works = [
-        partial(_carry, client, run.id, job, outages if follow else None, start, timestamps)
+        partial(_carry, client, run.id, job, outages, start, timestamps)
         for job in run.jobs
         if job.attempts
     ]
-    if not follow:
+    if outages is None:
         for work in works:
             work()
         return
@@ -198,11 +209,18 @@ def _frames(
     """Yield the frames of one log from its start on."""
     at = 0
     if start.is_given:
-        at = start.offset(client.stored_frames(run_id, attempt=attempt_id))
+        at = _place(start, partial(client.stored_frames, run_id, attempt=attempt_id), outages)
     if outages is None:
         yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
     else:
         yield from follow_log(client, run_id, attempt_id, at, outages)
+
+
+def _place(start: Start, stored: Callable[[], Iterable[Frame]], outages: Outages | None) -> int:
+    """Return the offset of the start; with `outages`, a controller that is away is waited for."""
+    if outages is None:
+        return start.offset(stored())
+    return patiently(outages, lambda: start.offset(stored()))
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:

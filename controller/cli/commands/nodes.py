@@ -141,6 +141,11 @@ def _cells(node: NodeView) -> tuple[str, ...]:
         f"takes no work: {node.unfit}" if node.unfit else "",
         f"unknown tasks: {node.quarantined}" if node.quarantined else "",
     ]
+    if len(node.controllers) > 1:
+        about.append(
+            f"{len(node.controllers)} controllers may log in ({', '.join(node.controllers)}), and "
+            "each places jobs as if it were alone"
+        )
     about += [f"GPU {gpu.uuid}: {gpu.message}" for gpu in node.gpus if gpu.message]
     if not node.host_network:
         about.append("its network is given to no job (--host-network never)")

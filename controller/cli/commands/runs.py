@@ -296,7 +296,7 @@ def events(
 
 def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
     outages = Outages(output.note)
-    run_id = None if run is None else client.run(run).id
+    run_id = None if run is None else patiently(outages, partial(client.run, run)).id
     names: dict[str, str] = {}
     for event in follow_events(client, run_id, after, outages):
         if json:

@@ -119,6 +119,5 @@ async def _plan(node: NodeView, bundle: Bundle, login: Login) -> HostPlan:
         address=(host, port),
         host_key=key,
         bundle=bundle,
-        docker="none",  # the node keeps what it was installed with
         upgrade=True,
     )

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +114,24 @@ class Host:
             async with self._ssh.create_process(
                 f"cat > {shlex.quote(there)}", encoding=None
             ) as process:
-                with file.open("rb") as content:
+                with suppress(ConnectionError), file.open("rb") as content:
                     while piece := await asyncio.to_thread(content.read, _PIECE):
                         digest.update(piece)
                         process.stdin.write(piece)
                         await process.stdin.drain()
                         moved(len(piece))
-                process.stdin.write_eof()
-                await process.wait()
+                    process.stdin.write_eof()
+                done = await process.wait()  # also of a `cat` that did not read all: it says why
         except (OSError, asyncssh.Error) as error:
             raise HostError(
                 f"{self._target.shown}: {file.name} could not be uploaded: {why_unreachable(error)}"
             ) from None
+        if done.returncode:
+            why = done.stderr.decode(errors="replace") if isinstance(done.stderr, bytes) else ""
+            raise HostError(
+                f"{self._target.shown}: {file.name} could not be written there: "
+                f"{why.strip() or 'the connection was lost'}"
+            )
         said = (await self.must("sha256sum", there)).split()
         if said[:1] != [digest.hexdigest()]:
             raise HostError(

@@ -19,6 +19,7 @@ fi
 [ -e /sys/fs/cgroup/cgroup.controllers ] && say cgroup 2
 say disk_opt "$(free_kib "$(nearest /opt)")"
 say disk_data "$(free_kib "$(nearest /var/lib/fairlead)")"
+say disk_tmp "$(free_kib /var/tmp)"
 say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
 say cpus "$(nproc 2>/dev/null)"
 has nft && say nft yes
@@ -30,6 +31,8 @@ say gpus "$(for device in /sys/bus/pci/devices/*; do
         '0x10de 0x03'*) echo gpu ;;
     esac
 done | wc -l)"
+say secure_boot "$(od -An -tu1 -j4 -N1 \
+    /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c 2>/dev/null | tr -d ' ')"
 say driver "$(sed -n 's/.*Kernel Module[^0-9]*\([0-9][0-9.]*\).*/\1/p' /proc/driver/nvidia/version 2>/dev/null)"
 has nvidia-ctk && say toolkit "$(nvidia-ctk --version 2>/dev/null | sed -n 's/.*version \([0-9][0-9.]*\).*/\1/p')"
 if has sshd; then
@@ -43,4 +46,7 @@ grep -Eqs '^[[:space:]]*Include[[:space:]]+.*/etc/ssh/sshd_config\.d/' /etc/ssh/
 id fairlead >/dev/null 2>&1 && say tunnel_group "$(id -gn fairlead)"
 has systemctl && say shim "$(systemctl is-active fairlead-shim 2>/dev/null)"
 installed=$(readlink /opt/fairlead/current) && say installed "${installed##*/}"
+say chosen "$(sed -n 's/.*"docker": *"\([a-z]*\)".*/\1/p' /etc/fairlead/install.json 2>/dev/null)"
+[ -s /etc/ssh/fairlead_authorized_keys ] && has ssh-keygen &&
+    say controllers "$(ssh-keygen -lf /etc/ssh/fairlead_authorized_keys 2>/dev/null | awk '{ print $2 }')"
 say facts complete

@@ -88,7 +88,8 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host_key: str | None
     address: tuple[str, int]
-    docker: DockerChoice
+    keeps_address: bool
+    docker: DockerChoice | None
     blocks: str | None
     attributes: dict[str, str]
     options: tuple[str, ...]
@@ -98,6 +99,7 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
             target=self.target,
             name=self.name,
             address=self.address,
+            keeps_address=self.keeps_address,
             host_key=host_key,
             bundle=bundle,
             fleet=fleet,
@@ -166,7 +168,8 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> Fl
         name=given.name or given.host.lower(),
         host_key=given.host_key,
         address=(given.address or target.host, target.port),
-        docker=given.docker or fleet.docker or "install",
+        keeps_address=given.address is None,
+        docker=given.docker or fleet.docker,
         blocks=None if blocks is None else str(blocks),
         attributes=given.attributes,
         options=install_options(prefixes or (), mirror, given.job_metadata or fleet.job_metadata),

@@ -48,20 +48,25 @@ _WOULD_CHANGE = 3
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for one host. `address`: at which the controller reaches its sshd; `host_key`: the
-    trusted key line; `options`: further arguments of the bundle's `install`."""
+    trusted key line; `options`: further arguments of the bundle's `install`. What is None stays as
+    it is on a host that is a node."""
 
     target: Target
     name: str
     address: tuple[str, int]
+    keeps_address: bool = False
+    """The address was not named: a node with this host key keeps its own."""
     host_key: str
     bundle: Bundle
     fleet: str | None = None
     attributes: dict[str, str] = {}
-    docker: DockerChoice = "install"
+    docker: DockerChoice | None = None
     blocks: str | None = None
     """The shim's `--blocks`."""
     options: tuple[str, ...] = ()
     upgrade: bool = False
+    takeover: bool = False
+    """Join a host also when it is another controller's node."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +141,7 @@ class NodesApi:
                 f"node {plan.name} is expected with the host key of its user-data: boot its "
                 f"machine with that, or remove it (`fairlead node remove {plan.name}`)"
             )
-        if node.address != shown_address(*plan.address):
+        if not is_node_of(node, plan.host_key, None if plan.keeps_address else plan.address):
             raise HostError(
                 f"there is already a node {plan.name}, at {node.address}: give another --name"
             )
@@ -149,6 +154,11 @@ class NodesApi:
             self._add(plan)
             return [f"added node {plan.name} with host key {fingerprint(plan.host_key)}"]
         return self._change(node, plan)
+
+    def named_at(self, address: tuple[str, int]) -> str | None:
+        """Return the name of the node that has this address."""
+        shown = shown_address(*address)
+        return next((node.name for node in self.nodes() if node.address == shown), None)
 
     def find_fleet(self, name: str) -> FleetView | None:
         fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
@@ -227,20 +237,28 @@ def shown_address(host: str, port: int) -> str:
     return f"fairlead@{host}" + ("" if port == 22 else f":{port}")
 
 
+def is_node_of(node: NodeView, host_key: str, address: tuple[str, int] | None) -> bool:
+    """Return whether the node is the host with this key. `address`: at which the controller was
+    said to reach it; None: nothing was said."""
+    if address is not None:
+        return node.address == shown_address(*address)
+    return node.host_key_fingerprint == fingerprint(host_key)
+
+
 async def make_node(plan: HostPlan, api: NodesApi, progress: Progress) -> Result:
     """Make the host a node. Raises HostError, CliError."""
     await asyncio.to_thread(api.require_joinable, plan)
+    key = await asyncio.to_thread(api.tunnel_key)
     progress.stage("connecting")
     async with connect(plan.target, plan.host_key) as host:
-        facts, findings = await examine(host, plan)
+        facts, findings = await examine(host, plan, fingerprint(key))
         progress.found(findings)
         if bad := errors(findings):
             raise HostError(
                 f"{plan.target.shown} cannot be a node yet: "
                 + "; ".join(f"{finding.message} ({finding.fix})" for finding in bad)
             )
-        key = await asyncio.to_thread(api.tunnel_key)
-        options = ("--docker", plan.docker, "--tunnel-key", key, *plan.options)
+        options = options_of(plan, facts, key)
         if is_installed(facts, wish_of(plan)):
             differences = await announced(host, INSTALLED, options)
             progress.found(differences)
@@ -257,19 +275,36 @@ async def make_node(plan: HostPlan, api: NodesApi, progress: Progress) -> Result
     return Result(name=plan.name, changed=changed, findings=findings, node=node)
 
 
-async def examine(host: Host, plan: HostPlan) -> tuple[Facts, list[HostFinding]]:
-    """Read the host's facts and judge them. Raises HostError."""
+def options_of(plan: HostPlan, facts: Facts, key: str) -> tuple[str, ...]:
+    """Return the arguments of the bundle's `install`, which keeps what is not among them."""
+    docker = plan.docker or (None if facts.chosen else "install")
+    words = () if docker is None else ("--docker", docker)
+    takeover = ("--takeover",) if plan.takeover else ()
+    return (*words, "--tunnel-key", key, *takeover, *plan.options)
+
+
+async def examine(
+    host: Host, plan: HostPlan, controller: str | None = None
+) -> tuple[Facts, list[HostFinding]]:
+    """Read the host's facts and judge them. `controller`: the fingerprint of its key, if it is to
+    log in. Raises HostError."""
     before = time.time()
-    said = await host.must("sh", root=True, stdin=FACTS_SCRIPT)
+    facts = await facts_of(host, plan.target)
+    now = min(max(facts.clock, before), time.time())
+    return facts, preflight(facts, wish_of(plan, now, host.is_root, controller))
+
+
+async def facts_of(host: Host, target: Target) -> Facts:
+    """Read the host's facts. Raises HostError."""
     try:
-        facts = read_facts(said)
+        return read_facts(await host.must("sh", root=True, stdin=FACTS_SCRIPT))
     except BadFacts as error:
-        raise HostError(f"{plan.target.shown}: {error}") from None
-    wish = wish_of(plan, min(max(facts.clock, before), time.time()), host.is_root)
-    return facts, preflight(facts, wish)
+        raise HostError(f"{target.shown}: {error}") from None
 
 
-def wish_of(plan: HostPlan, now: float = 0.0, has_root: bool = True) -> Wish:
+def wish_of(
+    plan: HostPlan, now: float = 0.0, has_root: bool = True, controller: str | None = None
+) -> Wish:
     return Wish(
         version=plan.bundle.version,
         arch=plan.bundle.arch,
@@ -277,6 +312,8 @@ def wish_of(plan: HostPlan, now: float = 0.0, has_root: bool = True) -> Wish:
         now=now,
         has_root=has_root,
         upgrade=plan.upgrade,
+        controller=controller,
+        takeover=plan.takeover,
     )
 
 
@@ -390,22 +427,34 @@ async def remove_node(
     target: Target,
     host_key: str,
     name: str,
-    address: tuple[str, int],
+    address: tuple[str, int] | None,
     api: NodesApi,
     progress: Progress,
+    *,
+    takeover: bool = False,
 ) -> list[str]:
     """Remove the node from the controller, then everything that `install` brought from the host;
     return the changes.
 
-    The controller refuses while jobs are there. Raises HostError, CliError.
+    The controller refuses while jobs are there. `address` None: it was not said; the host key tells
+    whether the host is the node. Raises HostError, CliError.
     """
     progress.stage("connecting")
     async with connect(target, host_key) as host:
         if not host.is_root:
             raise HostError(f"{target.shown}: the user is not root and sudo asks for a password")
+        facts = await facts_of(host, target)
+        ours = fingerprint(await asyncio.to_thread(api.tunnel_key))
+        others = [each for each in facts.controllers.split() if each != ours]
+        if others and not takeover:
+            raise HostError(
+                f"another controller has {target.shown} as its node, too ({', '.join(others)} may "
+                f"log in): `fairlead node remove {name}` leaves it that one, --takeover takes it "
+                "from both"
+            )
         changed = []
         node = await asyncio.to_thread(api.find, name)
-        if node is not None and node.address == shown_address(*address):
+        if node is not None and is_node_of(node, host_key, address):
             await asyncio.to_thread(api.remove, name)
             changed.append(f"removed node {name} from the controller")
         progress.stage("uninstalling")

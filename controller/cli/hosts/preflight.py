@@ -17,6 +17,7 @@ DockerChoice = Literal["install", "use", "none"]
 _LEAST_OPT = 1 << 20
 _LEAST_DATA = 1 << 20
 _ADVISED_DATA = 20 << 20
+_LEAST_TMP = 1 << 19
 """KiB."""
 _MOST_CLOCK_OFF = 60.0
 _ADVISED_CLOCK_OFF = 5.0
@@ -44,12 +45,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str = ""
     disk_opt: int = 0
     disk_data: int = 0
+    disk_tmp: int | None = None
+    """Of /var/tmp, where a bundle is uploaded and unpacked."""
     memory: int = 0
     cpus: int = 0
     nft: str = ""
     docker: str = ""
     gpus: int = 0
     driver: str = ""
+    secure_boot: str = ""
+    """1: the firmware loads only modules whose keys it knows."""
     toolkit: str = ""
     allow_users: str = ""
     allow_groups: str = ""
@@ -59,6 +64,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     shim: str = ""
     installed: str = ""
     """The version in /opt/fairlead/current."""
+    chosen: str = ""
+    """What the last installation was told about Docker."""
+    controllers: str = ""
+    """Fingerprints of the controllers that may log in."""
 
 
 class BadFacts(ValueError):
@@ -99,10 +108,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     arch: str
-    docker: DockerChoice
+    docker: DockerChoice | None
+    """None: as the last installation was told; at the first one, Docker is installed."""
     now: float
     has_root: bool
     upgrade: bool = False
+    controller: str | None = None
+    """The fingerprint of the key that is to log in; None: no other one than before."""
+    takeover: bool = False
 
 
 def preflight(facts: Facts, wish: Wish) -> list[HostFinding]:
@@ -112,13 +125,18 @@ def preflight(facts: Facts, wish: Wish) -> list[HostFinding]:
         _architecture(facts, wish),
         _rights(wish),
         _docker(facts, wish),
-        _disk(facts),
+        _disk(facts, wish),
         *_gpus(facts),
         _clock(facts, wish),
         _sshd(facts),
         _firewall(facts),
         _fairlead(facts, wish),
+        *_controllers(facts, wish),
     ]
+
+
+def docker_choice(facts: Facts, wish: Wish) -> str:
+    return wish.docker or facts.chosen or "install"
 
 
 def is_installed(facts: Facts, wish: Wish) -> bool:
@@ -191,20 +209,21 @@ def _rights(wish: Wish) -> HostFinding:
 
 
 def _docker(facts: Facts, wish: Wish) -> HostFinding:
-    if wish.docker == "none":
+    choice = docker_choice(facts, wish)
+    if choice == "none":
         return _warning(
             "docker",
             "no engine is used: jobs are plain processes, without isolation",
             "leave out --docker none",
         )
     if not facts.docker:
-        if wish.docker == "install" and not {facts.os_id, *facts.os_like.split()} & _WITH_APT:
+        if choice == "install" and not {facts.os_id, *facts.os_like.split()} & _WITH_APT:
             return _error(
                 "docker",
                 "Docker is installed automatically only on Debian and Ubuntu",
                 "install docker-ce, then give --docker use",
             )
-        if wish.docker == "install":
+        if choice == "install":
             return _change("docker", "installs Docker from the system's packages")
         return _error("docker", "Docker is not installed", "install it, or give --docker install")
     if facts.docker == _UNREACHABLE:
@@ -216,11 +235,11 @@ def _docker(facts: Facts, wish: Wish) -> HostFinding:
     return _ok("docker", f"Docker {facts.docker}")
 
 
-def _disk(facts: Facts) -> HostFinding:
-    for path, free, least in (
-        ("/opt", facts.disk_opt, _LEAST_OPT),
-        ("/var/lib", facts.disk_data, _LEAST_DATA),
-    ):
+def _disk(facts: Facts, wish: Wish) -> HostFinding:
+    places = [("/opt", facts.disk_opt, _LEAST_OPT), ("/var/lib", facts.disk_data, _LEAST_DATA)]
+    if facts.disk_tmp is not None and not is_installed(facts, wish):
+        places.append(("/var/tmp", facts.disk_tmp, _LEAST_TMP))
+    for path, free, least in places:
         if free < least:
             return _error(
                 "disk", f"{path} has {_gib(free)} free", f"make {_gib(least)} free in {path}"
@@ -239,11 +258,13 @@ def _gpus(facts: Facts) -> list[HostFinding]:
         return [_ok("GPU", "no NVIDIA GPU")]
     named = f"{facts.gpus} NVIDIA GPU" + ("s" if facts.gpus > 1 else "")
     if not facts.driver:
+        secure = "; Secure Boot must be off, or know the key that signs it"
         return [
             _warning(
                 "GPU",
                 f"{named} without a driver, so no job gets one",
-                "install NVIDIA's driver and run this again",
+                "install NVIDIA's driver and run this again"
+                + (secure if facts.secure_boot == "1" else ""),
             )
         ]
     found = [_ok("GPU", f"{named}, driver {facts.driver}")]
@@ -339,6 +360,31 @@ def _fairlead(facts: Facts, wish: Wish) -> HostFinding:
             "give --upgrade; running jobs go on",
         )
     return _change("fairlead", f"replaces version {facts.installed} by {wish.version}")
+
+
+def _controllers(facts: Facts, wish: Wish) -> list[HostFinding]:
+    others = [each for each in facts.controllers.split() if each != wish.controller]
+    if wish.controller is None or not others:
+        return []
+    whose = f"another controller has this host as its node ({', '.join(others)} may log in)"
+    if wish.controller in facts.controllers.split() or wish.takeover:
+        return [
+            _warning(
+                "controller",
+                f"{whose}: each places jobs here as if it were alone, and shows the other's as "
+                "unknown tasks",
+                "take one of them away: on the host, `/opt/fairlead/current/install "
+                "--revoke-others --tunnel-key KEY`",
+            )
+        ]
+    return [
+        _error(
+            "controller",
+            whose,
+            "remove the node there (`fairlead node install HOST --uninstall`), or give --takeover: "
+            "then both have it",
+        )
+    ]
 
 
 def _version(text: str) -> tuple[int, ...]:

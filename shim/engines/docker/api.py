@@ -62,7 +62,8 @@ def unreachable(url: str, error: Exception) -> EngineUnavailable:
     what_to_do = (
         "the shim needs root, or the group of this socket"
         if why == _DENIED
-        else "is Docker installed and running there? (DOCKER_HOST is its address)"
+        else "is Docker installed and running there? (DOCKER_HOST is its address; --engine process "
+        "does without, and isolates nothing)"
     )
     return EngineUnavailable(f"the Docker engine at {url} does not answer: {why}; {what_to_do}")
 

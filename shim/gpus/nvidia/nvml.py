@@ -29,6 +29,7 @@ from shim.gpus.base import (
     GpuHook,
     GpuLost,
     GpuSilent,
+    GpuStale,
     Recovery,
     Vitals,
 )
@@ -240,7 +241,17 @@ class NvmlGpus:
         unit = self._units.get(uuid)
         if unit is None:
             raise GpuError(f"there is no GPU {uuid}")
-        return await self._ask(self._lane(unit.info.index), lambda: self._read_vitals(unit))
+        lane = self._lane(unit.info.index)
+        try:
+            return await self._ask(lane, lambda: self._read_vitals(unit))
+        except GpuLost as lost:
+            try:
+                is_there = await self._ask(lane, lambda: self._has_board(unit))
+            except GpuSilent:
+                raise lost from None
+            if not is_there:
+                raise
+        raise GpuStale(f"GPU {unit.info.index} was split anew")
 
     async def next_event(self) -> GpuEvent:
         return await self._events.get()
@@ -379,6 +390,17 @@ class NvmlGpus:
             temperature=self._or(lambda: int(nvml.nvmlDeviceGetTemperature(board, 0)), None),
             power=None if power is None else power / 1000,
         )
+
+    def _has_board(self, unit: _Unit) -> bool:
+        """Return whether the unit's card answers to a new handle.
+
+        A handle of an instance that was removed, or of a card whose MIG mode was changed, answers
+        "GPU is lost" for ever. A card that is lost answers so to each handle.
+        """
+        board = self._nvml.nvmlDeviceGetHandleByIndex(unit.info.index)
+        self._memory(board)
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(board))
+        return uuid == (unit.info.parent or unit.info.uuid)
 
     def _recovery(self, board: Any) -> Recovery | None:
         fields = self._or(lambda: self._nvml.nvmlDeviceGetFieldValues(board, [_RECOVERY_FIELD]), ())

@@ -76,8 +76,22 @@ class Image:
                 task.show(pull=now)
 
         image = await ctx.images.pull(reference, task.auth, task.info.id, progress)
-        ctx.images.access.grant(task.info.run_id, image)
+        await _confirm(ctx, reference, image)
         return image
+
+
+async def _confirm(ctx: StepContext, reference: str, image: ImageInfo) -> None:
+    """Raise ImageError unless the image's registry gave it to this run.
+
+    An engine asks the registry which image a tag names. An image that is named by its digest and
+    is on the node already is "up to date" for it without any question, whatever the credentials
+    (moby, distribution/manifest.go: the local content comes first).
+    """
+    task, access = ctx.task, ctx.images.access
+    if "@" in reference and access.must_ask(task.info.run_id, reference, image):
+        await access.ask(task.info.run_id, reference, image, task.auth)
+    else:
+        access.grant(task.info.run_id, image)
 
 
 def _reference(ctx: StepContext) -> str:

@@ -405,3 +405,37 @@ async def test_a_driver_that_does_not_answer_has_lost_no_gpu(
         machine.tell()
         await eventually(lambda: offered(watch) == [0, 1])
         assert not watch.is_cordoned(uuid(0))
+
+
+async def test_a_lost_gpu_is_lost_also_when_a_second_question_hangs(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.gpus[0]["lost"] = 1
+        machine.tell("hang nvmlDeviceGetHandleByIndex_v2 0")
+        with pytest.raises(GpuLost):
+            await gpus.vitals(uuid(0))
+
+
+async def test_a_card_that_is_split_anew_while_the_shim_runs_is_not_lost(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    """Handles of instances that are gone, and of a card whose mode was changed, say that it is."""
+
+    def uuids(watch: GpuWatch) -> list[str]:
+        return [one.uuid for one in watch.infos() if one.healthy and not one.held]
+
+    machine.split(0, 3)
+    async with open_gpus() as gpus, watching(gpus) as watch:
+        assert len(uuids(watch)) == 4
+        machine.lines = machine.lines[:1]
+        machine.tell()
+        left = [mig_uuid(0, 0), uuid(1)]
+        await eventually(lambda: uuids(watch) == left, what="one instance to be left")
+        machine.merge(0)
+        await eventually(lambda: uuids(watch) == [uuid(0), uuid(1)], what="the whole card")
+        assert not watch.is_cordoned(uuid(0))
+        machine.change(0, lost=1)
+        await withdrawn(watch, [1])
+        assert watch.is_cordoned(uuid(0))

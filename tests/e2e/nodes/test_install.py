@@ -52,6 +52,42 @@ def test_a_host_becomes_a_node_and_the_second_and_third_time_change_nothing(
         assert host.files() == before
 
 
+def test_what_a_repetition_does_not_name_stays(
+    controller: ControllerProcess, bare_host: BareHosts, tmp_path: Path
+) -> None:
+    host, bundle = bare_host(), make_bundle(tmp_path, "1.0")
+    install(controller, host, bundle, ACCEPT, host.fingerprint).succeeded()
+    before = host.files()
+    words: list[str | Path] = ["--identity", host.identity, "--yes", "--bundle", bundle, "--json"]
+    again = controller.cli("node", "install", host.target, *words).succeeded()
+    assert (again.json["name"], again.json["changed"]) == ("n1", [])
+    assert host.files() == before
+
+
+def test_a_second_controller_is_refused_and_takes_the_node_over_only_when_told(
+    controller_process: ControllerFactory, bare_host: BareHosts, tmp_path: Path
+) -> None:
+    first, second = controller_process(), controller_process()
+    host, bundle = bare_host(), make_bundle(tmp_path, "1.0")
+    known = (ACCEPT, host.fingerprint)
+    install(first, host, bundle, *known).succeeded()
+    keys, before = "cat /etc/ssh/fairlead_authorized_keys", host.files()
+    refused = install(second, host, bundle, *known)
+    assert refused.status == 1
+    assert "another controller has this host as its node" in refused.errors
+    assert host.files() == before
+    taken = install(second, host, bundle, *known, "--takeover").succeeded()
+    assert "  ! controller: another controller" in taken.errors
+    assert len(host.does(keys).splitlines()) == 2
+    assert second.cli("node", "show", "n1", "--json").json["status"] == "connected"
+    assert first.cli("node", "show", "n1", "--json").json["status"] == "connected"
+    for controller in (first, second):
+        assert install(controller, host, bundle, "--json").succeeded().json["changed"] == []
+    gone = controller.cli("node", "install", host.target, *words_for(host), "--uninstall")
+    assert (gone.status, "another controller has" in gone.errors) == (1, True)
+    assert host.has("/opt/fairlead")
+
+
 def test_an_unknown_host_key_is_refused_before_anything_else(
     controller: ControllerProcess, bare_host: BareHosts, tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_run_gets_an_image_that_another_pulled_with_a_password_only_from_the_r
     by_digest = lab.dockerd.docker("inspect", "-f", "{{index .RepoDigests 0}}", image)
     by_id = lab.dockerd.docker("inspect", "-f", "{{.Id}}", image)
     for number, name in enumerate((image, by_digest, by_id, by_id[7:19])):
-        for policy in ("if-not-present", "never"):
+        for policy in ("if-not-present", "never", "always"):
             refused = lab.apply(f"none{number}-{policy}", image=name, pull_policy=policy, **show)
             assert (refused.status, refused.output) == (1, "")
             assert lab.attempts(f"none{number}-{policy}")[0]["termination_reason"] == (

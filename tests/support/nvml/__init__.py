@@ -88,6 +88,12 @@ class StandIn:
         ]
         self.tell()
 
+    def merge(self, index: int) -> None:
+        """Take all instances of a GPU away, and with them its handles."""
+        self.lines = [line for line in self.lines if not line.startswith(f"mig {index} ")]
+        self.gpus[index] |= {"mig": 0, "anew": 1}
+        self.tell()
+
     def link(self, pairs: Iterable[tuple[int, int]]) -> None:
         self.lines += [f"nvlink {one} {other}" for one, other in pairs]
         self.tell()

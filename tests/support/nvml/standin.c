@@ -3,7 +3,8 @@
  * every call (tests/support/nvml/__init__.py writes it), events from the same path + ".events".
  *
  *   driver VERSION            init CODE                 (what nvmlInit returns)
- *   gpu I key=value ...       a GPU; '_' in a name stands for a space
+ *   gpu I key=value ...       a GPU; '_' in a name stands for a space. With anew=1 its handles
+ *                             from before are lost, and new ones are not
  *   mig I K key=value ...     MIG instance K of GPU I
  *   process I PID MIB         a compute process that holds memory
  *   near I J LEVEL            common PCIe ancestor (NVML's numbers)
@@ -23,6 +24,8 @@
 #define API __attribute__((visibility("default")))
 #define GPUS 16
 #define MIGS 8
+#define ANEW (1 + MIGS) /* the place of the handle that a card with anew=1 has */
+#define PLACES (2 + MIGS)
 #define PROCESSES 32
 #define RULES 32
 
@@ -33,7 +36,7 @@ enum {
 enum { RECOVERY_ACTION_FIELD = 230, XID_EVENT = 8 };
 
 struct device {
-    int present, gpu, instance, minor, lost, mig, numa, recovery, ecc, remap_pending, remap_failed;
+    int present, gpu, instance, minor, lost, anew, mig, numa, recovery, ecc, remap_pending, remap_failed;
     int major, minor_cc, gi, ci, temperature, utilization, power, processes;
     unsigned long long memory, used;
     unsigned pid[PROCESSES];
@@ -43,7 +46,7 @@ struct device {
 struct rule { char function[64]; int code, gpu; };
 
 static struct {
-    struct device devices[GPUS][1 + MIGS];
+    struct device devices[GPUS][PLACES];
     int count, init, near[GPUS][GPUS], nvlink[GPUS][GPUS], failing, hanging;
     struct rule fail[RULES], hang[RULES];
     char driver[80];
@@ -61,7 +64,7 @@ static void set(struct device *d, const char *key, const char *value)
 {
     long long number = atoll(value);
     struct { const char *key; int *where; } ints[] = {
-        {"minor", &d->minor}, {"lost", &d->lost}, {"mig", &d->mig}, {"numa", &d->numa},
+        {"minor", &d->minor}, {"lost", &d->lost}, {"anew", &d->anew}, {"mig", &d->mig}, {"numa", &d->numa},
         {"recovery", &d->recovery}, {"ecc", &d->ecc}, {"pending", &d->remap_pending},
         {"failed", &d->remap_failed}, {"gi", &d->gi}, {"ci", &d->ci},
         {"temperature", &d->temperature}, {"utilization", &d->utilization}, {"power", &d->power},
@@ -134,6 +137,7 @@ static void load(void)
         for (int b = 0; b < GPUS; b++) state.near[a][b] = a == b ? 0 : 50;
     while (file && fgets(line, sizeof line, file)) read_line(line);
     if (file) fclose(file);
+    for (int a = 0; a < GPUS; a++) state.devices[a][ANEW] = state.devices[a][0];
 }
 
 static const struct rule *matching(const struct rule *rules, int count, const char *name, int gpu)
@@ -144,11 +148,9 @@ static const struct rule *matching(const struct rule *rules, int count, const ch
     return NULL;
 }
 
-/* Returns with the lock held. */
-static int enter(const char *name, const struct device *d)
+/* Returns with the lock held. `gpu` -1: the call concerns none. */
+static int enter_for(const char *name, int gpu)
 {
-    /* By its place: what the handle points to is being read anew by whoever holds the lock. */
-    int gpu = d ? (int)((d - &state.devices[0][0]) / (1 + MIGS)) : -1;
     pthread_mutex_lock(&lock);
     for (load(); matching(state.hang, state.hanging, name, gpu); load()) {
         struct timespec pause = {0, 5000000};
@@ -157,9 +159,19 @@ static int enter(const char *name, const struct device *d)
         pthread_mutex_lock(&lock);
     }
     if (!initialized && strncmp(name, "nvmlInit", 8)) return UNINITIALIZED;
-    if (d && (!d->present || state.devices[gpu][0].lost)) return GPU_IS_LOST;
+    if (gpu >= 0 && (!state.devices[gpu][0].present || state.devices[gpu][0].lost)) return GPU_IS_LOST;
     const struct rule *failing = matching(state.fail, state.failing, name, gpu);
     return failing ? failing->code : SUCCESS;
+}
+
+static int enter(const char *name, const struct device *d)
+{
+    /* By its place: what the handle points to is being read anew by whoever holds the lock. */
+    int at = d ? (int)(d - &state.devices[0][0]) : -1, place = at % PLACES;
+    int rc = enter_for(name, d ? at / PLACES : -1);
+    if (rc != SUCCESS || !d) return rc;
+    int is_board = place == 0 || place == ANEW, is_anew = state.devices[at / PLACES][0].anew;
+    return !d->present || (is_board && (place == ANEW) != is_anew) ? GPU_IS_LOST : SUCCESS;
 }
 
 #define CALL(d, ...) { \
@@ -190,7 +202,13 @@ API const char *nvmlErrorString(int code) { return code == GPU_IS_LOST ? "GPU is
 API int nvmlSystemGetDriverVersion(char *buffer, unsigned size) CALL(NULL, rc = put(buffer, size, state.driver);)
 API int nvmlDeviceGetCount_v2(unsigned *count) CALL(NULL, *count = (unsigned)state.count;)
 API int nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *d)
-CALL(i < GPUS ? &state.devices[i][0] : NULL, if ((int)i >= state.count) rc = INVALID; else *d = &state.devices[i][0];)
+{
+    int rc = i < GPUS ? enter_for(__func__, (int)i) : enter_for(__func__, -1);
+    if ((int)i >= state.count) rc = INVALID;
+    if (rc == SUCCESS) *d = &state.devices[i][state.devices[i][0].anew ? ANEW : 0];
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
 API int nvmlDeviceGetUUID(handle d, char *buffer, unsigned size) CALL(d, rc = put(buffer, size, d->uuid);)
 API int nvmlDeviceGetName(handle d, char *buffer, unsigned size) CALL(d, rc = put(buffer, size, d->name);)
 API int nvmlDeviceGetMinorNumber(handle d, unsigned *minor) CALL(d, *minor = (unsigned)d->minor;)

@@ -103,3 +103,46 @@ async def test_a_log_is_followed_over_restarts_that_only_stderr_knows_of(
         await node.prints("hello", b"three")
         await node.ends("hello", 0)
         assert (await command.ended()).out == b"three"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("logs", "-f", "hello"), b"one\n"),
+        (("logs", "-f", "hello", "--tail", "1"), b"one\n"),
+        (("events", "-f", "hello"), b"done"),
+        (("attach", "hello"), b"one\n"),
+    ],
+)
+async def test_a_command_that_follows_waits_for_a_controller_that_is_away_from_the_beginning(
+    start: Fairlead,
+    node: PlayedNode,
+    task: str,
+    server: TestServer,
+    restarted: Restarted,
+    command: tuple[str, ...],
+    shown: bytes,
+) -> None:
+    await (await start("apply", "-f", task, "-d")).ended()
+    await node.runs("hello")
+    await node.prints("hello", b"one\n")
+    await server.close()
+    follower = await start(*command)
+    await follower.hears("trying again")
+    async with restarted.again():
+        await follower.hears(BACK)
+        await node.ends("hello", 0)
+        result = await follower.ended()
+    assert result.status == 0
+    assert shown in result.out
+    assert result.err.count("trying again") == result.err.count(BACK) == 1
+
+
+@pytest.mark.parametrize("command", [("logs", "-f"), ("events", "-f"), ("attach",)])
+async def test_a_run_that_does_not_exist_is_refused_at_once(
+    start: Fairlead, command: tuple[str, ...]
+) -> None:
+    result = await (await start(*command, "nothing")).ended()
+    assert result.status == 1
+    assert "nothing" in result.err
+    assert "trying again" not in result.err

@@ -210,7 +210,7 @@ def group(**fields: Any) -> dict[str, Any]:
         (group(name="A"), "groups[0].name", "'A' is not a name"),
         (group(comands=["x"]), "groups[0].comands", "did you mean commands?"),
         (group(priority=3), "groups[0].priority", "set it at the top level"),
-        (group(resources={"memory": "1B"}), "groups[0].resources.memory", "less than 6MiB"),
+        (group(resources={"memory": "1B"}), "groups[0].resources.memory", "less than the 48MiB"),
         (group(resources={"memroy": 1}), "groups[0].resources.memroy", "did you mean memory?"),
         (group(resources={"gpu": {"count": "x"}}), "groups[0].resources.gpu.count", "not a whole"),
         (group(env={"1": "x"}), "groups[0].env", "can't be a variable's name"),

@@ -26,8 +26,13 @@ def submit(**fields: Any) -> None:
         ({"log_quota": "1KiB"}, "log_quota", "at least 1MiB"),
         ({"stop_duration": -5}, "stop_duration", "a duration such as"),
         ({"stop_duration": "-5s"}, "stop_duration", "a duration such as"),
-        ({"resources": {"memory": "1KB"}}, "resources.memory", "at least 6MiB"),
-        ({"resources": {"memory": "6MB"}}, "resources.memory", "at least 6MiB"),
+        ({"resources": {"memory": "1KB"}}, "resources.memory", "at least 48MiB"),
+        ({"resources": {"memory": "48MB"}}, "resources.memory", "at least 48MiB"),
+        (
+            {"resources": {"memory": "16MB"}},
+            "resources.memory",
+            "less than the 48MiB that Fairlead's own processes need in the job's container",
+        ),
         (
             {"resources": {"memory": "1GiB", "shm_size": "2GiB"}},
             "resources.shm_size",
@@ -58,7 +63,7 @@ def test_a_request_that_could_never_run_is_refused_with_the_allowed_values(
     [
         {"max_duration": "off"},
         {"stop_duration": 0},
-        {"resources": {"memory": "6MiB", "shm_size": "6MiB"}},
+        {"resources": {"memory": "48MiB", "shm_size": "48MiB"}},
         {"resources": {"shm_size": "64GiB"}},
         {"secrets": {"PIN": "1234", "WORD": "höh"}},
     ],

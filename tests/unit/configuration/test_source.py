@@ -53,7 +53,7 @@ def explained(text: str) -> str:
 def test_an_error_names_file_line_field_and_what_is_allowed() -> None:
     assert explained(TASK) == (
         "job.yaml:7: resources.memory: '12QB' is not a size "
-        "(allowed: a size with a unit, such as 512MB, 8GB, 1.5TB or 16GiB, at least 6MiB)"
+        "(allowed: a size with a unit, such as 512MB, 8GB, 1.5TB or 16GiB, at least 48MiB)"
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from installer import gateway
+from installer.keys import Keys
 from installer.options import Docker, Options
 from installer.plan import problems
 from installer.steps import File, Step
@@ -21,9 +22,27 @@ def files() -> dict[str, str]:
     return {step.name: step.content for step in made if isinstance(step, File)}
 
 
-def test_the_controllers_key_opens_unix_sockets_and_nothing_else() -> None:
+def let_in(system: FolderSystem, *controllers: str) -> str:
+    """The file of keys after a setup for these controllers."""
+    (step,) = (each for each in gateway.steps("/bin/fl", controllers, "") if isinstance(each, Keys))
+    step.apply(system)
+    return (system.root / step.name.lstrip("/")).read_text()
+
+
+def test_another_controller_takes_a_gateway_over_only_when_it_is_told_to(tmp_path: Path) -> None:
+    system, other = FolderSystem(tmp_path), f"{KEY[:-1]}B"
+    gateway.require_own(system, [KEY])
+    let_in(system, KEY)
+    gateway.require_own(system, [KEY])
+    gateway.require_own(system, [other, KEY])
+    with pytest.raises(InstallError, match=r"SHA256:\S+ may log in\. --takeover"):
+        gateway.require_own(system, [other])
+    assert let_in(system, other) == f"restrict,port-forwarding {other}\n"
+
+
+def test_the_controllers_key_opens_unix_sockets_and_nothing_else(tmp_path: Path) -> None:
     written = files()
-    assert written["/etc/ssh/fairlead_authorized_keys"] == f"restrict,port-forwarding {KEY}\n"
+    assert let_in(FolderSystem(tmp_path), KEY) == f"restrict,port-forwarding {KEY}\n"
     rules = written["/etc/ssh/sshd_config.d/fairlead.conf"]
     assert "ForceCommand /usr/sbin/nologin" in rules
     firewall = written["/etc/fairlead/firewall.nft"]

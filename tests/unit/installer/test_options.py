@@ -11,6 +11,7 @@ from installer.options import Docker, JobMetadata, Options, load, merge
 from installer.system import InstallError
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAB another"
 
 
 def merged(before: Options | None = None, has_docker: bool = True, **wishes: Any) -> Options:
@@ -23,6 +24,35 @@ def test_an_option_that_is_not_named_keeps_its_earlier_value() -> None:
     assert merged(first) == first
     assert merged(first, volume_prefixes=["/srv"]).volume_prefixes == ("/srv",)
     assert merged(first, volume_prefixes=["/srv"]).tunnel_keys == (KEY,)
+
+
+def test_the_file_of_keys_counts_where_it_differs_from_the_last_wish() -> None:
+    first = merged(tunnel_keys=[KEY])
+    assert merged(first, standing_keys=[OTHER]).tunnel_keys == (OTHER,)
+    assert merged(first, standing_keys=[]).tunnel_keys == ()
+    assert merged(standing_keys=None).tunnel_keys is None
+
+
+def test_a_second_controller_is_refused_with_the_key_of_the_first() -> None:
+    with pytest.raises(InstallError, match=r"SHA256:\S+ \(controller\) may log in.*--takeover"):
+        merged(standing_keys=[KEY], tunnel_keys=[OTHER])
+    renamed = KEY.replace(" controller", " the same key")
+    assert merged(standing_keys=[KEY], tunnel_keys=[renamed]).tunnel_keys == (KEY,)
+
+
+def test_a_takeover_lets_both_in_and_a_repetition_by_either_keeps_both() -> None:
+    both = merged(standing_keys=[KEY], tunnel_keys=[OTHER], takeover=True).tunnel_keys
+    assert both == (KEY, OTHER)
+    for key in both:
+        assert merged(standing_keys=both, tunnel_keys=[key]).tunnel_keys == both
+
+
+def test_others_lose_their_access_only_by_name_of_those_who_keep_it() -> None:
+    assert merged(standing_keys=[KEY], tunnel_keys=[OTHER], revoke_others=True).tunnel_keys == (
+        OTHER,
+    )
+    with pytest.raises(InstallError, match="name with --tunnel-key who may log in"):
+        merged(standing_keys=[KEY], revoke_others=True)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from installer.docker import CONFIGURATION, EnginePackage, EngineSettings
+from installer.keys import Keys, keys_of
 from installer.plan import Current, OldVersions
 from installer.steps import File, Folder, Link, NoFile, Step, Tree, User
 from installer.system import Done, InstallError, ProcessUse
 
 NOTHING: frozenset[str] = frozenset()
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAB another"
 
 
 class FolderSystem:
@@ -61,6 +64,7 @@ def test_each_step_changes_once_and_is_taken_away(system: FolderSystem, bundle: 
         Folder("/var/lib/b"),
         Link("/usr/c", "target"),
         Tree(bundle, "/opt/fairlead/1"),
+        Keys("/etc/keys", (KEY,)),
         EngineSettings({"live-restore": True}),
     ]
     for step in steps:
@@ -148,3 +152,23 @@ def test_an_engine_without_its_package_is_told_with_what_to_do(system: FolderSys
     with pytest.raises(InstallError, match=r"package docker\.io; give this machine"):
         EnginePackage().apply(system)
     assert ("apt-get", "update", "-q") in system.asked
+
+
+def test_each_controller_that_is_let_in_or_shut_out_is_told(system: FolderSystem) -> None:
+    file = system.root / "etc/keys"
+    file.parent.mkdir(parents=True)
+    file.write_text(f'from="10.0.0.1",restrict {KEY}\n')
+    both = Keys("/etc/keys", (KEY, OTHER))
+    said = both.difference(system, NOTHING)
+    assert said is not None
+    assert said.startswith("lets SHA256:")
+    assert said.endswith(" (another) in")
+    both.apply(system)
+    text = f'from="10.0.0.1",restrict {KEY}\nrestrict,port-forwarding {OTHER}\n'
+    assert file.read_text() == text
+    assert both.difference(system, NOTHING) is None
+    assert keys_of(text) == [KEY, OTHER]
+    one = Keys("/etc/keys", (OTHER,))
+    assert (one.difference(system, NOTHING) or "").endswith("(controller) in no more")
+    one.apply(system)
+    assert file.read_text() == f"restrict,port-forwarding {OTHER}\n"

@@ -52,6 +52,12 @@ LOST = {"status": NodeStatus.LOST, "message": "silent for 300 s"}
             [("GPU GPU-1 is offered again", None)],
         ),
         ({}, {"last_seen_at": 5.0}, []),
+        ({}, {"capacity": replace(NODE.capacity, controllers=("SHA256:a",))}, []),
+        (
+            {"capacity": replace(NODE.capacity, controllers=("SHA256:a",))},
+            {"capacity": replace(NODE.capacity, controllers=("SHA256:a", "SHA256:b"))},
+            [("2 controllers may log in", "SHA256:a, SHA256:b")],
+        ),
     ],
 )
 def test_a_change_that_people_ask_about_is_an_event(

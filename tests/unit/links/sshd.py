@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import asyncssh
@@ -174,8 +174,9 @@ async def sshd(
     host_key: asyncssh.SSHKey = HOST_KEYS["ed25519"],
     *others: asyncssh.SSHKey,
     rekey_bytes: int = 1 << 30,
+    runs: Callable[[asyncssh.SSHServerProcess[bytes]], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Sshd]:
-    """Keys are exchanged anew whenever it has sent `rekey_bytes`."""
+    """Keys are exchanged anew whenever it has sent `rekey_bytes`. `runs`: the commands."""
     server = Sshd(0, host_key)
     line = CLIENT_KEY.export_public_key().decode()
     listener = await asyncssh.create_server(
@@ -185,6 +186,8 @@ async def sshd(
         server_host_keys=[host_key, *others],
         authorized_client_keys=asyncssh.import_authorized_keys(line),
         rekey_bytes=rekey_bytes,
+        process_factory=runs,
+        encoding=None,
     )
     server.port = listener.get_port()
     try:

@@ -111,6 +111,7 @@ async def test_silence_is_said_to_be_silence(
         (OSError("Multiple exceptions: [Errno 111] ..."), "none of its addresses answers"),
         (socket.gaierror(-2, "Name or service not known"), "the name cannot be looked up"),
         (asyncssh.ConnectionLost("Connection lost"), "Connection lost"),
+        (BrokenPipeError(), "the connection was lost"),
     ],
 )
 def test_each_failure_to_reach_a_node_is_told_in_plain_words(error: Exception, words: str) -> None:

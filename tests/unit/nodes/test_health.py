@@ -54,6 +54,12 @@ def test_a_node_that_passes_is_fit(at: float | None) -> None:
     assert unfit(reading(at=at, disk_free=2 << 30), a_node(unfit="something was wrong")) == ""
 
 
+def test_the_keys_of_controllers_are_known_and_nothing_else_is_taken_for_one() -> None:
+    known = f"SHA256:{'a' * 43}"
+    node = after_health_check(a_node(), reading(controllers=(known, "<b>SHA256:x</b>")))
+    assert (node.capacity.controllers, node.unfit) == ((known,), None)
+
+
 def test_a_missing_gpu_is_remembered_until_it_is_back() -> None:
     whole = after_health_check(a_node(), reading(gpus=(GPU,)))
     assert whole.unfit is None

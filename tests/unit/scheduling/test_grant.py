@@ -98,6 +98,52 @@ def test_nodes_that_give_blocks_give_no_more_than_those() -> None:
     assert given_on(eight_gpus(blocks=8), need(gpus=1)) == (1.0, 2 * GIB, 2 * GIB)
 
 
+SMALL = {"cpu": 0.5, "memory": 700 << 20}
+
+
+def test_an_amount_that_nobody_asked_for_refuses_no_small_node() -> None:
+    cluster = Cluster(node("n1", capacity=SMALL))
+    run_id = cluster.submit("a", unset=EVERYTHING)
+    cluster.turn()
+    (allocation,) = cluster.states[run_id].allocations
+    got = allocation.resources
+    assert (got.cpu, got.memory, got.shm_size) == (0.5, 700 << 20, 700 << 20)
+    second = cluster.submit("b", unset=EVERYTHING)
+    cluster.turn()
+    (attempt,) = cluster.states[second].jobs[0].attempts
+    assert attempt.pending_reason is not None
+    assert "0 B free of 700 MiB" in attempt.pending_reason.sentence()
+
+
+@pytest.mark.parametrize("unset", [(), (Amount.CPU,), (Amount.MEMORY,)])
+def test_an_amount_that_was_asked_for_does(unset: tuple[Amount, ...]) -> None:
+    cluster = Cluster(node("n1", capacity=SMALL))
+    run_id = cluster.submit("a", unset=unset)
+    cluster.turn()
+    assert cluster.states[run_id].allocations == ()
+
+
+def test_shared_memory_that_was_asked_for_does_too() -> None:
+    wanted = need(shm_size=4 * GIB, unset=(Amount.CPU, Amount.MEMORY), memory=6 * GIB)
+    where = room(node(capacity={"cpu": 4.0, "memory": GIB}), ())
+    (short,) = shortfalls(wanted, where)
+    assert short.lack.words() == ("4.25 GiB memory", "1 GiB free of 1 GiB")
+
+
+def test_a_node_with_next_to_nothing_takes_no_job() -> None:
+    where = room(node(capacity={"cpu": 4.0, "memory": 100 << 20}), ())
+    assert len(shortfalls(need(), where)) == 1
+
+
+def test_a_small_node_is_taken_last() -> None:
+    big = {"cpu": 1.0, "memory": 64 * GIB}
+    cluster = Cluster(node("a", capacity=SMALL | {"cpu": 64.0}), node("b", capacity=big))
+    runs = [cluster.submit(name, unset=EVERYTHING) for name in ("one", "two")]
+    cluster.turn()
+    places = [cluster.states[run_id].allocations[0].node_name for run_id in runs]
+    assert places == ["b", "a"]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1.0, 7.0])), max_size=12),
     st.integers(1, 8),

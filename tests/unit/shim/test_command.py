@@ -183,7 +183,7 @@ def test_an_engine_that_does_not_answer_is_named_with_what_to_do(folder: Path) -
     assert refusal(process) == (
         f"fairlead-shim: the Docker engine at unix://{folder}/none.sock does not answer: "
         "No such file or directory; is Docker installed and running there? "
-        "(DOCKER_HOST is its address)"
+        "(DOCKER_HOST is its address; --engine process does without, and isolates nothing)"
     )
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from common.core_pattern import FIX
@@ -69,6 +70,14 @@ def test_a_node_without_a_controllers_key_is_found(node: NodeSetup) -> None:
     found = list(doctor.sshd(node, sshd_says(CONFINED)))
     assert [each.level for each in found] == [OK, ERROR]
     assert "--tunnel-key" in found[1].fix
+
+
+def test_a_node_of_two_controllers_is_told_so(node: NodeSetup) -> None:
+    keys = [asyncssh.generate_private_key("ssh-ed25519").export_public_key() for _ in range(2)]
+    (node.root / "etc/ssh/keys").write_bytes(b"\n".join(keys))
+    found = list(doctor.sshd(node, sshd_says(CONFINED)))
+    assert [each.level for each in found] == [OK, WARNING]
+    assert found[1].message.startswith("2 controllers may log in (SHA256:")
 
 
 def test_a_locked_tunnel_user_is_found(node: NodeSetup) -> None:
@@ -159,11 +168,11 @@ def test_a_clock_that_nothing_keeps_right_is_a_warning(node: NodeSetup) -> None:
     assert levels(doctor.clock(node, says(timedatectl="no\n"))) == [WARNING]
 
 
-def _card(root: Path, number: int) -> None:
+def _card(root: Path, number: int, kind: str = "0x030200") -> None:
     device = root / f"sys/bus/pci/devices/{number}"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n")
-    (device / "class").write_text("0x030200\n")
+    (device / "class").write_text(f"{kind}\n")
 
 
 def test_gpus_are_judged_by_card_driver_and_toolkit(node: NodeSetup) -> None:
@@ -182,6 +191,25 @@ def test_gpus_are_judged_by_card_driver_and_toolkit(node: NodeSetup) -> None:
     spec.parent.mkdir()
     spec.write_text("kind: nvidia.com/gpu\n")
     assert levels(examination.examine(node, says(nvidia_smi=both))) == [OK, OK]
+    _card(node.root, 2, "0x068000")
+    without = list(examination.examine(node, says(nvidia_smi=both)))
+    assert levels(iter(without)) == [OK, ERROR, OK]
+    assert "nvidia-fabricmanager does not run" in without[1].message
+    running = says(nvidia_smi=both, systemctl="active\n")
+    assert levels(examination.examine(node, running)) == [OK, OK, OK]
+
+
+def test_a_driver_that_secure_boot_does_not_load_is_told_so(node: NodeSetup) -> None:
+    _card(node.root, 0)
+    (plain,) = examination.examine(node, says())
+    assert "for this kernel" in (plain.fix or "")
+    variable = (
+        node.root / "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    )
+    variable.parent.mkdir(parents=True)
+    variable.write_bytes(b"\6\0\0\0\1")
+    (secure,) = examination.examine(node, says())
+    assert "Secure Boot is on" in (secure.fix or "")
 
 
 def test_a_node_without_addresses_for_networks_is_found() -> None:

@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> Node:
 
 async def ended(service: Daemon, run: str, **changes: Any) -> TaskInfo:
     """A task of the run, once it runs or cannot."""
-    wanted = request(run_id=run, allocation_id=f"of-{run}", image=TOOL, **changes)
+    wanted = request(**{"run_id": run, "allocation_id": f"of-{run}", "image": TOOL, **changes})
     await service.supervisor.put(f"t-{run}", wanted, Caller(run, Fence(1, 1), 0))
     supervisor, over = service.supervisor, (TaskStatus.RUNNING, TaskStatus.TERMINATED)
     await eventually(lambda: supervisor.info(f"t-{run}").status in over)
@@ -51,6 +51,36 @@ async def test_a_run_without_the_password_does_not_get_what_another_one_pulled(n
             assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
             assert "the registry refused" in (refused.message or "")
         assert node.host.log == [PULLED, ASKED, ASKED]
+
+
+@pytest.mark.parametrize("policy", PullPolicy)
+async def test_the_digest_opens_it_to_no_run_whatever_the_pull_policy(
+    node: Node, policy: PullPolicy
+) -> None:
+    by_digest = f"{repository_of(TOOL)}@{IMAGE.digest}"
+    node.host.registry[by_digest] = (IMAGE, ANNA.password)
+    async with node.shim() as service:
+        await ended(service, "r1", registry_auth=ANNA)
+        node.host.local[by_digest] = IMAGE
+        for run, auth in (("r2", None), ("r3", BEN)):
+            refused = await ended(
+                service, run, image=by_digest, pull_policy=policy, registry_auth=auth
+            )
+            assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
+        right = await ended(service, "r4", image=by_digest, pull_policy=policy, registry_auth=ANNA)
+        assert right.status is TaskStatus.RUNNING
+
+
+async def test_a_registry_that_hides_an_image_as_missing_does_not_give_it_by_its_digest(
+    node: Node,
+) -> None:
+    """Some answer 404 where others answer 401."""
+    by_digest = f"{repository_of(TOOL)}@{IMAGE.digest}"
+    async with node.shim() as service:
+        await ended(service, "r1", registry_auth=ANNA)
+        node.host.local[by_digest] = IMAGE
+        refused = await ended(service, "r2", image=by_digest)
+        assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
 
 
 async def test_a_run_with_the_password_gets_it_and_nothing_is_pulled(node: Node) -> None:

@@ -55,7 +55,7 @@ def test_a_host_has_what_its_fleet_says(tmp_path: Path) -> None:
         identity=tmp_path / "keys/id",
         jump=Jump(host="gate", user="me", identity=tmp_path / "keys/id"),
     )
-    assert (first.name, first.address, first.docker) == ("10.0.0.5", ("10.0.0.5", 22), "install")
+    assert (first.name, first.address, first.docker) == ("10.0.0.5", ("10.0.0.5", 22), None)
     assert (first.blocks, first.options, first.attributes) == ("auto", (), {})
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import msgspec
 import pytest
 
+from controller.api.documents import NodeView
+from controller.api.nodes import node_view
 from controller.cli.commands.install import install
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import HostError, Target
-from controller.cli.hosts.install import HostPlan, NodesApi
+from controller.cli.hosts.install import HostPlan, NodesApi, options_of
+from controller.cli.hosts.preflight import Facts
+from controller.lifecycle.model import Node, NodeAddress
+from controller.links.ssh import public_line
+from controller.service.nodes import NodeUse
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient
 
@@ -20,9 +27,15 @@ BUNDLE = Bundle(file=Path("b.tar"), version="1.0", arch="amd64")
 
 
 class PlayedController(ControllerClient):
-    """Answers with one fleet and no node."""
+    """Answers with one fleet, and one node if it has one."""
+
+    node: NodeView | None = None
 
     def get(self, path: str, **params: Any) -> bytes:
+        if self.node is not None and path == f"/v1/nodes/{self.node.name}":
+            return msgspec.json.encode(self.node)
+        if self.node is not None and path == "/v1/nodes":
+            return msgspec.json.encode({"nodes": [self.node], "next_cursor": None})
         if path != "/v1/fleets":
             raise ApiError(404, "not_found", "there is no such node", "node")
         fleet: dict[str, Any] = {
@@ -70,3 +83,45 @@ def test_a_fleet_that_is_missing_is_told_with_the_command_that_makes_it() -> Non
     assert api.require_joinable(plan("default")) is None
     with pytest.raises(HostError, match="`fairlead fleet add big` makes it"):
         api.require_joinable(plan("big"))
+
+
+KEY = public_line(asyncssh.generate_private_key("ssh-ed25519"))
+FACTS = Facts(clock=0.0, uid=0)
+
+
+@pytest.fixture
+def joined() -> NodesApi:
+    """A controller that reaches the node n1 at another address than its operator does."""
+    controller = PlayedController("http://127.0.0.1:1", None)
+    address = NodeAddress(shim_socket="/s", user="fairlead", host="192.168.1.5", host_key=KEY)
+    node = Node(id="1", name="n1", address=address, created_at=0.0)
+    controller.node = node_view(node, NodeUse(), None)
+    return NodesApi(controller)
+
+
+def test_an_address_that_is_not_named_stays_that_of_the_node_with_this_host_key(
+    joined: NodesApi,
+) -> None:
+    silent = msgspec.structs.replace(plan(None), host_key=KEY, keeps_address=True)
+    assert joined.join(silent) == []
+    with pytest.raises(HostError, match=r"already a node n1, at fairlead@192\.168\.1\.5"):
+        joined.join(msgspec.structs.replace(silent, keeps_address=False))
+    other = public_line(asyncssh.generate_private_key("ssh-ed25519"))
+    with pytest.raises(HostError, match="give another --name"):
+        joined.join(msgspec.structs.replace(silent, host_key=other))
+
+
+def test_a_name_that_is_not_given_is_that_of_the_node_at_the_address(joined: NodesApi) -> None:
+    assert joined.named_at(("192.168.1.5", 22)) == "n1"
+    assert joined.named_at(("10.0.0.5", 22)) is None
+
+
+def test_docker_is_asked_for_only_where_nothing_was_said_before() -> None:
+    def options(**changes: Any) -> tuple[str, ...]:
+        facts = msgspec.structs.replace(FACTS, chosen=changes.pop("chosen", ""))
+        return options_of(msgspec.structs.replace(plan(None), **changes), facts, KEY)
+
+    assert options() == ("--docker", "install", "--tunnel-key", KEY)
+    assert options(chosen="none") == ("--tunnel-key", KEY)
+    assert options(chosen="none", docker="use") == ("--docker", "use", "--tunnel-key", KEY)
+    assert options(chosen="none", takeover=True) == ("--tunnel-key", KEY, "--takeover")

@@ -105,6 +105,12 @@ def test_a_finding_that_keeps_no_host_from_being_a_node_is_a_warning(
     assert warning.fix
 
 
+def test_a_host_with_secure_boot_is_told_what_that_means_for_its_driver() -> None:
+    (warning,) = found(Level.WARNING, gpus=8, secure_boot="1")
+    assert "Secure Boot must be off" in (warning.fix or "")
+    assert found(Level.WARNING, gpus=8, secure_boot="1", driver="580.1", toolkit="1.19.1") == []
+
+
 def test_a_host_like_rhel_with_gpus_is_good() -> None:
     facts: dict[str, object] = {"os_id": "rocky", "os_like": "rhel centos fedora", "gpus": 8}
     facts |= {"driver": "550.1", "toolkit": "1.19.1"}
@@ -117,6 +123,34 @@ def test_without_docker_it_is_installed_required_or_done_without() -> None:
     assert found(Level.ERROR, wanting(docker="use"), docker="")[0].subject == "docker"
     (warning,) = found(Level.WARNING, wanting(docker="none"), docker="")
     assert "without isolation" in warning.message
+
+
+def test_what_is_not_said_about_docker_stays_as_it_was_said_before() -> None:
+    silent = wanting(docker=None)
+    assert "installs Docker" in found(Level.CHANGE, silent, docker="")[0].message
+    (warning,) = found(Level.WARNING, silent, docker="", chosen="none")
+    assert "plain processes" in warning.message
+    (error,) = found(Level.ERROR, silent, docker="", chosen="use")
+    assert "Docker is not installed" in error.message
+
+
+def test_the_node_of_another_controller_is_refused_and_taken_over_with_a_warning() -> None:
+    ours, facts = wanting(controller="SHA256:ours"), {"controllers": "SHA256:theirs"}
+    (error,) = found(Level.ERROR, ours, **facts)
+    assert (error.subject, "SHA256:theirs" in error.message) == ("controller", True)
+    assert "--takeover" in (error.fix or "")
+    taken = msgspec.structs.replace(ours, takeover=True)
+    assert found(Level.ERROR, taken, **facts) == []
+    for wish, fingerprints in ((taken, "SHA256:theirs"), (ours, "SHA256:theirs SHA256:ours")):
+        (warning,) = found(Level.WARNING, wish, controllers=fingerprints)
+        assert "as if it were alone" in warning.message
+    assert found(Level.WARNING, ours, controllers="SHA256:ours") == []
+
+
+def test_a_full_var_tmp_is_named_before_anything_is_uploaded() -> None:
+    (error,) = found(Level.ERROR, disk_tmp=10)
+    assert (error.subject, "/var/tmp has 0.0 GiB free" in error.message) == ("disk", True)
+    assert found(Level.ERROR, disk_tmp=10, installed="0.2") == []
 
 
 def test_docker_is_installed_on_debian_and_ubuntu_alone() -> None:
@@ -145,6 +179,7 @@ def test_the_script_finds_out_all_that_is_judged() -> None:
     assert facts.cpus > 0
     assert facts.memory > 0
     assert facts.disk_data > 0
+    assert facts.disk_tmp
     assert facts.arch
     assert preflight(facts, WISH)
 

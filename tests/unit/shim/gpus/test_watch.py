@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shim.gpus import watch
-from shim.gpus.base import NO_ACTION, GpuLost, GpuSilent, Recovery, Vitals
+from shim.gpus.base import NO_ACTION, GpuLost, GpuSilent, GpuStale, Recovery, Vitals
 from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
@@ -245,6 +245,19 @@ async def test_a_gpu_that_is_split_anew_is_offered_as_its_instances() -> None:
         it.gpus.gpus = (gpu(0),)
         await it.until_offered("GPU-0")
         assert [info.uuid for info in it.watch.infos()] == ["GPU-0"]
+
+
+async def test_a_stale_handle_withdraws_its_gpu_and_makes_the_watch_list_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shim.gpus.watch.LIST_EVERY", 3600.0)
+    faults: MemoryRecords[Fault] = MemoryRecords()
+    async with world(MemoryGpus(mig(0, 0), mig(0, 1), gpu(1)), faults) as it:
+        it.gpus.readings["MIG-0-1"] = GpuStale("GPU 0 was split anew")
+        it.gpus.gpus = (mig(0, 0), gpu(1))
+        await it.until_offered("MIG-0-0", "GPU-1")
+        assert [info.uuid for info in it.watch.infos()] == ["MIG-0-0", "GPU-1"]
+        assert (it.told, faults.kept, it.watch.is_cordoned("GPU-0")) == ([], {}, False)
 
 
 @pytest.mark.parametrize("before", [(gpu(0),), (mig(0, 0), mig(0, 1))])
