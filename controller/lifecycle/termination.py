@@ -16,7 +16,7 @@ from controller.lifecycle import allocations, outputs, schedules
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_reserved
-from controller.lifecycle.model import Attempt, Deployment, JobRepo, JobSpec, RunPolicy
+from controller.lifecycle.model import Attempt, Deployment, JobRepo, JobSpec, Run, RunPolicy
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
@@ -122,6 +122,9 @@ def _record_later(
     if reason is attempt.reason or reason in attempt.later_reasons:
         return attempt
     draft.note(EventKind.LATER_REASON, attempt, cause, reason=reason, message=message)
+    later = (*attempt.later_reasons, reason)
+    if _keeps_its_grace(draft.run, reason):
+        return draft.change_attempt(attempt, later_reasons=later)
     asked = draft.now + grace(draft.run.policy, reason, was_running=attempt.running_at is not None)
     drains_until = attempt.drains_until
     if drains_until is not None and ROWS[reason].grace is GraceClass.NONE:
@@ -131,10 +134,19 @@ def _record_later(
     remove_at = asked if attempt.remove_at is None else min(attempt.remove_at, asked)
     return draft.change_attempt(
         attempt,
-        later_reasons=(*attempt.later_reasons, reason),
+        later_reasons=later,
         remove_at=remove_at,
         drains_until=drains_until,
     )
+
+
+def _keeps_its_grace(run: Run, later: Reason) -> bool:
+    """Return whether this later reason leaves the grace alone (rule 2.9).
+
+    The end of a run follows from the end of a job, at max_duration from all of them in the same
+    turn. If it shortened their graces, no job would ever have the whole stop_duration.
+    """
+    return later is Reason.TERMINATED_BY_SERVER and run.reason is not RunReason.COMPLETED_BY_USER
 
 
 def cleanup_confirmed(attempt: Attempt) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
+from controller.lifecycle import termination
 from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reasons import ROWS, GraceClass, Reason
 from controller.lifecycle.reports import (
     NotPlaced,
     TaskMissing,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 
 
@@ -135,6 +140,24 @@ def test_jobs_that_the_server_ends_get_ten_seconds() -> None:
     play.send(play.exited(0, Reason.CONTAINER_EXITED_WITH_ERROR))
     assert play.attempt(1).reason is Reason.TERMINATED_BY_SERVER
     assert play.attempt(1).remove_at == START + 10
+
+
+@pytest.mark.parametrize(
+    "reason", [reason for reason, row in ROWS.items() if row.grace is GraceClass.STOP_DURATION]
+)
+def test_a_run_that_ends_with_its_job_leaves_that_job_its_whole_grace(reason: Reason) -> None:
+    play = Play(stop_duration=42.0, retry=NO_RETRY).to_running()
+    draft = Draft(play.state, play.now, play.new_id, lambda: 0.0, play.around)
+    termination.end(draft, play.attempt(), reason, "the stage")
+    play.state = draft.result()
+    play.send()
+    assert (play.attempt().reason, play.attempt().remove_at) == (reason, START + 42)
+
+
+def test_complete_shortens_the_grace_of_a_job_that_is_ending() -> None:
+    play = Play(jobs=2, stop_duration=42.0).to_running(0).to_running(1)
+    play.send(Ask(play).abandon(0)).wait(1).send(Ask(play).complete())
+    assert play.attempt(0).remove_at == play.now + 10
 
 
 # -- nodes -------------------------------------------------------------------------------------

@@ -185,3 +185,11 @@ def test_max_duration_counts_the_time_in_which_any_job_is_running() -> None:
     alone.wait(100)
     assert alone.attempt().reason is Reason.MAX_DURATION_EXCEEDED
     assert alone.run.reason == "job_failed"
+
+
+def test_at_max_duration_every_job_gets_its_whole_stop_duration() -> None:
+    play = Play(jobs=2, max_duration=100.0, stop_duration=60.0).to_running(0).to_running(1)
+    play.wait(100)
+    assert [play.attempt(n).remove_at for n in (0, 1)] == [play.now + 60] * 2
+    play.send(play.exited(0))
+    assert play.attempt(1).remove_at == play.now + 60
