@@ -410,6 +410,30 @@ def test_a_rollback_of_the_controllers_own_that_does_not_become_ready_fails() ->
     assert play.probe(0).run.deployments[-1].state is DeploymentState.DONE
 
 
+def rename_group(play: ServicePlay) -> ServicePlay:
+    """Deploy a version whose one group has another name."""
+    now = play.run.deployments[-1]
+    groups = (replace(now.service.groups[0], name="other"),)
+    made = replace(
+        now,
+        service=replace(now.service, groups=groups),
+        specs={"other": replace(now.specs["main"], image="v2")},
+        at=play.now,
+    )
+    return play.send(DeployRequested(run_id=play.run_id, deployment=made))
+
+
+def test_a_removed_group_serves_until_the_deployment_without_it_is_rolled_out() -> None:
+    play = rename_group(ServicePlay(2).ready(0))
+    play.wait(600)
+    assert (states(play)[-1][0], play.in_traffic) == (DeploymentState.FAILED, ["v1"])
+
+    play.ready(2)
+    assert play.in_traffic == ["v1", "v2"]
+    play.ready(3)
+    assert (states(play)[-1][0], play.in_traffic) == (DeploymentState.DONE, ["v2", "v2"])
+
+
 def drain(play: ServicePlay, *nodes: str) -> ServicePlay:
     play.around = DecisionContext(unusable_nodes=frozenset(nodes), draining_nodes=frozenset(nodes))
     return play.send()
