@@ -33,7 +33,7 @@ from controller.lifecycle.reports import (
     Tick,
     WakeRequested,
 )
-from controller.lifecycle.services import scaling
+from controller.lifecycle.services import rollout, scaling
 from controller.lifecycle.services.policy import (
     DeploymentState,
     GroupScale,
@@ -408,6 +408,20 @@ def test_a_rollback_of_the_controllers_own_that_does_not_become_ready_fails() ->
     play.wait(600)
     assert states(play)[2:] == [(DeploymentState.FAILED, 0)]
     assert play.probe(0).run.deployments[-1].state is DeploymentState.DONE
+
+
+def test_the_last_good_deployments_outlive_any_number_of_failed_ones() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").ready(1)
+    for number in range(12):
+        play.deploy(f"bad{number}")
+    kept = play.run.deployments
+    assert [one.number for one in kept] == [0, 1, *range(4, 14)]
+
+    play.wait(600)
+    assert states(play)[-1] == (DeploymentState.DONE, 1)
+    before = rollout.rollback_target(play.run, None)
+    assert before is not None
+    assert before.number == 0
 
 
 def rename_group(play: ServicePlay) -> ServicePlay:
