@@ -555,6 +555,15 @@ def test_a_group_whose_least_is_zero_sleeps_without_requests() -> None:
     assert wanted(1, Load(covered=60.0, rps=0.0), group=replace(GROUP, least=0)) == 0
 
 
+@pytest.mark.parametrize("metric", list(ScalingMetric))
+def test_a_group_does_not_fall_asleep_while_a_request_waits_for_its_start(
+    metric: ScalingMetric,
+) -> None:
+    group = replace(GROUP, least=0, scaling=Scaling(metric=metric, target=10.0))
+    assert wanted(1, Load(covered=60.0, rps=0.0, in_flight=0.02), group=group) == 1
+    assert wanted(1, Load(covered=60.0, rps=0.0, in_flight=0.0), group=group) == 0
+
+
 def test_latency_and_concurrency_are_tracked_too() -> None:
     slow = replace(RPS, metric=ScalingMetric.LATENCY_P95, target=0.5)
     busy = replace(RPS, metric=ScalingMetric.CONCURRENCY, target=2.0)
