@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from controller.lifecycle import allocations, inactivity, limits, outputs
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
@@ -187,7 +189,10 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
     """Start the attempt's limit again, as if the node had been away since the limit began."""
     began = limits.limit_began_at(attempt)
-    return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
+    probes = tuple(replace(one, paused=0.0) for one in attempt.probes)
+    return draft.change_attempt(
+        attempt, limit_paused_since=began, limit_paused_total=0.0, probes=probes
+    )
 
 
 def _placed(draft: Draft, report: Placed) -> None:

@@ -23,6 +23,7 @@ from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     ControllerStarted,
     DeployRequested,
+    NodeDisconnected,
     ProbeSeen,
     RegistrationFailed,
     ReplicaDrained,
@@ -48,6 +49,7 @@ from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.services.scaling import Load
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play
 
 RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}))
@@ -64,6 +66,7 @@ class ServicePlay(Play):
         most: int | None = None,
         *,
         probe: Probe | None = None,
+        probes: tuple[Probe, ...] = (),
         retry: RetryPolicy = RETRY,
         surge: int = 1,
         unhealthy_after: float | None = None,
@@ -71,7 +74,7 @@ class ServicePlay(Play):
         nodes: int = 1,
     ) -> None:
         super().__init__()
-        spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
+        spec = replace(SPEC, serves=Serves(port=80, probes=probes or (probe or Probe(),)))
         group = ReplicaGroup(
             name="main",
             least=least,
@@ -98,12 +101,12 @@ class ServicePlay(Play):
         self.events.clear()
         self.send()
 
-    def probe(self, n: int = 0, *, passed: bool = True) -> Self:
+    def probe(self, n: int = 0, *, number: int = 0, passed: bool = True) -> Self:
         return self.send(
             ProbeSeen(
                 run_id=self.run_id,
                 attempt_id=self.attempt(n).id,
-                probe=0,
+                probe=number,
                 passed=passed,
                 message=None if passed else "no answer",
             )
@@ -222,6 +225,41 @@ def test_the_silence_before_a_probe_failed_does_not_count() -> None:
     play.send(play.link(down=True, node="n0")).wait(100.0).probe(passed=False)
     play.send(play.link(down=False, node="n0")).wait(29.0)
     assert play.attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+class TwoProbes(ServicePlay):
+    """One ready replica with two probes, of which the first fails."""
+
+    def __init__(self) -> None:
+        super().__init__(1, probes=(Probe(), Probe()), unhealthy_after=30.0)
+        self.ready().probe(number=1).probe(passed=False).wait(10.0)
+
+
+def test_the_silence_of_its_node_counts_for_no_probe_that_fails_before_or_after_it() -> None:
+    play = TwoProbes()
+    play.send(play.link(down=True, node="n0")).wait(60.0).send(play.link(down=False, node="n0"))
+    play.probe(number=1, passed=False)
+    assert play.wait(19.0).attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+def test_a_controller_that_begins_gives_failing_probes_their_whole_time_again() -> None:
+    play = TwoProbes()
+    play.send(play.link(down=True, node="n0")).wait(60.0).send(play.link(down=False, node="n0"))
+    play.wait(10.0).send(
+        NodeDisconnected(run_id=play.run_id, node_id="n0", disconnected=True, limits_anew=True)
+    )
+    play.wait(100.0).send(play.link(down=False, node="n0"))
+    assert play.wait(29.0).attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+def test_a_suspension_counts_for_no_probe_though_another_one_fails_meanwhile() -> None:
+    play = TwoProbes()
+    play.send(Ask(play).suspend()).wait(60.0).probe(number=1, passed=False).wait(60.0)
+    play.send(Ask(play).resume()).probe()
+    assert play.wait(29.0).attempt().status is AttemptStatus.RUNNING
     assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
 
 
