@@ -450,6 +450,7 @@ def enforce(draft: Draft) -> None:
     for attempt in draft.live():
         limit = deadline(draft.run, attempt)
         if limit is not None and draft.now >= limit.at:
+            limit = _blaming_the_engine(draft, attempt, limit)
             termination.end(
                 draft,
                 attempt,
@@ -459,6 +460,15 @@ def enforce(draft: Draft) -> None:
                 within=limit.grace,
             )
     _enforce_max_duration(draft)
+
+
+def _blaming_the_engine(draft: Draft, attempt: Attempt, limit: Deadline) -> Deadline:
+    """Return the limit; if no engine is there that could run the runner, the node is at fault."""
+    waits_for_runner = limit.reason is Reason.WAITING_RUNNER_LIMIT_EXCEEDED
+    if not (waits_for_runner and attempt.node_id in draft.context.silent_engines):
+        return limit
+    message = f"{limit.message}; the node's engine does not answer"
+    return msgspec.structs.replace(limit, reason=Reason.INSTANCE_UNREACHABLE, message=message)
 
 
 def _enforce_max_duration(draft: Draft) -> None:

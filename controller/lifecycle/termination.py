@@ -26,7 +26,7 @@ from controller.lifecycle.reasons import (
     Reason,
     RunReason,
 )
-from controller.lifecycle.reports import NodeGone, Report
+from controller.lifecycle.reports import EngineGone, NodeGone, Report
 from controller.lifecycle.services import members
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -178,6 +178,11 @@ def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
     Their cleanup stays unknown and their allocations occupied, unless the node's new life proves
     that nothing runs there.
     """
+    for report in reports:
+        if isinstance(report, EngineGone):
+            for attempt in draft.attempts_on(report.node_id):
+                if _cannot_be_cleaned(draft, attempt):
+                    _lose_sight(draft, attempt, "EngineGone")
     gone = [report for report in reports if isinstance(report, NodeGone)]
     for report in sorted(gone, key=lambda r: (r.node_id, not r.cleanup_confirmed, r.message)):
         for attempt in draft.attempts_on(report.node_id):
@@ -195,13 +200,29 @@ def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
         if attempt.container_gone:
             _finish(draft, attempt, "NodeGone")
         else:
-            lost = draft.change_attempt(attempt, cleanup_unknown=True)
-            _finish(draft, lost, "NodeGone")
-            draft.move_allocation(lost, AllocationState.ORPHANED, "NodeGone")
+            _lose_sight(draft, attempt, "NodeGone")
     elif attempt.cleanup_unknown and report.cleanup_confirmed:
         clean = draft.change_attempt(attempt, cleanup_unknown=False, container_gone=True)
         if not report.removed:
             allocations.free_orphaned(draft, clean, "NodeGone")
+
+
+def _cannot_be_cleaned(draft: Draft, attempt: Attempt) -> bool:
+    """Return whether an attempt has ended, and only the engine could do what is left: end its
+    container, or remove its task."""
+    if attempt.status is not AttemptStatus.TERMINATING or attempt.remove_at is None:
+        return False
+    if attempt.container_gone and (not attempt.logs_complete or outputs.wanted(attempt)):
+        return False
+    return attempt.reason is Reason.INSTANCE_UNREACHABLE or draft.now >= attempt.remove_at
+
+
+def _lose_sight(draft: Draft, attempt: Attempt, cause: str) -> None:
+    """Make the attempt final although nothing confirms its cleanup; its allocation stays occupied
+    until the shim does."""
+    lost = draft.change_attempt(attempt, cleanup_unknown=True)
+    _finish(draft, lost, cause)
+    draft.move_allocation(lost, AllocationState.ORPHANED, cause)
 
 
 def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:

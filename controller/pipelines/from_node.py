@@ -155,6 +155,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         ),
         blocks=info.blocks,
         engine=info.engine.value,
+        engine_error=readable(info.engine_error),
         isolation=info.isolation,
         host_network=info.host_network is not HostNetwork.NEVER,
         gateways=info.gateways,
