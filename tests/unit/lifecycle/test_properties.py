@@ -139,9 +139,10 @@ def _check_what_never_changes(before: RunState, after: RunState) -> None:
                 assert new.reason is old.reason
             if old.status in FINAL_ATTEMPT_STATUSES:
                 assert new.status is old.status
-            assert old.remove_at is None or (
-                new.remove_at is not None and new.remove_at <= old.remove_at
-            )
+            if old.remove_at is not None:
+                assert new.remove_at is not None
+                if new.remove_at > old.remove_at:
+                    assert (old.disconnected, new.disconnected) == (True, False)
             for fact in ("container_started", "runner_exited", "container_gone", "task_removed"):
                 assert getattr(new, fact) >= getattr(old, fact)
 
