@@ -18,6 +18,7 @@ from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
+    EngineGone,
     LogsComplete,
     NodeDisconnected,
     NotPlaced,
@@ -72,6 +73,7 @@ MAKERS: Sequence[Maker] = (
     ),
     lambda play, n: play.link(down=True, node=f"n{n}"),
     lambda play, n: play.link(down=False, node=f"n{n}"),
+    lambda play, n: EngineGone(run_id=play.run_id, node_id=f"n{n}", message="away"),
     lambda play, n: play.node_gone(f"n{n}"),
     lambda play, n: play.node_gone(f"n{n}", confirmed=True),
 )
