@@ -38,6 +38,7 @@ from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
 from controller.nodes.drains import DrainDeadlines
+from controller.nodes.engines import EngineAbsences
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
@@ -132,6 +133,7 @@ class Assembly:
         settings = Settings(failure=node_failure, fence=fence)
         self.nodes = NodeManager(self.turns, make_link, clock, chance, settings)
         self._drains = DrainDeadlines(self.turns, clock)
+        self._engines = EngineAbsences(self.turns, clock, node_failure.lost_after)
         restored = boot.restored_at is not None
         collector = LogCollector(self.turns, logs)
         output_collector = OutputCollector(self.turns, outputs, progress)
@@ -182,6 +184,7 @@ class Assembly:
                 group.create_task(self.turns.run(), name="turns")
                 group.create_task(self.nodes.run(self), name="nodes")
                 group.create_task(self._drains.run(), name="drains")
+                group.create_task(self._engines.run(), name="engines")
                 group.create_task(self.autoscaler.run(), name="autoscaler")
                 group.create_task(self.gateways.run(), name="gateways")
         except BaseExceptionGroup as errors:

@@ -19,9 +19,14 @@ LINGER = 10.0
 """Seconds for which an ended job's log is served without an acknowledgement; the files stay, and
 then the shim serves them."""
 
+BACKSTOP = 60.0
+"""Seconds after `max_duration` before the runner ends the job. The controller owns the deadline, so
+this is longer than a restart of the controller or a new connection takes."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     linger: float = LINGER
+    backstop: float = BACKSTOP
     log_quota: int = QUOTA
     segment_size: int = SEGMENT_SIZE
 

@@ -295,6 +295,8 @@ class Runner:
         job = request.job
         limits = JobLimits(
             max_duration=job.max_duration,
+            backstop=self._settings.backstop,
+            stop_duration=job.stop_duration,
             stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
             restart_exit_code=job.restart_exit_code,
         )

@@ -45,6 +45,8 @@ def check_submission(request: SubmitRequest) -> None:
         raise Refused(400, "invalid", "`entrypoint` must name a program", "job.entrypoint")
     if job.max_duration is not None and job.max_duration <= 0:
         raise Refused(400, "invalid", "max_duration must be more than 0 s", "job.max_duration")
+    if job.stop_duration < 0:
+        raise Refused(400, "invalid", "stop_duration must be 0 or more s", "job.stop_duration")
     if job.log_quota is not None and job.log_quota < LEAST_LOG_QUOTA:
         message = f"log_quota must be at least {LEAST_LOG_QUOTA} bytes"
         raise Refused(400, "invalid", message, "job.log_quota")

@@ -17,6 +17,7 @@ from controller.lifecycle.model import Amount, Attempt
 from controller.lifecycle.pending_reasons import size_words
 from controller.lifecycle.reasons import ROWS, ClaimRank, Reason
 from controller.lifecycle.reports import (
+    EngineGone,
     NodeDrained,
     NodeGone,
     Preempted,
@@ -49,6 +50,7 @@ Claims = dict[str, list[Claim]]
 """The claims by attempt id."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
+_STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
 _NOT_STARTED = frozenset(
     {AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
 )
@@ -143,6 +145,10 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
             for attempt in draft.attempts_on(report.node_id):
                 if attempt.status not in FINAL_ATTEMPT_STATUSES:
                     claims.setdefault(attempt.id, []).append(_node_gone(report))
+        case EngineGone():
+            for attempt in draft.attempts_on(report.node_id):
+                if attempt.status in _STARTING and not attempt.container_started:
+                    claims.setdefault(attempt.id, []).append(_engine_gone(report))
         case NodeDrained():
             for attempt in draft.attempts_on(report.node_id):
                 if attempt.status not in FINAL_ATTEMPT_STATUSES and attempt.reason is None:
@@ -174,12 +180,27 @@ def _claim(
         case RunnerSilent():
             if attempt.status not in _ON_NODE or attempt.disconnected:
                 return None
-            return Claim(
-                rank=ClaimRank.SHIM_ERROR,
-                reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
-                message="the runner is silent although the shim is healthy",
-                cause="RunnerSilent",
-            )
+            return _silent(draft, attempt)
+
+
+def _silent(draft: Draft, attempt: Attempt) -> Claim:
+    """Return the claim of a runner that does not answer.
+
+    An engine that was stopped took its containers along, and nobody can tell how they ended.
+    """
+    if attempt.node_id in draft.context.silent_engines:
+        return Claim(
+            rank=ClaimRank.NODE_LOSS,
+            reason=Reason.INSTANCE_UNREACHABLE,
+            message="neither the runner nor the node's engine answers",
+            cause="RunnerSilent",
+        )
+    return Claim(
+        rank=ClaimRank.SHIM_ERROR,
+        reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
+        message="the runner is silent although the shim is healthy",
+        cause="RunnerSilent",
+    )
 
 
 def _claim_gpu_fault(attempt: Attempt | None, report: TaskSeen, claims: Claims) -> None:
@@ -300,4 +321,13 @@ def _preempted(report: Preempted) -> Claim:
 def _node_gone(report: NodeGone) -> Claim:
     return Claim(
         rank=ClaimRank.NODE_LOSS, reason=report.reason, message=report.message, cause="NodeGone"
+    )
+
+
+def _engine_gone(report: EngineGone) -> Claim:
+    return Claim(
+        rank=ClaimRank.NODE_LOSS,
+        reason=Reason.INSTANCE_UNREACHABLE,
+        message=report.message,
+        cause="EngineGone",
     )

@@ -100,6 +100,8 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
         inactivity.enforce(draft, reports)
     termination.settle(draft)
     replicas.settle(draft)
+    if draft.run.deployments:
+        termination.settle(draft)  # a queued replica that ends holds nothing: nothing would wake it
     if draft.run.status is not RunStatus.TERMINATING and not schedules.waits_for_trigger(draft.run):
         _take_over_derived_status(draft, reports)
     termination.conclude(draft)

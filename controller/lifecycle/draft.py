@@ -39,6 +39,8 @@ class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
     undecided_nodes: frozenset[str] = frozenset()
     """Nodes of this run's allocations whose link is being made: it is not known yet whether they
     are usable."""
+    silent_engines: frozenset[str] = frozenset()
+    """The unusable nodes that are connected and whose engine does not answer."""
     broken_allocations: frozenset[str] = frozenset()
     """Allocations of this run that have a broken GPU."""
     nominated: frozenset[str] = frozenset()

@@ -87,6 +87,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "NominationEnded": "the scheduler keeps resources no longer",
     "Preempted": "a job of a higher band needs the resources",
     "NodeDrained": "the node reached its drain deadline",
+    "EngineGone": "the node's engine does not answer",
     "GangTooLarge": "the gang does not fit beside its surviving jobs",
     "Placed": "the scheduler placed the job",
     "FreedAllocationLost": "the node takes no more work",

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from controller.lifecycle import allocations, inactivity, limits, outputs
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
@@ -180,14 +182,39 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
         changes: dict[str, Any] = {"disconnected": report.disconnected}
         if report.disconnected:
             changes["limit_paused_since"] = attempt.limit_paused_since or draft.now
+        else:
+            changes |= _grace_from_now(draft, attempt)
         draft.change_attempt(attempt, **changes)
         draft.note(EventKind.CONNECTION, attempt, cause, from_status=before, to_status=after)
+
+
+def _grace_from_now(draft: Draft, attempt: Attempt) -> dict[str, Any]:
+    """Return the times of an attempt that ended while its node was silent: nobody could ask its job
+    to stop, so its grace begins now."""
+    ended_at, silent_since = attempt.terminating_at, attempt.limit_paused_since
+    if ended_at is None or silent_since is None or ended_at < silent_since:
+        return {}
+    if attempt.runner_exited or attempt.container_gone:
+        return {}
+    later = draft.now - ended_at
+    had_grace = attempt.remove_at is not None and attempt.remove_at > ended_at
+    return {
+        name: time + later
+        for name, time in (
+            ("remove_at", attempt.remove_at if had_grace else None),
+            ("drains_until", attempt.drains_until),
+        )
+        if time is not None
+    }
 
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
     """Start the attempt's limit again, as if the node had been away since the limit began."""
     began = limits.limit_began_at(attempt)
-    return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
+    probes = tuple(replace(one, paused=0.0) for one in attempt.probes)
+    return draft.change_attempt(
+        attempt, limit_paused_since=began, limit_paused_total=0.0, probes=probes
+    )
 
 
 def _placed(draft: Draft, report: Placed) -> None:

@@ -117,6 +117,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
     engine: str = ""
+    engine_error: str | None = None
+    """Why its engine does not answer; None: it does."""
     isolation: bool = True
     engine_lacks: tuple[EngineAbility, ...] = ()
     """What its engine cannot do."""
@@ -194,3 +196,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_at: float | None = None
     history: tuple[NodeEvent, ...] = ()
     """Its latest events, the newest last (`node_history`)."""
+
+
+def has_silent_engine(node: Node) -> bool:
+    """Return whether the node is connected and its engine does not answer: nothing can be started,
+    ended or removed there."""
+    return node.status is NodeStatus.CONNECTED and node.capacity.engine_error is not None

@@ -271,7 +271,7 @@ def _probes_failed(run: Run, attempt: Attempt) -> Deadline | None:
         return None
     why = f": {first.message}" if first.message else ""
     return Deadline(
-        at=first.since + attempt.limit_paused_total + limit,
+        at=first.since + first.paused + limit,
         reason=Reason.PROBES_FAILED,
         name="unhealthy_after",
         message=f"its probes failed for {limit:g} s{why}",
@@ -368,7 +368,24 @@ def stand_still(draft: Draft) -> None:
         elif not pauses and since is not None:
             total = attempt.limit_paused_total + draft.now - since
             attempt = _resume_interruption(draft, attempt)
-            draft.change_attempt(attempt, limit_paused_since=None, limit_paused_total=total)
+            draft.change_attempt(
+                attempt,
+                limit_paused_since=None,
+                limit_paused_total=total,
+                probes=_with_pause(attempt.probes, since, draft.now),
+            )
+
+
+def _with_pause(
+    probes: tuple[ProbeResult, ...], began: float, now: float
+) -> tuple[ProbeResult, ...]:
+    """Return the results with this pause added, each from the moment that it holds."""
+    return tuple(
+        msgspec.structs.replace(one, paused=one.paused + now - max(began, one.since))
+        if not one.passes
+        else one
+        for one in probes
+    )
 
 
 def _tell_why_not_queued(draft: Draft, attempt: Attempt) -> Attempt:
@@ -433,6 +450,7 @@ def enforce(draft: Draft) -> None:
     for attempt in draft.live():
         limit = deadline(draft.run, attempt)
         if limit is not None and draft.now >= limit.at:
+            limit = _blaming_the_engine(draft, attempt, limit)
             termination.end(
                 draft,
                 attempt,
@@ -442,6 +460,15 @@ def enforce(draft: Draft) -> None:
                 within=limit.grace,
             )
     _enforce_max_duration(draft)
+
+
+def _blaming_the_engine(draft: Draft, attempt: Attempt, limit: Deadline) -> Deadline:
+    """Return the limit; if no engine is there that could run the runner, the node is at fault."""
+    waits_for_runner = limit.reason is Reason.WAITING_RUNNER_LIMIT_EXCEEDED
+    if not (waits_for_runner and attempt.node_id in draft.context.silent_engines):
+        return limit
+    message = f"{limit.message}; the node's engine does not answer"
+    return msgspec.structs.replace(limit, reason=Reason.INSTANCE_UNREACHABLE, message=message)
 
 
 def _enforce_max_duration(draft: Draft) -> None:

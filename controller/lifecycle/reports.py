@@ -308,6 +308,13 @@ class NodeGone(_Report, frozen=True, kw_only=True):
     """The node was removed (`node remove --lost`): no report about it will come."""
 
 
+class EngineGone(_Report, frozen=True, kw_only=True):
+    """The node is connected, and its engine has been away for as long as a node may be silent."""
+
+    node_id: str
+    message: str
+
+
 class ControllerStarted(_Report, frozen=True, kw_only=True):
     """A controller begins its work, after a time in which nothing was decided."""
 
@@ -357,6 +364,7 @@ Report = (
     | AllocationReleased
     | NodeDisconnected
     | NodeGone
+    | EngineGone
     | ControllerStarted
     | Tick
 )

@@ -16,7 +16,7 @@ from controller.lifecycle import allocations, outputs, schedules
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_reserved
-from controller.lifecycle.model import Attempt, Deployment, JobRepo, JobSpec, RunPolicy
+from controller.lifecycle.model import Attempt, Deployment, JobRepo, JobSpec, Run, RunPolicy
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
@@ -26,7 +26,7 @@ from controller.lifecycle.reasons import (
     Reason,
     RunReason,
 )
-from controller.lifecycle.reports import NodeGone, Report
+from controller.lifecycle.reports import EngineGone, NodeGone, Report
 from controller.lifecycle.services import members
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -122,6 +122,9 @@ def _record_later(
     if reason is attempt.reason or reason in attempt.later_reasons:
         return attempt
     draft.note(EventKind.LATER_REASON, attempt, cause, reason=reason, message=message)
+    later = (*attempt.later_reasons, reason)
+    if _keeps_its_grace(draft.run, reason):
+        return draft.change_attempt(attempt, later_reasons=later)
     asked = draft.now + grace(draft.run.policy, reason, was_running=attempt.running_at is not None)
     drains_until = attempt.drains_until
     if drains_until is not None and ROWS[reason].grace is GraceClass.NONE:
@@ -131,10 +134,19 @@ def _record_later(
     remove_at = asked if attempt.remove_at is None else min(attempt.remove_at, asked)
     return draft.change_attempt(
         attempt,
-        later_reasons=(*attempt.later_reasons, reason),
+        later_reasons=later,
         remove_at=remove_at,
         drains_until=drains_until,
     )
+
+
+def _keeps_its_grace(run: Run, later: Reason) -> bool:
+    """Return whether this later reason leaves the grace alone (rule 2.9).
+
+    The end of a run follows from the end of a job, at max_duration from all of them in the same
+    turn. If it shortened their graces, no job would ever have the whole stop_duration.
+    """
+    return later is Reason.TERMINATED_BY_SERVER and run.reason is not RunReason.COMPLETED_BY_USER
 
 
 def cleanup_confirmed(attempt: Attempt) -> bool:
@@ -166,6 +178,11 @@ def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
     Their cleanup stays unknown and their allocations occupied, unless the node's new life proves
     that nothing runs there.
     """
+    for report in reports:
+        if isinstance(report, EngineGone):
+            for attempt in draft.attempts_on(report.node_id):
+                if _cannot_be_cleaned(draft, attempt):
+                    _lose_sight(draft, attempt, "EngineGone")
     gone = [report for report in reports if isinstance(report, NodeGone)]
     for report in sorted(gone, key=lambda r: (r.node_id, not r.cleanup_confirmed, r.message)):
         for attempt in draft.attempts_on(report.node_id):
@@ -183,13 +200,29 @@ def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
         if attempt.container_gone:
             _finish(draft, attempt, "NodeGone")
         else:
-            lost = draft.change_attempt(attempt, cleanup_unknown=True)
-            _finish(draft, lost, "NodeGone")
-            draft.move_allocation(lost, AllocationState.ORPHANED, "NodeGone")
+            _lose_sight(draft, attempt, "NodeGone")
     elif attempt.cleanup_unknown and report.cleanup_confirmed:
         clean = draft.change_attempt(attempt, cleanup_unknown=False, container_gone=True)
         if not report.removed:
             allocations.free_orphaned(draft, clean, "NodeGone")
+
+
+def _cannot_be_cleaned(draft: Draft, attempt: Attempt) -> bool:
+    """Return whether an attempt has ended, and only the engine could do what is left: end its
+    container, or remove its task."""
+    if attempt.status is not AttemptStatus.TERMINATING or attempt.remove_at is None:
+        return False
+    if attempt.container_gone and (not attempt.logs_complete or outputs.wanted(attempt)):
+        return False
+    return attempt.reason is Reason.INSTANCE_UNREACHABLE or draft.now >= attempt.remove_at
+
+
+def _lose_sight(draft: Draft, attempt: Attempt, cause: str) -> None:
+    """Make the attempt final although nothing confirms its cleanup; its allocation stays occupied
+    until the shim does."""
+    lost = draft.change_attempt(attempt, cleanup_unknown=True)
+    _finish(draft, lost, cause)
+    draft.move_allocation(lost, AllocationState.ORPHANED, cause)
 
 
 def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:

@@ -159,6 +159,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         ),
         blocks=info.blocks,
         engine=info.engine.value,
+        engine_error=readable(info.engine_error),
         isolation=info.isolation,
         engine_lacks=_engine_lacks(info),
         host_network=info.host_network is not HostNetwork.NEVER,

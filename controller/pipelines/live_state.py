@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from controller.clock import next_trigger
 from controller.lifecycle.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
+from controller.lifecycle.inventory import has_silent_engine
 from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NodeDisconnected, NodeGone, ParentEnded
@@ -245,6 +246,7 @@ class DecisionContexts:
         held = [one for one in state.allocations if one.state is AllocationState.HELD]
         unusable = {one.node_id for one in held if self._is_unusable(one.node_id)}
         draining = {node_id for node_id in unusable if self._is_draining(node_id)}
+        silent = {node_id for node_id in unusable if self._has_silent_engine(node_id)}
         undecided = {node_id for node_id in unusable if self._is_undecided(node_id)}
         broken = {one.id for one in held if one.gpus and self._is_broken(one)}
         if at is None and not unusable and not nominated and not broken:
@@ -253,6 +255,7 @@ class DecisionContexts:
             unusable_nodes=frozenset(unusable - undecided),
             draining_nodes=frozenset(draining),
             undecided_nodes=frozenset(undecided),
+            silent_engines=frozenset(silent),
             broken_allocations=frozenset(broken),
             nominated=nominated,
             next_trigger=at,
@@ -261,6 +264,10 @@ class DecisionContexts:
     def _is_draining(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and node.draining
+
+    def _has_silent_engine(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and has_silent_engine(node)
 
     def _is_undecided(self, node_id: str) -> bool:
         """Return whether the node would be usable if the link that is being made were there."""

@@ -29,6 +29,9 @@ from shim.schemas import Fence
 FIRST_INTERVAL_SECONDS = 1.0
 """The longest pause between two tries before a probe has passed often enough."""
 LONGEST_MESSAGE = 500
+RENEWED_SECONDS = 10.0
+"""The shortest pause between two commits that only change why a probe fails: a replica may answer
+with another sentence each time."""
 
 
 class TryProbe(Protocol):
@@ -78,21 +81,24 @@ class ReplicaProber:
     async def _keep_trying(
         self, context: AttemptContext, connection: NodeConnection, number: int, probe: Probe
     ) -> None:
+        time = asyncio.get_running_loop().time
+        renew_at = time()
         while True:
             why = await self._try_once(context, connection, probe)
             attempt = to_node.current(self._turns.known, context)
             if attempt is None:
                 return
-            if _is_news(attempt, number, probe, passed=why is None):
-                self._turns.post(
-                    reports.ProbeSeen(
-                        run_id=context.state.run.id,
-                        attempt_id=attempt.id,
-                        probe=number,
-                        passed=why is None,
-                        message=None if why is None else why[:LONGEST_MESSAGE],
-                    )
-                )
+            seen = reports.ProbeSeen(
+                run_id=context.state.run.id,
+                attempt_id=attempt.id,
+                probe=number,
+                passed=why is None,
+                message=None if why is None else why[:LONGEST_MESSAGE],
+            )
+            renews = _fails_otherwise(attempt, seen) and time() >= renew_at
+            if renews or _is_news(attempt, number, probe, passed=seen.passed):
+                renew_at = time() + (RENEWED_SECONDS if renews else 0.0)
+                self._turns.post(seen)
             if attempt.probes and is_over(probe, attempt.probes[number]):
                 return
             pause = probe.interval
@@ -116,6 +122,15 @@ def _is_news(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bo
         return True
     known = attempt.probes[number]
     return known.passes is not passed or (passed and known.in_a_row < probe.ready_after)
+
+
+def _fails_otherwise(attempt: Attempt, seen: reports.ProbeSeen) -> bool:
+    """Return whether the probe goes on failing for another reason: users read why, also as the
+    reason of a rollback."""
+    if seen.passed or not attempt.probes:
+        return False
+    known = attempt.probes[seen.probe]
+    return not known.passes and known.message != seen.message
 
 
 class Gateways(Protocol):

@@ -218,6 +218,7 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         working_dir=spec.working_dir,
         user=spec.user,
         max_duration=run.policy.max_duration,
+        stop_duration=run.policy.stop_duration,
         stop_signal=spec.stop_signal,
         repos=tuple(repo.plain for repo in spec.repos),
         files=spec.files,

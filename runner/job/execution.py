@@ -102,8 +102,6 @@ DRAIN_LIMIT = 1.0
 SOON = 0.25
 """Seconds after which the main process's end is reported alone, while what it left behind is
 slow."""
-LIMIT_GRACE = 10.0
-"""Seconds between stop signal and SIGKILL when a limit ends the job."""
 MainEnded = Callable[[Ending, Verdict], Awaitable[None]]
 
 
@@ -150,6 +148,10 @@ class Countdown:
 
 class JobLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_duration: float | None
+    backstop: float
+    """Seconds after `max_duration` before the runner ends the job itself."""
+    stop_duration: float
+    """Seconds between stop signal and SIGKILL when a limit ends the job."""
     stop_signal: int
     restart_exit_code: int | None = None
 
@@ -173,6 +175,8 @@ class Execution:
         self._process: JobProcess | None = None
         self._setup_mark: str | None = None
         self._signalled: int | None = None
+        """The stop signal, once the job was asked to end."""
+        self._is_delivered = False
         self._kill_at: float | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         self._main_ended = False
@@ -254,17 +258,20 @@ class Execution:
         """End the job for this reason, unless it has a reason or has ended."""
         if not self._main_ended and self._enforced is None:
             self._enforced = limit
-            self.stop(None, LIMIT_GRACE)
+            self.stop(None, self._limits.stop_duration)
 
     def stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
         """Send the signal now (default: the job's stop signal), and SIGKILL after `grace` seconds;
         None: never.
 
-        A later call may bring the kill forward, not back.
+        A later call may bring the kill forward, not back. It sends only another signal: each
+        reconnect of the controller repeats the stop, and many programs give up saving at a second
+        SIGTERM.
         """
         self._interrupted |= interrupt
-        if self._signalled is None or number is not None:
-            self._signalled = number or self._limits.stop_signal
+        wanted = number or self._signalled or self._limits.stop_signal
+        if wanted != self._signalled:
+            self._signalled, self._is_delivered = wanted, False
         if grace is not None:
             at = asyncio.get_running_loop().time() + max(0.0, grace)
             if self._kill_at is None or at < self._kill_at:
@@ -275,8 +282,10 @@ class Execution:
         process = self._process
         if process is None or self._over or self._signalled is None:
             return
-        _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
-        process.signal_group(self._signalled)
+        if not self._is_delivered:
+            _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
+            process.signal_group(self._signalled)
+            self._is_delivered = True
         if self._kill_at is not None:
             if self._kill_timer is not None:
                 self._kill_timer.cancel()
@@ -290,7 +299,10 @@ class Execution:
 
     def _max_duration(self) -> Countdown:
         seconds = self._limits.max_duration
-        return Countdown(seconds, lambda: self.enforce(of_max_duration(seconds or 0.0)))
+        if seconds is None:
+            return Countdown(None, lambda: None)
+        ends_after = seconds + self._limits.backstop
+        return Countdown(ends_after, lambda: self.enforce(of_max_duration(seconds)))
 
     def hold_limit(self, held: bool) -> None:
         """Pause or continue `max_duration`."""

@@ -187,6 +187,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str | None = None
     user: str | None = None
     max_duration: float | None = None
+    """Seconds. The controller ends the job then; if it does not, the runner does it later."""
+    stop_duration: float = 300.0
+    """Seconds between stop signal and SIGKILL when the runner itself ends the job."""
     stop_signal: str = "SIGTERM"
     repos: tuple[Repo, ...] = ()
     files: tuple[Files, ...] = ()
@@ -241,14 +244,14 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor")
+_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration")
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `POST /v1/submit`; the same body again answers 200, another one 409.
 
-    What the first body says about the cluster, the number of jobs and the monitoring stays: one
-    more address of a node, a scaled group or a newer controller make no other job.
+    What the first body says about the cluster, the number of jobs, the monitoring and the grace
+    stays: one more address of a node, a scaled group or a newer controller make no other job.
     """
 
     job: JobSpec
@@ -346,6 +349,8 @@ class NoticeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Signal the job's process group, and SIGKILL what is left after `grace` seconds.
+
+    The same signal again is not sent; the kill can only come earlier.
 
     `interrupt`: the job may come back. Then its exit code says how it ended (0: it is done,
     `restart_exit_code`: interrupted), and a job that does not end within the grace counts as

@@ -143,6 +143,7 @@ class Checks:
                 *replicas.breaches(before, after),
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
+                *orders.cut_short(after),
                 *orders.misnamed(after),
                 *standstill.unlimited(after),
                 *(() if self.clock_jumped else standstill.too_far_away(after, EPOCH + self._now())),

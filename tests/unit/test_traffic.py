@@ -85,6 +85,13 @@ def test_a_held_request_counts_once(traffic: Traffic, clock: Clock) -> None:
     assert traffic.group("r", "main").window(60, clock.now).requests == 1
 
 
+def test_a_request_is_in_flight_while_it_is_held(traffic: Traffic, clock: Clock) -> None:
+    traffic.begin("r", "main", None)
+    clock.now = 1700.0
+    load = traffic.group("r", "main").window(60, clock.now).load
+    assert (load.rps, round(load.in_flight or 0.0, 3)) == (0.0, 1.0)
+
+
 def test_the_counts_of_ended_runs_are_forgotten(traffic: Traffic, clock: Clock) -> None:
     kept, gone = traffic.group("kept", "main"), traffic.group("gone", "main")
     traffic.keep({"kept"})

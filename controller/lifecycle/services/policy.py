@@ -127,6 +127,9 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Successes in a row; counted up to the probe's `ready_after`."""
     since: float
     """When `passes` got its value."""
+    paused: float = 0.0
+    """Seconds since then that do not count for `unhealthy_after`: its node was silent, or its run
+    suspended. Each probe has its own, because they begin to fail at different times."""
     message: str | None = None
     """Why it fails."""
 

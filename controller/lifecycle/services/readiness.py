@@ -43,14 +43,11 @@ def note_probe(draft: Draft, report: ProbeSeen) -> None:
         before,
         passes=report.passed,
         in_a_row=in_a_row,
-        since=before.since if before.passes is report.passed else draft.now,
         message=None if report.passed else report.message,
     )
-    changed = draft.change_attempt(attempt, probes=tuple(results))
-    if before.passes and not report.passed:
-        # The pauses before it failed do not count, and neither does the past of one that goes on.
-        since = None if changed.limit_paused_since is None else draft.now
-        draft.change_attempt(changed, limit_paused_since=since, limit_paused_total=0.0)
+    if before.passes is not report.passed:
+        results[report.probe] = replace(results[report.probe], since=draft.now, paused=0.0)
+    draft.change_attempt(attempt, probes=tuple(results))
 
 
 def _unknown(probes: Sequence[Probe], since: float) -> list[ProbeResult]:

@@ -16,7 +16,7 @@ from controller.lifecycle.model import Deployment, Group, Job, Run
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.services import members, readiness, rollout
 from controller.lifecycle.services.members import Members
-from controller.lifecycle.services.policy import ReplicaGroup, ServicePolicy
+from controller.lifecycle.services.policy import DeploymentState, ReplicaGroup, ServicePolicy
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, RunStatus
 
 CAUSE = "replicas"
@@ -38,7 +38,7 @@ def settle(draft: Draft) -> None:
     for group in deployment.service.groups:
         _settle_group(draft, deployment, group)
     rollout.conclude(draft)
-    if draft.run.deployments[-1].ended_at is not None:
+    if draft.run.deployments[-1].state is DeploymentState.DONE:
         _remove_other_groups(draft, deployment.service)
     _name_groups(draft, deployment.service)
 

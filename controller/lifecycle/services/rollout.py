@@ -87,7 +87,7 @@ def _begin(draft: Draft, content: Deployment, cause: str) -> None:
     )
     draft.change_run(
         deployment=number,
-        deployments=(*run.deployments[:-1], before, made)[-KEPT_DEPLOYMENTS:],
+        deployments=_kept((*run.deployments[:-1], before, made)),
         scales=_scales(draft, made.service),
         policy=made.policy,
         configuration=made.configuration,
@@ -98,6 +98,16 @@ def _begin(draft: Draft, content: Deployment, cause: str) -> None:
             if _is_made_the_same(replica, made.specs[group.name], group.nodes):
                 for job in replica:
                     draft.change_job(job, deployment=number)
+
+
+def _kept(deployments: Sequence[Deployment]) -> tuple[Deployment, ...]:
+    """Return the last deployments, and those to which a rollback goes, however old they are: the
+    latest that was rolled out, and before it the latest with another content."""
+    done = [one for one in deployments if one.state is DeploymentState.DONE]
+    kept = [*deployments[-KEPT_DEPLOYMENTS:], *done[-1:]]
+    kept += [one for one in done if not _same(one, done[-1])][-1:]
+    numbers = {one.number for one in kept}
+    return tuple(one for one in deployments if one.number in numbers)
 
 
 def _is_made_the_same(replica: Sequence[Job], spec: JobSpec, nodes: int) -> bool:

@@ -28,7 +28,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the window for which statistics are there."""
     rps: float | None = None
     in_flight: float | None = None
-    """Requests in flight, on average."""
+    """Requests in flight, on average; those that wait for a replica count."""
     latency_p95: float | None = None
 
 
@@ -48,6 +48,10 @@ def decide(group: ReplicaGroup, scale: GroupScale, load: Load, now: float) -> Sc
         why = f"statistics cover {load.covered:.0f} s of {group.scaling.window:.0f} s"
         return ScaleDecision(wanted=here, why=why)
     needed, why = _needed(group, here, load)
+    if needed < 1 and load.in_flight:
+        # A request that waits for a slow start is no request per second yet, and an open stream is
+        # none any more: neither may lose the replica.
+        needed, why = 1, f"{load.in_flight:.3g} requests in flight or waiting"
     needed = min(max(needed, group.least), group.most)
     if needed == here:
         return ScaleDecision(wanted=here, why=why)

@@ -160,6 +160,16 @@ def test_max_duration_ends_the_job(lab: RunLab) -> None:
     assert "max_duration" in result.errors or "allowed" in result.errors
 
 
+def test_at_max_duration_a_job_is_asked_once_and_may_save_for_its_whole_stop_duration(
+    lab: RunLab,
+) -> None:
+    saving = "trap 'echo asked; sleep 12; echo saved; exit 0' TERM"
+    result = lab.apply("saves", commands=[saving, FOREVER], max_duration=2, stop_duration=30)
+    assert result.output == "asked\nsaved\n"
+    (attempt,) = lab.attempts("saves")
+    assert attempt["termination_reason"] == "max_duration_exceeded"
+
+
 def test_a_failing_job_is_tried_again_as_often_as_allowed(lab: RunLab) -> None:
     retry = {"on_events": ["error"], "max_failures": 1}
     result = lab.apply("again", commands=["echo try; exit 3"], retry=retry)

@@ -44,7 +44,7 @@ from controller.lifecycle.reports import (
     TaskSeen,
     Tick,
 )
-from controller.lifecycle.statuses import AllocationState
+from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
 
 START = 1_000_000.0
@@ -126,6 +126,16 @@ class Play:
         )
         has_come = decision.wake_at is not None and decision.wake_at <= self.now
         assert not has_come or decision.state is not self.state, "asks to be asked again at once"
+        left = [
+            attempt
+            for job in decision.state.jobs
+            for attempt in job.attempts
+            if attempt.status is AttemptStatus.TERMINATING
+            and termination.cleanup_confirmed(attempt)
+        ]
+        assert not left, (
+            "an attempt that is confirmed clean is not final, and nothing wakes its run"
+        )
         self.state = decision.state
         self.events.extend(decision.events)
         self.wake_at = decision.wake_at

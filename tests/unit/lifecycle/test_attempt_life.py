@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
+from controller.lifecycle import termination
 from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reasons import ROWS, GraceClass, Reason
 from controller.lifecycle.reports import (
     NotPlaced,
     TaskMissing,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 
 
@@ -135,6 +141,46 @@ def test_jobs_that_the_server_ends_get_ten_seconds() -> None:
     play.send(play.exited(0, Reason.CONTAINER_EXITED_WITH_ERROR))
     assert play.attempt(1).reason is Reason.TERMINATED_BY_SERVER
     assert play.attempt(1).remove_at == START + 10
+
+
+@pytest.mark.parametrize(
+    "reason", [reason for reason, row in ROWS.items() if row.grace is GraceClass.STOP_DURATION]
+)
+def test_a_run_that_ends_with_its_job_leaves_that_job_its_whole_grace(reason: Reason) -> None:
+    play = Play(stop_duration=42.0, retry=NO_RETRY).to_running()
+    draft = Draft(play.state, play.now, play.new_id, lambda: 0.0, play.around)
+    termination.end(draft, play.attempt(), reason, "the stage")
+    play.state = draft.result()
+    play.send()
+    assert (play.attempt().reason, play.attempt().remove_at) == (reason, START + 42)
+
+
+def test_complete_shortens_the_grace_of_a_job_that_is_ending() -> None:
+    play = Play(jobs=2, stop_duration=42.0).to_running(0).to_running(1)
+    play.send(Ask(play).abandon(0)).wait(1).send(Ask(play).complete())
+    assert play.attempt(0).remove_at == play.now + 10
+
+
+def test_a_job_that_ends_while_its_node_is_silent_has_its_whole_grace_afterwards() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.link(down=True)).wait(100).send(play.stop()).wait(60)
+    play.send(play.link(down=False))
+    assert play.attempt().remove_at == play.now + 42
+    assert EffectKind.STOP_JOB in play.wanted()
+
+
+def test_a_job_that_was_asked_to_stop_before_its_node_fell_silent_has_no_more_time() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.stop()).wait(1).send(play.link(down=True)).wait(10)
+    play.send(play.link(down=False))
+    assert play.attempt().remove_at == START + 42
+
+
+def test_an_abort_on_a_silent_node_gives_no_grace_afterwards() -> None:
+    play = Play(stop_duration=42.0).to_running()
+    play.send(play.link(down=True)).send(play.stop(abort=True)).wait(60)
+    play.send(play.link(down=False))
+    assert play.wanted() == (EffectKind.COLLECT_LOGS, EffectKind.TERMINATE_TASK)
 
 
 # -- nodes -------------------------------------------------------------------------------------

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    EngineGone,
+    LogsComplete,
     NodeDisconnected,
     NotPlaced,
     RunnerSilent,
+    TaskRemoved,
     TaskSeen,
 )
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 
@@ -152,6 +161,64 @@ def test_a_silent_runner_ends_the_attempt_unless_its_node_is_silent_too() -> Non
     assert play.attempt().reason is Reason.WAITING_RUNNER_LIMIT_EXCEEDED
 
 
+def without_engine(play: Play) -> Play:
+    """The engine of n1 stops answering."""
+    n1 = frozenset({"n1"})
+    play.around = DecisionContext(unusable_nodes=n1, silent_engines=n1)
+    return play.send()
+
+
+def engine_gone(play: Play) -> EngineGone:
+    return EngineGone(run_id=play.run_id, node_id="n1", message="no engine")
+
+
+def test_a_silent_runner_on_a_node_without_an_engine_is_the_nodes_fault() -> None:
+    play = without_engine(Play().to_running())
+    play.send(RunnerSilent(run_id=play.run_id, attempt_id=play.attempt().id))
+    assert play.attempt().reason is Reason.INSTANCE_UNREACHABLE
+    assert (play.attempt().status, play.run.reason) == (AttemptStatus.TERMINATING, None)
+
+    play.send(engine_gone(play))
+    lost = play.attempt(number=0)
+    assert (lost.status, lost.cleanup_unknown) == (AttemptStatus.FAILED, True)
+    assert play.attempt(number=1).status is AttemptStatus.SUBMITTED
+    assert [one.state for one in play.state.allocations] == [AllocationState.ORPHANED]
+
+    ended = replace(play.seen(terminated=True), attempt_id=lost.id)
+    done = TaskRemoved(run_id=play.run_id, attempt_id=lost.id)
+    play.send(ended).send(LogsComplete(run_id=play.run_id, attempt_id=lost.id)).send(done)
+    assert play.attempt(number=0).cleanup_unknown is False
+    assert [one.state for one in play.state.allocations] == [AllocationState.RELEASED]
+
+
+def test_a_runner_that_does_not_start_on_a_node_without_an_engine_is_the_nodes_fault() -> None:
+    play = without_engine(Play().to_container()).wait(300)
+    assert play.attempt().reason is Reason.INSTANCE_UNREACHABLE
+    assert "the node's engine does not answer" in (play.attempt().message or "")
+    play.send(engine_gone(play))
+    assert play.attempt(number=0).status is AttemptStatus.FAILED
+
+
+@pytest.mark.parametrize("stage", [Play.to_provisioning, Play.to_pulling])
+def test_what_an_absent_engine_cannot_start_goes_elsewhere(stage: Callable[[Play], Play]) -> None:
+    play = without_engine(stage(Play()))
+    play.send(engine_gone(play))
+    lost = play.attempt(number=0)
+    assert (lost.status, lost.reason) == (AttemptStatus.FAILED, Reason.INSTANCE_UNREACHABLE)
+    assert play.attempt(number=1).status is AttemptStatus.SUBMITTED
+
+
+def test_a_job_that_answers_goes_on_without_its_engine_and_ends_with_its_grace() -> None:
+    play = without_engine(Play(stop_duration=60.0).to_running())
+    play.send(engine_gone(play)).send(play.stop()).wait(59).send(engine_gone(play))
+    assert play.attempt().status is AttemptStatus.TERMINATING
+    play.wait(1).send(engine_gone(play))
+    assert (play.attempt().status, play.run.status) == (
+        AttemptStatus.TERMINATED,
+        RunStatus.TERMINATED,
+    )
+
+
 def test_scheduling_timeout_ends_an_attempt_that_found_no_place() -> None:
     play = Play(scheduling_timeout=60.0)
     why = NotPlaced(
@@ -185,3 +252,11 @@ def test_max_duration_counts_the_time_in_which_any_job_is_running() -> None:
     alone.wait(100)
     assert alone.attempt().reason is Reason.MAX_DURATION_EXCEEDED
     assert alone.run.reason == "job_failed"
+
+
+def test_at_max_duration_every_job_gets_its_whole_stop_duration() -> None:
+    play = Play(jobs=2, max_duration=100.0, stop_duration=60.0).to_running(0).to_running(1)
+    play.wait(100)
+    assert [play.attempt(n).remove_at for n in (0, 1)] == [play.now + 60] * 2
+    play.send(play.exited(0))
+    assert play.attempt(1).remove_at == play.now + 60

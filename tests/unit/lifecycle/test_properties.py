@@ -18,6 +18,7 @@ from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
+    EngineGone,
     LogsComplete,
     NodeDisconnected,
     NotPlaced,
@@ -72,6 +73,7 @@ MAKERS: Sequence[Maker] = (
     ),
     lambda play, n: play.link(down=True, node=f"n{n}"),
     lambda play, n: play.link(down=False, node=f"n{n}"),
+    lambda play, n: EngineGone(run_id=play.run_id, node_id=f"n{n}", message="away"),
     lambda play, n: play.node_gone(f"n{n}"),
     lambda play, n: play.node_gone(f"n{n}", confirmed=True),
 )
@@ -139,9 +141,10 @@ def _check_what_never_changes(before: RunState, after: RunState) -> None:
                 assert new.reason is old.reason
             if old.status in FINAL_ATTEMPT_STATUSES:
                 assert new.status is old.status
-            assert old.remove_at is None or (
-                new.remove_at is not None and new.remove_at <= old.remove_at
-            )
+            if old.remove_at is not None:
+                assert new.remove_at is not None
+                if new.remove_at > old.remove_at:
+                    assert (old.disconnected, new.disconnected) == (True, False)
             for fact in ("container_started", "runner_exited", "container_gone", "task_removed"):
                 assert getattr(new, fact) >= getattr(old, fact)
 

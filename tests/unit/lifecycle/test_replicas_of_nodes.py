@@ -17,6 +17,7 @@ from controller.lifecycle.statuses import (
     AttemptStatus,
     RunStatus,
 )
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.test_services import RETRY, ServicePlay
 
 
@@ -226,3 +227,13 @@ def test_a_stopped_service_lets_the_requests_of_its_replicas_end() -> None:
     play.drained(0).cleaned(0, 1)
     assert {play.attempt(n).status for n in (0, 1)} <= FINAL_ATTEMPT_STATUSES
     assert play.run.status is RunStatus.TERMINATED
+
+
+def test_a_queued_replica_of_a_suspended_service_ends_at_once() -> None:
+    play = ServicePlay(1, nodes=2)
+    play.send(Ask(play).suspend()).send(Ask(play).abort(0))
+    assert [play.attempt(n).status for n in (0, 1)] == [
+        AttemptStatus.ABORTED,
+        AttemptStatus.TERMINATED,
+    ]
+    assert play.run.status is RunStatus.PENDING

@@ -6,7 +6,7 @@ import pytest
 
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.reasons import ROWS, Budget, Reason, RunReason
 from controller.lifecycle.reports import NotPlaced, TaskMissing
 from controller.lifecycle.run_status import Outcome, derive
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
@@ -117,6 +117,27 @@ def test_rule_1_a_run_whose_job_lost_its_nodes_too_often_failed_by_its_workers()
     play.live_and_end(reason=Reason.INSTANCE_UNREACHABLE)
     assert play.run.reason is RunReason.WORKER_FAILED
     assert play.run.status is RunStatus.FAILED
+
+
+LOST = [
+    reason
+    for reason, row in ROWS.items()
+    if row.budget is Budget.PREEMPTION or reason is Reason.NODE_DRAINED
+]
+
+
+@pytest.mark.parametrize("reason", LOST)
+def test_rule_1_a_lost_allocation_that_allows_no_retry_is_a_failed_worker(reason: Reason) -> None:
+    play = Play(retry=NO_RETRY).live_and_end(reason=reason)
+    assert play.run.reason is RunReason.WORKER_FAILED
+
+
+@pytest.mark.parametrize("reason", LOST)
+def test_rule_1_a_lost_allocation_after_the_duration_of_the_retry_is_its_limit(
+    reason: Reason,
+) -> None:
+    play = Play(retry=RetryPolicy(duration=0.0)).live_and_end(reason=reason)
+    assert play.run.reason is RunReason.RETRY_LIMIT_EXCEEDED
 
 
 # -- rule 2 ---------------------------------------------------------------------------------

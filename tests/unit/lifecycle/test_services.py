@@ -23,6 +23,7 @@ from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     ControllerStarted,
     DeployRequested,
+    NodeDisconnected,
     ProbeSeen,
     RegistrationFailed,
     ReplicaDrained,
@@ -33,7 +34,7 @@ from controller.lifecycle.reports import (
     Tick,
     WakeRequested,
 )
-from controller.lifecycle.services import scaling
+from controller.lifecycle.services import rollout, scaling
 from controller.lifecycle.services.policy import (
     DeploymentState,
     GroupScale,
@@ -48,6 +49,7 @@ from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.services.scaling import Load
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play
 
 RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}))
@@ -64,6 +66,7 @@ class ServicePlay(Play):
         most: int | None = None,
         *,
         probe: Probe | None = None,
+        probes: tuple[Probe, ...] = (),
         retry: RetryPolicy = RETRY,
         surge: int = 1,
         unhealthy_after: float | None = None,
@@ -71,7 +74,7 @@ class ServicePlay(Play):
         nodes: int = 1,
     ) -> None:
         super().__init__()
-        spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
+        spec = replace(SPEC, serves=Serves(port=80, probes=probes or (probe or Probe(),)))
         group = ReplicaGroup(
             name="main",
             least=least,
@@ -98,12 +101,12 @@ class ServicePlay(Play):
         self.events.clear()
         self.send()
 
-    def probe(self, n: int = 0, *, passed: bool = True) -> Self:
+    def probe(self, n: int = 0, *, number: int = 0, passed: bool = True) -> Self:
         return self.send(
             ProbeSeen(
                 run_id=self.run_id,
                 attempt_id=self.attempt(n).id,
-                probe=0,
+                probe=number,
                 passed=passed,
                 message=None if passed else "no answer",
             )
@@ -222,6 +225,41 @@ def test_the_silence_before_a_probe_failed_does_not_count() -> None:
     play.send(play.link(down=True, node="n0")).wait(100.0).probe(passed=False)
     play.send(play.link(down=False, node="n0")).wait(29.0)
     assert play.attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+class TwoProbes(ServicePlay):
+    """One ready replica with two probes, of which the first fails."""
+
+    def __init__(self) -> None:
+        super().__init__(1, probes=(Probe(), Probe()), unhealthy_after=30.0)
+        self.ready().probe(number=1).probe(passed=False).wait(10.0)
+
+
+def test_the_silence_of_its_node_counts_for_no_probe_that_fails_before_or_after_it() -> None:
+    play = TwoProbes()
+    play.send(play.link(down=True, node="n0")).wait(60.0).send(play.link(down=False, node="n0"))
+    play.probe(number=1, passed=False)
+    assert play.wait(19.0).attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+def test_a_controller_that_begins_gives_failing_probes_their_whole_time_again() -> None:
+    play = TwoProbes()
+    play.send(play.link(down=True, node="n0")).wait(60.0).send(play.link(down=False, node="n0"))
+    play.wait(10.0).send(
+        NodeDisconnected(run_id=play.run_id, node_id="n0", disconnected=True, limits_anew=True)
+    )
+    play.wait(100.0).send(play.link(down=False, node="n0"))
+    assert play.wait(29.0).attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+def test_a_suspension_counts_for_no_probe_though_another_one_fails_meanwhile() -> None:
+    play = TwoProbes()
+    play.send(Ask(play).suspend()).wait(60.0).probe(number=1, passed=False).wait(60.0)
+    play.send(Ask(play).resume()).probe()
+    assert play.wait(29.0).attempt().status is AttemptStatus.RUNNING
     assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
 
 
@@ -410,6 +448,44 @@ def test_a_rollback_of_the_controllers_own_that_does_not_become_ready_fails() ->
     assert play.probe(0).run.deployments[-1].state is DeploymentState.DONE
 
 
+def test_the_last_good_deployments_outlive_any_number_of_failed_ones() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").ready(1)
+    for number in range(12):
+        play.deploy(f"bad{number}")
+    kept = play.run.deployments
+    assert [one.number for one in kept] == [0, 1, *range(4, 14)]
+
+    play.wait(600)
+    assert states(play)[-1] == (DeploymentState.DONE, 1)
+    before = rollout.rollback_target(play.run, None)
+    assert before is not None
+    assert before.number == 0
+
+
+def rename_group(play: ServicePlay) -> ServicePlay:
+    """Deploy a version whose one group has another name."""
+    now = play.run.deployments[-1]
+    groups = (replace(now.service.groups[0], name="other"),)
+    made = replace(
+        now,
+        service=replace(now.service, groups=groups),
+        specs={"other": replace(now.specs["main"], image="v2")},
+        at=play.now,
+    )
+    return play.send(DeployRequested(run_id=play.run_id, deployment=made))
+
+
+def test_a_removed_group_serves_until_the_deployment_without_it_is_rolled_out() -> None:
+    play = rename_group(ServicePlay(2).ready(0))
+    play.wait(600)
+    assert (states(play)[-1][0], play.in_traffic) == (DeploymentState.FAILED, ["v1"])
+
+    play.ready(2)
+    assert play.in_traffic == ["v1", "v2"]
+    play.ready(3)
+    assert (states(play)[-1][0], play.in_traffic) == (DeploymentState.DONE, ["v2", "v2"])
+
+
 def drain(play: ServicePlay, *nodes: str) -> ServicePlay:
     play.around = DecisionContext(unusable_nodes=frozenset(nodes), draining_nodes=frozenset(nodes))
     return play.send()
@@ -515,6 +591,15 @@ def test_each_direction_waits_for_its_delay() -> None:
 
 def test_a_group_whose_least_is_zero_sleeps_without_requests() -> None:
     assert wanted(1, Load(covered=60.0, rps=0.0), group=replace(GROUP, least=0)) == 0
+
+
+@pytest.mark.parametrize("metric", list(ScalingMetric))
+def test_a_group_does_not_fall_asleep_while_a_request_waits_for_its_start(
+    metric: ScalingMetric,
+) -> None:
+    group = replace(GROUP, least=0, scaling=Scaling(metric=metric, target=10.0))
+    assert wanted(1, Load(covered=60.0, rps=0.0, in_flight=0.02), group=group) == 1
+    assert wanted(1, Load(covered=60.0, rps=0.0, in_flight=0.0), group=group) == 0
 
 
 def test_latency_and_concurrency_are_tracked_too() -> None:

@@ -44,6 +44,20 @@ def test_a_place_on_a_node_that_drains_or_is_not_healthy_does_not_survive(
     assert nodes_in_context(**now) == ({"n1"}, set())
 
 
+def test_only_of_a_connected_node_it_is_known_that_its_engine_is_silent() -> None:
+    def silent(status: NodeStatus) -> frozenset[str]:
+        one = replace(
+            node("n1"),
+            status=status,
+            unfit="its engine does not answer",
+            capacity=replace(node("n1").capacity, engine_error="no socket"),
+        )
+        return DecisionContexts({"n1": one}).of(a_placed_run(), 0.0, frozenset()).silent_engines
+
+    assert silent(NodeStatus.CONNECTED) == {"n1"}
+    assert silent(NodeStatus.UNREACHABLE) == set()
+
+
 def test_a_cordon_is_for_what_is_new_and_costs_nobody_a_place() -> None:
     assert nodes_in_context(cordoned=True) == (set(), set())
 

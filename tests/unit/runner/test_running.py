@@ -376,6 +376,22 @@ class TestStopping:
             await client.stop(signal="INT", grace=3600)
             assert (await exit_of(client)).exit_code == 0
 
+    @pytest.mark.parametrize("by", ["its controller", "its container's end"])
+    async def test_a_repeated_stop_sends_no_second_signal(self, by: str, tmp_path: Path) -> None:
+        handlers = "trap 'echo saving' TERM; trap 'exit 0' INT; echo ready"
+        async with a_runner(tmp_path) as (runner, client):
+            await started(client, handlers, "while :; do sleep 0.05; done")
+            await client.stop(signal="TERM", grace=3600)
+            await until_output(client, b"saving\n")
+            if by == "its controller":
+                await client.stop(signal="TERM", grace=3600)
+            else:
+                runner.shut_down()
+            await client.stop(signal="INT", grace=3600)
+            await exit_of(client)
+            output = payload(await followed(client))
+        assert output.count(b"saving\n") == 1
+
     async def test_stopped_before_it_ran_it_never_starts(self, tmp_path: Path) -> None:
         async with a_runner(tmp_path) as (_, client):
             await client.submit(a_job("echo never"))
@@ -400,15 +416,31 @@ class TestStopping:
         assert caught.value.field == "signal"
 
     async def test_the_runner_is_the_backstop_of_max_duration(self, tmp_path: Path) -> None:
-        async with a_runner(tmp_path) as (_, client):
+        async with a_runner(tmp_path, Settings(backstop=0.0)) as (_, client):
             record = await run_job(client, a_job("sleep 3600", max_duration=0.1))
         assert record.reason == "max_duration_exceeded"
         assert record.message == "stopped after max_duration (0.1 s)"
 
+    async def test_the_runner_leaves_the_end_at_max_duration_to_the_controller(
+        self, tmp_path: Path
+    ) -> None:
+        async with a_runner(tmp_path, Settings(backstop=3600.0)) as (_, client):
+            record = await run_job(client, a_job("sleep 0.5", max_duration=0.1))
+        assert record.reason == "done_by_runner"
+
+    async def test_the_backstop_gives_the_job_its_stop_duration(self, tmp_path: Path) -> None:
+        stubborn = a_job(
+            "trap '' TERM; while :; do sleep 0.05; done", max_duration=0.1, stop_duration=0.1
+        )
+        async with a_runner(tmp_path, Settings(backstop=0.0)) as (_, client):
+            record = await run_job(client, stubborn)
+        assert record.signal == "SIGKILL"
+        assert record.finished_at - (record.started_at or 0.0) < 8.0
+
     async def test_max_duration_stands_still_while_its_run_is_suspended(
         self, tmp_path: Path
     ) -> None:
-        async with a_runner(tmp_path) as (_, client):
+        async with a_runner(tmp_path, Settings(backstop=0.0)) as (_, client):
             await client.submit(a_job("sleep 0.5", max_duration=0.1))
             await client.suspend(True)
             await client.run()
@@ -418,7 +450,7 @@ class TestStopping:
     async def test_a_job_whose_run_goes_on_again_has_what_was_left_of_its_max_duration(
         self, tmp_path: Path
     ) -> None:
-        async with a_runner(tmp_path) as (_, client):
+        async with a_runner(tmp_path, Settings(backstop=0.0)) as (_, client):
             await client.submit(a_job("echo begun; sleep 3600", max_duration=0.1))
             await client.suspend(True)
             await client.run()

@@ -17,6 +17,7 @@ from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
+    EngineGone,
     GangTooLarge,
     NodeDisconnected,
     Preempted,
@@ -45,6 +46,7 @@ KINDS = (
     "released",
     "down",
     "up",
+    "engine_gone",
     "node_gone",
     "node_clean",
     "too_large",
@@ -112,6 +114,8 @@ def _report(play: GangPlay, kind: str, n: int) -> Report:
             return AllocationReleased(run_id=play.run_id, allocation_id=named)
         case "down" | "up":
             return play.link(down=kind == "down", node=f"n{n}")
+        case "engine_gone":
+            return EngineGone(run_id=play.run_id, node_id=f"n{n}", message="away")
         case "node_gone" | "node_clean":
             return play.node_gone(f"n{n}", confirmed=kind == "node_clean")
         case _:

@@ -1,0 +1,80 @@
+"""A replica is probed as long as it runs, and only what is new is reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reports import ProbeSeen, Report
+from controller.lifecycle.services import readiness
+from controller.lifecycle.services.policy import Probe
+from controller.links.base import NodeConnection
+from controller.pipelines.service_replicas import ReplicaProber
+from controller.pipelines.to_node import AttemptContext
+from tests.doubles.clock import NOW
+from tests.doubles.node import FakeConnection, FakeShim
+from tests.simulation.virtual import VirtualLoop
+from tests.unit.pipelines.parts import Ids, NotedTurns, attempt_of, context_of
+from tests.unit.pipelines.test_registering import a_replica
+
+
+class NotingTurns(NotedTurns):
+    """Its state has what the probes that were posted say."""
+
+    def post(self, report: Report) -> None:
+        super().post(report)
+        assert isinstance(report, ProbeSeen)
+        (state,) = self.runs.values()
+        draft = Draft(state, NOW, Ids(), lambda: 0.0)
+        readiness.note_probe(draft, report)
+        self.restore([draft.result()], ())
+
+
+def probed(state: RunState, seconds: float, why: Callable[[int], str | None]) -> NotingTurns:
+    """Probe the replica for so many virtual seconds; `why` the n-th try fails."""
+    turns, tries = NotingTurns(state), iter(range(1_000_000))
+
+    async def try_probe(
+        context: AttemptContext, connection: NodeConnection, probe: Probe
+    ) -> str | None:
+        return why(next(tries))
+
+    async def probe() -> None:
+        prober = ReplicaProber(turns, try_probe)(context_of(state), FakeConnection(FakeShim()))
+        try:
+            await asyncio.wait_for(prober, seconds)
+        except TimeoutError:
+            return
+
+    loop = VirtualLoop(Random(0))
+    try:
+        loop.run_until_complete(probe())
+    finally:
+        loop.close()
+    return turns
+
+
+def starting() -> RunState:
+    state = a_replica()
+    job = state.jobs[0]
+    attempt = msgspec.structs.replace(attempt_of(state), ready=False, registering_since=None)
+    return msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, attempts=(attempt,)),))
+
+
+def test_why_a_replica_is_not_ready_is_renewed() -> None:
+    turns = probed(
+        starting(), 60.0, lambda n: "nothing listens" if n < 3 else "answered with status 404"
+    )
+    (state,) = turns.runs.values()
+    assert attempt_of(state).probes[0].message == "answered with status 404"
+    assert len(turns.posted) == 2
+
+
+def test_a_reason_that_is_another_one_at_each_try_costs_few_commits() -> None:
+    turns = probed(starting(), 60.0, lambda n: f"request {n} failed")
+    assert len(turns.posted) == 7
