@@ -51,6 +51,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
+        """The URL of the controller."""
         return self._client.url
 
     async def __aenter__(self) -> AsyncClient:
@@ -65,6 +66,7 @@ class AsyncClient:
         self._client.close()
 
     async def whoami(self) -> CallerView:
+        """Return the user of the token."""
         return await asyncio.to_thread(self._client.whoami)
 
     async def submit(
@@ -88,9 +90,11 @@ class AsyncClient:
         return AsyncRun(run)
 
     async def plan(self, task: Source, *, name: str | None = None) -> PlanView:
+        """Return where the run's jobs would go now, as `Client.plan` does."""
         return await asyncio.to_thread(self._client.plan, task, name=name)
 
     async def run(self, key: str) -> AsyncRun:
+        """Return the run with this id or name. Raises NotFound."""
         return AsyncRun(await asyncio.to_thread(self._client.run, key))
 
     async def runs(
@@ -102,14 +106,17 @@ class AsyncClient:
         user: str | None = None,
         limit: int = 100,
     ) -> list[RunSummary]:
+        """Return the newest live runs, as `Client.runs` does."""
         return await asyncio.to_thread(
             self._client.runs, name, all=all, status=status, user=user, limit=limit
         )
 
     async def offers(self) -> list[Offer]:
+        """Return what is free now, by the kind of GPU."""
         return await asyncio.to_thread(self._client.offers)
 
     async def nodes(self) -> list[NodeView]:
+        """Return the nodes, with what they have and what of it is in use."""
         return await asyncio.to_thread(self._client.nodes)
 
     async def outputs(self, run: AsyncRun | str) -> tuple[OutputsView, ...]:
@@ -120,6 +127,7 @@ class AsyncClient:
     async def events(
         self, run: AsyncRun | str | None = None, *, after: int = 0, follow: bool = False
     ) -> AsyncGenerator[EventView, None]:
+        """Yield what happened, oldest first, as `Client.events` does."""
         key = run.id if isinstance(run, AsyncRun) else run
         read = _Reader(self._client, lambda own: own.events(key, after=after, follow=follow))
         async with aclosing(read.items()) as items:
@@ -135,36 +143,44 @@ class AsyncRun:
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self._run.id
 
     @property
     def name(self) -> str:
+        """The name of the run."""
         return self._run.name
 
     @property
     def state(self) -> RunView:
+        """What is known of the run; `refresh`, `wait` and `states` renew it."""
         return self._run.state
 
     @property
     def status(self) -> RunStatus:
+        """The status of the run as of `state`."""
         return self._run.status
 
     @property
     def is_final(self) -> bool:
+        """Whether the run has ended."""
         return self._run.is_final
 
     @property
     def exit_status(self) -> int | None:
+        """The exit status of `fairlead apply`; None while the run is live."""
         return self._run.exit_status
 
     @property
     def why(self) -> str:
+        """The sentence that says why the run is as it is."""
         return self._run.why
 
     def __repr__(self) -> str:
         return repr(self._run)
 
     async def refresh(self) -> AsyncRun:
+        """Ask for the present state."""
         await asyncio.to_thread(self._run.refresh)
         return self
 
@@ -205,6 +221,7 @@ class AsyncRun:
     async def events(
         self, *, after: int = 0, follow: bool = False
     ) -> AsyncGenerator[EventView, None]:
+        """Yield what happened to the run, as `Client.events` does."""
         read = _Reader(
             self._run.client, lambda own: self._run.of(own).events(after=after, follow=follow)
         )
@@ -213,11 +230,13 @@ class AsyncRun:
                 yield event
 
     async def metrics(self, job: str | int | None = None) -> MetricsAnswer:
+        """Return what the running jobs use now."""
         return await asyncio.to_thread(self._run.metrics, job)
 
     async def metrics_history(
         self, job: str | int | None = None, *, seconds: float = 3600.0, points: int = 120
     ) -> MetricsHistoryAnswer:
+        """Return what the jobs used in the last `seconds`, or before their end, for a plot."""
         return await asyncio.to_thread(
             self._run.metrics_history, job, seconds=seconds, points=points
         )
@@ -242,25 +261,31 @@ class AsyncRun:
         return await asyncio.to_thread(pull, folder, job, attempt=attempt, progress=progress)
 
     async def explain(self) -> ExplainView:
+        """Return why the run waits."""
         return await asyncio.to_thread(self._run.explain)
 
     async def stop(self, *, abort: bool = False) -> AsyncRun:
+        """Stop the run, as `Run.stop` does."""
         await asyncio.to_thread(self._run.stop, abort=abort)
         return self
 
     async def complete(self) -> AsyncRun:
+        """End the run as done now."""
         await asyncio.to_thread(self._run.complete)
         return self
 
     async def suspend(self, *, abort_running: bool = False) -> AsyncRun:
+        """Suspend the run: no placements, retries or triggers."""
         await asyncio.to_thread(self._run.suspend, abort_running=abort_running)
         return self
 
     async def resume(self) -> AsyncRun:
+        """Resume a suspended run."""
         await asyncio.to_thread(self._run.resume)
         return self
 
     async def scale(self, nodes: int, *, group: str = "main") -> AsyncRun:
+        """Change the number of jobs of a group that is no gang."""
         await asyncio.to_thread(self._run.scale, nodes, group=group)
         return self
 

@@ -65,6 +65,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """The data as text; bytes that are no UTF-8 become marks."""
         return self.data.decode(errors="replace")
 
 
@@ -111,6 +112,7 @@ class Client:
 
     @property
     def url(self) -> str:
+        """The URL of the controller."""
         return self.rest.url
 
     def another(self) -> Client:
@@ -208,6 +210,7 @@ class Client:
         return decode(data, _Runs).runs
 
     def nodes(self) -> list[NodeView]:
+        """Return the nodes, with what they have and what of it is in use."""
         return decode(self.rest.get("/v1/nodes"), _Nodes).nodes
 
     def offers(self) -> list[Offer]:
@@ -253,18 +256,22 @@ class Run:
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self.state.id
 
     @property
     def name(self) -> str:
+        """The name of the run."""
         return self.state.name
 
     @property
     def status(self) -> RunStatus:
+        """The status of the run as of `state`."""
         return self.state.status
 
     @property
     def is_final(self) -> bool:
+        """Whether the run has ended."""
         return self.state.status in FINAL_RUN_STATUSES
 
     @property
@@ -435,6 +442,7 @@ class Run:
         return self._do("suspend", {"abort_running": abort_running})
 
     def resume(self) -> Run:
+        """Resume a suspended run."""
         return self._do("resume", {})
 
     def scale(self, nodes: int, *, group: str = "main") -> Run:
