@@ -17,15 +17,20 @@ from typing import Generic, TypeVar
 
 from controller.api.documents import (
     CallerView,
+    DeployView,
     EventView,
     ExplainView,
     MetricsAnswer,
     MetricsHistoryAnswer,
+    NewServiceKeyView,
     NodeView,
     OutputsView,
     PlanView,
     RunSummary,
     RunView,
+    SecretView,
+    ServiceKeyView,
+    ServiceView,
 )
 from controller.lifecycle.statuses import RunStatus
 from fairlead.client import Client, IfExists, Output, Run, Source, Tell
@@ -89,6 +94,13 @@ class AsyncClient:
         )
         return AsyncRun(run)
 
+    async def deploy(
+        self, service: AsyncRun | Run | str, task: Source, *, env: Mapping[str, str] | None = None
+    ) -> DeployView:
+        """Roll a changed configuration out to a live service, as `Client.deploy` does."""
+        key = service if isinstance(service, str) else service.id
+        return await asyncio.to_thread(self._client.deploy, key, task, env=env)
+
     async def plan(self, task: Source, *, name: str | None = None) -> PlanView:
         """Return where the run's jobs would go now, as `Client.plan` does."""
         return await asyncio.to_thread(self._client.plan, task, name=name)
@@ -133,6 +145,30 @@ class AsyncClient:
         async with aclosing(read.items()) as items:
             async for event in items:
                 yield event
+
+    async def secrets(self) -> list[SecretView]:
+        """Return your stored secrets and the shared ones, without their values."""
+        return await asyncio.to_thread(self._client.secrets)
+
+    async def set_secret(self, name: str, value: str, *, shared: bool = False) -> SecretView:
+        """Store a secret, or a new value of it, as `Client.set_secret` does."""
+        return await asyncio.to_thread(self._client.set_secret, name, value, shared=shared)
+
+    async def delete_secret(self, name: str, *, shared: bool = False) -> SecretView:
+        """Delete a stored secret; jobs that have it keep it. Raises NotFound."""
+        return await asyncio.to_thread(self._client.delete_secret, name, shared=shared)
+
+    async def service_keys(self, service: str | None = None) -> list[ServiceKeyView]:
+        """Return the keys of your services, or of this one, without their secrets."""
+        return await asyncio.to_thread(self._client.service_keys, service)
+
+    async def add_service_key(self, service: str, *, label: str = "") -> NewServiceKeyView:
+        """Make a key that opens one service alone; its `secret` is in no other answer."""
+        return await asyncio.to_thread(self._client.add_service_key, service, label=label)
+
+    async def revoke_service_key(self, key: ServiceKeyView | str) -> ServiceKeyView:
+        """Revoke a key (or the one with this id) at once; its open requests end."""
+        return await asyncio.to_thread(self._client.revoke_service_key, key)
 
 
 class AsyncRun:
@@ -263,6 +299,29 @@ class AsyncRun:
     async def explain(self) -> ExplainView:
         """Return why the run waits."""
         return await asyncio.to_thread(self._run.explain)
+
+    async def service(self) -> ServiceView:
+        """Return the service that this run is, as `Run.service` does."""
+        return await asyncio.to_thread(self._run.service)
+
+    async def rollback(self, to: int | None = None) -> ServiceView:
+        """Bring an earlier deployment of the service back, as `Run.rollback` does."""
+        return await asyncio.to_thread(self._run.rollback, to)
+
+    async def abort_job(self, job: str | int) -> AsyncRun:
+        """End a job's attempt at once; it comes back under the default retry."""
+        await asyncio.to_thread(self._run.abort_job, job)
+        return self
+
+    async def abandon_job(self, job: str | int) -> AsyncRun:
+        """Let the run go on without a job."""
+        await asyncio.to_thread(self._run.abandon_job, job)
+        return self
+
+    async def interrupt_job(self, job: str | int) -> AsyncRun:
+        """Ask a job to end by itself."""
+        await asyncio.to_thread(self._run.interrupt_job, job)
+        return self
 
     async def stop(self, *, abort: bool = False) -> AsyncRun:
         """Stop the run, as `Run.stop` does."""

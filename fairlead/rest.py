@@ -397,6 +397,14 @@ def service_path(key: str, part: str = "") -> str:
     return run_path(key, part).replace("/v1/runs/", "/v1/services/", 1)
 
 
+def secret_path(name: str) -> str:
+    return f"/v1/secrets/{quote(name, safe='')}"
+
+
+def service_key_path(id: str) -> str:
+    return f"/v1/service-keys/{quote(id, safe='')}"
+
+
 def job_path(run: str, job: str, part: str) -> str:
     return run_path(run, f"jobs/{quote(job, safe='')}/{part}")
 
