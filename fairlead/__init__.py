@@ -30,11 +30,13 @@ if TYPE_CHECKING:
         NotFound,
         NotLoggedIn,
         OutputsMissing,
+        PortTaken,
         RunFailed,
         SettingsError,
         UnexpectedAnswer,
         UsageError,
     )
+    from fairlead.forward import LocalPort
     from fairlead.offers import Offer
     from fairlead.task import Task
 
@@ -49,12 +51,14 @@ __all__ = [
     "Expired",
     "FairleadError",
     "InvalidConfiguration",
+    "LocalPort",
     "NotAllowed",
     "NotFound",
     "NotLoggedIn",
     "Offer",
     "Output",
     "OutputsMissing",
+    "PortTaken",
     "Run",
     "RunFailed",
     "SettingsError",
@@ -67,6 +71,7 @@ _HOMES = {
     "AsyncClient": "asynchronous",
     "AsyncRun": "asynchronous",
     "Client": "client",
+    "LocalPort": "forward",
     "Offer": "offers",
     "Output": "client",
     "Run": "client",

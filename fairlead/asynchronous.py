@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from controller.api.documents import (
     CallerView,
@@ -35,6 +35,9 @@ from controller.api.documents import (
 from controller.lifecycle.statuses import RunStatus
 from fairlead.client import Client, IfExists, Output, Run, Source, Tell
 from fairlead.offers import Offer
+
+if TYPE_CHECKING:
+    from fairlead.forward import LocalPort
 
 T = TypeVar("T")
 _AHEAD = 64
@@ -299,6 +302,18 @@ class AsyncRun:
     async def explain(self) -> ExplainView:
         """Return why the run waits."""
         return await asyncio.to_thread(self._run.explain)
+
+    @asynccontextmanager
+    async def forward(
+        self, port: int, *, local: int = 0, host: str = "127.0.0.1", job: str | int | None = None
+    ) -> AsyncGenerator[LocalPort, None]:
+        """Open a local port that leads to a port of a job, within `async with`, as `Run.forward`
+        does."""
+        opened = await asyncio.to_thread(self._run.forward, port, local=local, host=host, job=job)
+        try:
+            yield opened
+        finally:
+            await asyncio.to_thread(opened.close)
 
     async def service(self) -> ServiceView:
         """Return the service that this run is, as `Run.service` does."""

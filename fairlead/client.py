@@ -15,7 +15,7 @@ from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -58,6 +58,9 @@ from fairlead.ssh_keys import public_keys
 from fairlead.submission import submit, with_code
 from fairlead.task import Task
 from runner.schemas.frames import Frame, Stream
+
+if TYPE_CHECKING:
+    from fairlead.forward import LocalPort
 
 Tell = Callable[[str], None]
 Source = Task | str | os.PathLike[str] | Mapping[str, object]
@@ -520,6 +523,26 @@ class Run:
     def explain(self) -> ExplainView:
         """Return why the run waits."""
         return decode(self._rest.get(run_path(self.id, "explain")), ExplainView)
+
+    def forward(
+        self, port: int, *, local: int = 0, host: str = "127.0.0.1", job: str | int | None = None
+    ) -> LocalPort:
+        """Open a local port that leads to a port of a job, also one on its loopback, until closed.
+
+            with run.forward(8080) as tensorboard:
+                print(f"http://{tensorboard.address}")
+
+        `local`: the local port; 0: any free one. `job`: id, GROUP/COOKIE or index; by default the
+        first. Raises PortTaken, UsageError.
+        """
+        from fairlead.forward import Forward, Forwarding, LocalPort
+
+        if not 0 < port < 65536 or not 0 <= local < 65536:
+            raise UsageError(f"{port} and {local}: give a port from 1 to 65535; `local` may be 0")
+        key = None if job is None else self._job(job).id
+        wanted = [Forward(port, local)]
+        forwarding = Forwarding(self._rest, self.state, key, wanted, self.client.tell, host)
+        return LocalPort(forwarding, host)
 
     def service(self) -> ServiceView:
         """Return the service that this run is: its replicas, its load and its deployments.

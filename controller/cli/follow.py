@@ -30,7 +30,7 @@ from fairlead.progress import find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
-    from controller.cli.forward import Forwarding
+    from fairlead.forward import Forwarding
     from runner.schemas.frames import Frame
 LONGEST_DEAFNESS_SECONDS = 0.5
 T = TypeVar("T")
@@ -232,6 +232,6 @@ def _forwarding_of(
     import parts of the same library."""
     if not ports_of(run.configuration):
         return None
-    from controller.cli.forward import Forwarding, declared
+    from fairlead.forward import Forwarding, declared
 
     return Forwarding(client, run, job, declared(run), tell)

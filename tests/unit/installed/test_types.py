@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead import AsyncClient, AsyncRun, Client, Offer, Output, Run, views
+from fairlead import AsyncClient, AsyncRun, Client, LocalPort, Offer, Output, Run, views
 from tests.support.installed import Environment
 
 PROGRAM = """
@@ -37,8 +37,12 @@ outputs = [file.name for one in run.outputs() for file in one.files or ()]
 
 
 async def main() -> str | None:
+    with run.forward(8080) as local:
+        print(local.address)
     async with AsyncClient() as other:
         found = await other.run("x")
+        async with found.forward(80, job="main/0") as port:
+            print(port.port)
         async for piece in found.logs(follow=True):
             print(piece.text, piece.end)
         return found.state.message
@@ -67,7 +71,7 @@ def test_a_name_that_is_not_there_is_an_error(for_users: Environment, tmp_path: 
     assert 'Module "fairlead" has no attribute "Cleint"' in said
 
 
-PUBLIC = (Client, Run, AsyncClient, AsyncRun, Output, Offer)
+PUBLIC = (Client, Run, AsyncClient, AsyncRun, Output, Offer, LocalPort)
 
 
 def methods(of: type) -> Iterator[tuple[str, Callable[..., object]]]:
@@ -99,7 +103,9 @@ def test_every_type_that_the_client_returns_is_exported() -> None:
     returned: set[type] = set()
     for of in PUBLIC:
         for _, method in methods(of):
-            reached(typing.get_type_hints(method).get("return"), returned)
+            late = {"LocalPort": LocalPort}  # imported for type checkers alone
+            hints = typing.get_type_hints(inspect.unwrap(method), localns=late)
+            reached(hints.get("return"), returned)
     names = {one.__name__ for one in returned - {Output, Offer}}
     assert names - set(views.__all__) == set()
     assert len(names) > 40
