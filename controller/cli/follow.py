@@ -7,7 +7,7 @@ works.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +26,7 @@ from controller.lifecycle.statuses import (
 )
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_log, follow_run
-from fairlead.progress import find_job, grants, job_name, never_ran, step_of
+from fairlead.progress import comebacks, find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class _Failed:
 
 
 class _LogEnded:
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, attempt_id: str) -> None:
         self.job_id = job_id
+        self.attempt_id = attempt_id
 
 
 _Told = WatchLine | _LogEnded | _Failed
@@ -110,7 +111,10 @@ class _Attachment:
         self._following: set[str] = set()
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
-        self._granted: set[str] = set()
+        self._granted: set[tuple[str, str]] = set()
+        self._carried: set[str] = set()
+        """Ids of the attempts whose output is here."""
+        self._came_back: set[str] = set()
         self._opened: set[str] = set()
         """Ids of the attempts of which was told how to open them."""
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
@@ -125,6 +129,7 @@ class _Attachment:
                     raise told.error
                 if isinstance(told, _LogEnded):
                     self._following.discard(told.job_id)
+                    self._carried.add(told.attempt_id)
                     self._wrote.discard(told.job_id)
                     told = WatchLine(run=self._run)
                 self._take_up(told)
@@ -150,6 +155,7 @@ class _Attachment:
         jobs = [find_job(self._run, self._job)] if self._job else self._run.jobs[:MOST_JOBS]
         for job in jobs:
             self._follow_next(job)
+        self._tell_comebacks(jobs)
         self._forward_ports()
         if self._run.status not in FINAL_RUN_STATUSES:
             flows = bool(self._following & self._wrote)
@@ -170,10 +176,28 @@ class _Attachment:
             self._incarnation = switch.incarnation
 
     def _tell_grants(self) -> None:
-        for sentence in grants(self._run):
-            if sentence not in self._granted:
-                self._granted.add(sentence)
+        """Tell each kind of grant once, however many jobs get it later."""
+        for kind, sentence in grants(self._run).items():
+            if kind not in self._granted:
+                self._granted.add(kind)
                 self._tell(sentence)
+
+    def _tell_comebacks(self, followed: Sequence[JobView]) -> None:
+        """Tell which attempts ended and come back, each after its output; jobs with the same
+        sentence are told together."""
+        alike: dict[str, list[str]] = {}
+        ids = {job.id for job in followed}
+        for job, attempt, sentence in comebacks(self._run):
+            has_output = job.id in ids and not never_ran(attempt)
+            if (has_output and attempt.id not in self._carried) or attempt.id in self._came_back:
+                continue
+            if self._job and job.id not in ids:
+                continue
+            self._came_back.add(attempt.id)
+            alike.setdefault(sentence, []).append(job_name(job))
+        for sentence, names in alike.items():
+            several = f" and {len(names) - 1} more" if names[1:] else ""
+            self._tell(sentence if self._is_alone else f"{names[0]}{several}: {sentence}")
 
     def _tell_how_to_open(self) -> None:
         if not opens(self._run):
@@ -209,7 +233,7 @@ class _Attachment:
             self._display.pause()
             writer.write(frame)
         writer.close()
-        self._inbox.put(_LogEnded(job_id))
+        self._inbox.put(_LogEnded(job_id, attempt_id))
 
     def _tell(self, text: str) -> None:
         self._display.pause()

@@ -235,7 +235,7 @@ def _facts(run: RunView) -> Iterator[str]:
         yield f"child of {run.parent_id}"
     for child in run.children:
         yield f"parent of {child.name} ({child.id}): {child.status}"
-    yield from grants(run)
+    yield from grants(run).values()
     for job in run.jobs:
         if job.abandoned or job.scaled_down:
             yield f"{job_name(job)} is {'abandoned' if job.abandoned else 'scaled down'}"

@@ -131,7 +131,7 @@ def _show_plan(found: PlanView) -> None:
         (place.job, place.asked, place.granted)
         for place in found.jobs
         if place.asked is not None and place.granted is not None
-    ):
+    ).values():
         output.emit(sentence)
     for group in found.groups:
         output.emit(_begins_with(group))
