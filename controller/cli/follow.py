@@ -19,13 +19,14 @@ from controller.api.documents import JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.dev_environments import how_to_open
 from controller.cli.display import Display, display
+from controller.cli.log_start import Start
 from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AttemptStatus,
 )
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_log, follow_run
+from fairlead.follow import Outages, follow_log, follow_run, patiently
 from fairlead.progress import comebacks, find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
 
@@ -78,15 +79,24 @@ _Told = WatchLine | _LogEnded | _Failed
 
 
 def attach(
-    client: ControllerClient, run: RunView, job: str | None = None, *, beside_json: bool = False
+    client: ControllerClient,
+    run: RunView,
+    job: str | None = None,
+    *,
+    beside_json: bool = False,
+    tail: int | None = None,
 ) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
 
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
-    it runs. `beside_json`: the output goes to stderr, because stdout is for a document.
+    it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `tail`:
+    begin with that number of the last lines of each job; None: with its first attempt.
     """
-    return _Attachment(client, run, display(), job, beside_json=beside_json).until_final()
+    attachment = _Attachment(client, run, display(), job, beside_json=beside_json)
+    if tail is not None:
+        attachment.begin_with(tail)
+    return attachment.until_final()
 
 
 class _Attachment:
@@ -112,12 +122,25 @@ class _Attachment:
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
         self._granted: set[tuple[str, str]] = set()
+        self._starts: dict[str, Start] = {}
+        """Where the output of an attempt begins, by its id; others begin with their first byte."""
         self._carried: set[str] = set()
         """Ids of the attempts whose output is here."""
         self._came_back: set[str] = set()
         self._opened: set[str] = set()
         """Ids of the attempts of which was told how to open them."""
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
+
+    def begin_with(self, tail: int) -> None:
+        """Leave out the output until now, but for so many lines of each job's present attempt."""
+        for job in self._run.jobs:
+            *earlier, present = job.attempts or (None,)
+            passed = {one.id for one in earlier if one is not None}
+            self._followed |= passed
+            self._carried |= passed
+            self._came_back |= passed
+            if present is not None:
+                self._starts[present.id] = Start(tail=tail)
 
     def until_final(self) -> RunView:
         self._in_thread(self._watch)
@@ -227,13 +250,21 @@ class _Attachment:
             self._inbox.put(told)
 
     def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
-        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._outages)
-        for frame in of_what_is_kept(frames, self._tell):
+        for frame in of_what_is_kept(self._frames(attempt_id), self._tell):
             self._wrote.add(job_id)
             self._display.pause()
             writer.write(frame)
         writer.close()
         self._inbox.put(_LogEnded(job_id, attempt_id))
+
+    def _frames(self, attempt_id: str) -> Iterator[Frame]:
+        client, run_id, offset = self._client, self._run.id, 0
+        if (start := self._starts.get(attempt_id)) is not None:
+            offset = patiently(
+                self._outages,
+                lambda: start.offset(client.stored_frames(run_id, attempt=attempt_id)),
+            )
+        yield from follow_log(client, run_id, attempt_id, offset, self._outages)
 
     def _tell(self, text: str) -> None:
         self._display.pause()

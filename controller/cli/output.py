@@ -191,6 +191,19 @@ def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
         time.sleep(REPEAT_SECONDS)
 
 
+def repeat_json(ask: Callable[[], bytes]) -> NoReturn:
+    """Print the answer as a line of JSON, now and whenever it has changed, until interrupted."""
+    from fairlead.follow import Outages, patiently
+
+    outages, shown = Outages(note), b""
+    while True:
+        answer = patiently(outages, ask)
+        if answer != shown:
+            emit_json(answer)
+        shown = answer
+        time.sleep(REPEAT_SECONDS)
+
+
 def table_lines(
     columns: Sequence[str], rows: Iterable[Sequence[str]], width: int | None
 ) -> list[str]:

@@ -85,6 +85,8 @@ def ps(
         user=user,
         name=name,
     )
+    if watch and json:
+        output.repeat_json(ask)
     if watch:
         output.repeat(lambda width: _run_lines(decode(ask(), _Runs), width))
     data = ask()
@@ -380,6 +382,8 @@ def metrics(
         return 0
     path = run_path(run, "metrics/history")
     ask = partial(client.get, path, job=job, seconds=seconds, points=CHART_WIDTH)
+    if watch and json:
+        output.repeat_json(ask)
     if watch:
         output.repeat(lambda width: _charts(decode(ask(), MetricsHistoryAnswer), width))
     if json:

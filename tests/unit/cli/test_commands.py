@@ -166,6 +166,16 @@ async def test_ps_goes_on_showing_what_changes_until_it_is_interrupted(
     assert (await watching.ended()).status == 130
 
 
+async def test_ps_gives_a_line_of_json_for_each_change(start: Fairlead, task: str) -> None:
+    await of(start, "apply", "-f", task, "-d", "-n", "first")
+    watching = await start("ps", "-w", "--json")
+    assert [run["name"] for run in json.loads(await watching.line())["runs"]] == ["first"]
+    await of(start, "apply", "-f", task, "-d", "-n", "second")
+    assert [run["name"] for run in json.loads(await watching.line())["runs"]] == ["second", "first"]
+    watching.interrupt()
+    assert (await watching.ended()).status == 130
+
+
 async def test_completion_knows_the_commands(start: Fairlead) -> None:
     script = (await of(start, "completion", "bash")).out.decode()
     assert " port-forward " in script
