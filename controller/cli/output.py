@@ -279,5 +279,27 @@ def ago(time: str | None, now: datetime) -> str:
     return f"{seconds}s ago"
 
 
+def short_time(time: str | None) -> str:
+    """Return the time (ISO 8601, as in the API) as a table has it: month, day and time in UTC."""
+    if time is None:
+        return "-"
+    return f"{datetime.fromisoformat(time).astimezone(UTC):%m-%d %H:%M:%S}"
+
+
+def lasted(start: str | None, end: str | None, now: datetime) -> str:
+    """Return the time from `start` to `end`, or until now, in its two largest units."""
+    if start is None:
+        return "-"
+    until = now if end is None else datetime.fromisoformat(end)
+    seconds = max(0, int((until - datetime.fromisoformat(start)).total_seconds()))
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        parts.append((seconds // size, unit))
+        seconds %= size
+    first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    shown = [f"{number}{unit}" for number, unit in parts[first : first + 2] if number]
+    return " ".join(shown) or "0s"
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
