@@ -11,8 +11,9 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -73,6 +74,33 @@ def _told(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(READ_BYTES):
         yield piece
         sent(content.tell())
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Consecutive bytes of an upload, named by their sha256."""
+
+    sha256: str
+    size: int
+
+
+class _Missing(msgspec.Struct, frozen=True):
+    missing: frozenset[str]
+
+
+def _of_parts(
+    content: BinaryIO, parts: Sequence[Part], wanted: frozenset[str], sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    told = 0
+    for part in parts:
+        if part.sha256 not in wanted:
+            content.seek(part.size, os.SEEK_CUR)
+            continue
+        left = part.size
+        while left and (piece := content.read(min(left, READ_BYTES))):
+            yield piece
+            left -= len(piece)
+            told += len(piece)
+            sent(told)
 
 
 class ControllerClient:
@@ -157,11 +185,34 @@ class ControllerClient:
     def upload(self, digest: str, file: Path, sent: Callable[[int], None]) -> None:
         """Upload the file; `digest` is its sha256. `sent` is told how many bytes are on their
         way."""
-        path = f"/v1/blobs/{digest}"
-        with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("rb") as content:
-            headers = {**self._headers(), "Content-Length": str(file.stat().st_size)}
+        with file.open("rb") as content:
+            pieces = _told(content, sent)
+            self._put(f"/v1/blobs/{digest}", pieces, file.stat().st_size)
+
+    def missing_parts(self, digest: str, parts: Sequence[Part]) -> frozenset[str]:
+        """Return the parts of a new upload that no earlier one of the user has."""
+        data = self.post(f"/v1/blobs/{digest}/missing", {"parts": parts})
+        return decode(data, _Missing).missing
+
+    def upload_parts(
+        self,
+        digest: str,
+        file: Path,
+        parts: Sequence[Part],
+        missing: frozenset[str],
+        sent: Callable[[int], None],
+    ) -> None:
+        """Upload the file as `upload` does, but send only the parts in `missing`."""
+        manifest = msgspec.json.encode({"parts": parts, "sent": sorted(missing)}) + b"\n"
+        size = sum(part.size for part in parts if part.sha256 in missing)
+        with file.open("rb") as content:
+            pieces = chain([manifest], _of_parts(content, parts, missing, sent))
+            self._put(f"/v1/blobs/{digest}/parts", pieces, len(manifest) + size)
+
+    def _put(self, path: str, pieces: Iterable[bytes], size: int) -> None:
+        with closing(self._connection(UPLOAD_SECONDS)) as connection:
+            headers = {**self._headers(), "Content-Length": str(size)}
             try:
-                pieces = _told(content, sent)
                 connection.request("PUT", self._target(path, None), pieces, headers)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all was sent: the answer says why
