@@ -40,10 +40,10 @@ KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
 MAX_PARTS = 16_384
 """Parts of one blob."""
-LEAST_OF_A_PART = 4096
-"""Parts that are smaller on average are not remembered: their names would take more than 2 % of the
-blob, which nobody is charged for."""
-SEARCHED_BLOBS = 16
+MIN_REMEMBERED_PART = 4096
+"""Parts that are smaller on average are not remembered: nobody is charged for their names, which
+would take more than some 2 % of the blob."""
+MAX_SEARCHED_BLOBS = 16
 """Parts of a new blob are looked for in this number of the user's latest blobs."""
 _ALL_OF_IT = "parts of the upload are not there any more: send all of it"
 _ARRIVING = ".arriving"
@@ -216,7 +216,7 @@ class BlobStore:
         sync_folder(self._folder)
         mark = self._marks(user) / digest
         mark.touch(mode=0o600)
-        if parts and len(parts) * LEAST_OF_A_PART <= size:
+        if parts and len(parts) * MIN_REMEMBERED_PART <= size:
             # One that a crash cuts short is no JSON, and so names no parts.
             mark.write_bytes(msgspec.json.encode(parts))
         sync_folder(self._marks(user))
@@ -225,7 +225,7 @@ class BlobStore:
         """Return where the parts of this user's latest blobs are."""
         marks = sorted(_files(self._marks(user)), key=_last_asked, reverse=True)
         found: dict[str, _Place] = {}
-        for mark in marks[:SEARCHED_BLOBS]:
+        for mark in marks[:MAX_SEARCHED_BLOBS]:
             blob, offset = self._path(mark.name), 0
             if not blob.exists():
                 continue

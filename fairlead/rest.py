@@ -56,6 +56,7 @@ def why_lost(error: Exception) -> str:
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, RunView, WatchLine
+    from controller.blobs import Part
     from runner.schemas.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
@@ -74,13 +75,6 @@ def _told(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(READ_BYTES):
         yield piece
         sent(content.tell())
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Consecutive bytes of an upload, named by their sha256."""
-
-    sha256: str
-    size: int
 
 
 class _Missing(msgspec.Struct, frozen=True):

@@ -29,12 +29,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from controller.blobs import MAX_PARTS, Part
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.schema import FileFields, RepoFields, RunFields
 from fairlead.errors import ApiError
 from fairlead.ignored import IsIgnored, ignored_in
-from fairlead.rest import ControllerClient, Part
+from fairlead.rest import ControllerClient
 
 _SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
 _SECONDS = 120.0
@@ -206,8 +207,6 @@ def _run(
 
 
 _LEVEL = 6
-MAX_PARTS = 16_384
-"""An upload of more parts is sent whole."""
 MIN_PART_BYTES, MAX_PART_BYTES = 64 << 10, 256 << 10
 """A part has so many bytes of whole files, before they are packed; a larger file is a part of its
 own."""
@@ -421,7 +420,7 @@ class _Hashed(io.RawIOBase):
         return self._file.write(data)
 
     def cut(self) -> Part:
-        part = Part(self._hash.hexdigest(), self._size)
+        part = Part(sha256=self._hash.hexdigest(), size=self._size)
         self._hash, self._size = hashlib.sha256(), 0
         return part
 
@@ -529,6 +528,13 @@ def send_code(
     return sent
 
 
+_SENT_WHOLE_AFTER = (
+    HTTPStatus.NOT_FOUND,  # an older controller
+    HTTPStatus.CONFLICT,  # it has just removed an old upload
+    HTTPStatus.BAD_REQUEST,  # an old upload is damaged on its disk
+)
+
+
 def _send(
     client: ControllerClient, digest: str, upload: Upload, tell: Callable[[str], None]
 ) -> None:
@@ -541,8 +547,7 @@ def _send(
             client.upload_parts(digest, upload.file, upload.parts, missing, progress)
             return
         except ApiError as error:
-            # An older controller, or one that has just removed an old upload.
-            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+            if error.status not in _SENT_WHOLE_AFTER:
                 raise
     size = upload.file.stat().st_size
     client.upload(digest, upload.file, UploadProgress(size, tell, time.monotonic))

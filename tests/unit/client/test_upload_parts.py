@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestServer
 
+from controller.blobs import Part
 from fairlead import Client, Task
-from fairlead.rest import ControllerClient, Part
+from fairlead.rest import ControllerClient
 from fairlead.upload import MIN_PART_BYTES
 from runner.code.tree import unpack
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -88,6 +89,20 @@ async def test_what_another_user_sent_is_sent_again(
     with Client(str(server.make_url("")), USER_TOKEN) as ada:
         await submit(ada, folder)
     assert sent[0] == sent[1]
+
+
+async def test_an_old_upload_that_is_damaged_on_the_disk_costs_a_whole_one(
+    client: Client, controller: Controller, folder: Path, sent: list[int], tmp_path: Path
+) -> None:
+    run = await submit(client, folder)
+    (digest,) = controller.turns.runs[run].jobs[0].spec.blobs
+    with (tmp_path / "blobs" / digest).open("r+b") as blob:
+        blob.seek(100_000)
+        blob.write(b"damage")
+    (folder / "199.bin").write_bytes(b"changed")
+    run = await submit(client, folder)
+    assert stored(controller, run, tmp_path) == content_of(folder)
+    assert len(sent) == 3
 
 
 async def test_an_old_upload_that_was_removed_meanwhile_costs_a_whole_one(
