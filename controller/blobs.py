@@ -3,8 +3,9 @@ bytes.
 
 A blob appears under its name complete and checked, or not at all; uploading it again costs nothing.
 Only users who sent its bytes may use it; each has a mark below `users`. To know a name is no right
-to its content. A blob that no live run needs is removed some time after a user last asked for it,
-so it is still there when its run is submitted a little later.
+to its content. A mark can name the parts of its blob: what a user's earlier uploads have of a new
+one is taken from them, and only the rest is sent. A blob that no live run needs is removed some
+time after a user last asked for it, so it is still there when its run is submitted a little later.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from common.durable import sync_folder
 
@@ -35,6 +38,14 @@ LEAST_CHARGED = 4096
 """Bytes that a file takes on a disk, however small it is."""
 KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
+MAX_PARTS = 16_384
+"""Parts of one blob."""
+MIN_REMEMBERED_PART = 4096
+"""Parts that are smaller on average are not remembered: nobody is charged for their names, which
+would take more than some 2 % of the blob."""
+MAX_SEARCHED_BLOBS = 16
+"""Parts of a new blob are looked for in this number of the user's latest blobs."""
+_ALL_OF_IT = "parts of the upload are not there any more: send all of it"
 _ARRIVING = ".arriving"
 _USERS = "users"
 
@@ -49,6 +60,27 @@ class TooManyBlobs(Exception):
 
 class BlobDamaged(Exception):
     """The bytes do not match the name."""
+
+
+class PartsMissing(Exception):
+    """Parts that were not sent are in no blob of the user; the message says what to do."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive bytes of a blob, named by their sha256."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where the bytes of a part are: in which blob, and from which offset on."""
+
+    blob: Path
+    offset: int
+
+
+_Parts = Annotated[list[Part], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class BlobStore:
@@ -72,20 +104,55 @@ class BlobStore:
         """Bytes that have come of blobs that are not whole yet, by user."""
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: str) -> int:
-        """Store a blob and return its size. Raises BlobTooLarge, TooManyBlobs, BlobDamaged."""
+    async def put(
+        self,
+        digest: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        user: str,
+        parts: Sequence[Part] = (),
+    ) -> int:
+        """Store a blob and return its size; `parts`: all of its bytes, in their order.
+
+        Raises BlobTooLarge, TooManyBlobs, BlobDamaged.
+        """
         await asyncio.to_thread(self._marks(user).mkdir, mode=0o700, parents=True, exist_ok=True)
         arriving = self._folder / f"{secrets.token_hex(8)}{_ARRIVING}"
         try:
             size = await self._receive(arriving, digest, pieces, user)
             turn = self._keeping.setdefault(user, asyncio.Lock())
             async with turn:
-                await asyncio.to_thread(self._keep, arriving, digest, size, user)
+                await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
         except BaseException:
             with suppress(OSError):
                 arriving.unlink(missing_ok=True)
             raise
         return size
+
+    async def missing(self, parts: Sequence[Part], *, user: str) -> list[str]:
+        """Return the parts, each once, that no blob of this user has."""
+        places = await asyncio.to_thread(self._places, user)
+        return list(dict.fromkeys(part.sha256 for part in parts if part.sha256 not in places))
+
+    async def put_parts(
+        self,
+        digest: str,
+        parts: Sequence[Part],
+        sent: Collection[str],
+        pieces: AsyncIterable[bytes],
+        *,
+        user: str,
+    ) -> int:
+        """Store a blob of which `pieces` has only the parts in `sent`, in their order and each as
+        often as the blob has it; return its size.
+
+        Raises PartsMissing, and as `put` does.
+        """
+        places = await asyncio.to_thread(self._places, user)
+        if any(part.sha256 not in places and part.sha256 not in sent for part in parts):
+            raise PartsMissing(_ALL_OF_IT)
+        async with aclosing(_assembled(parts, sent, places, pieces)) as whole:
+            return await self.put(digest, whole, user=user, parts=parts)
 
     async def size(self, digest: str) -> int | None:
         """Return its size; None when it is not there. The call keeps it for another day."""
@@ -140,13 +207,32 @@ class BlobStore:
                 f"runs, or ask the operator for more (--user-upload-limit)"
             )
 
-    def _keep(self, arriving: Path, digest: str, size: int, user: str) -> None:
+    def _keep(
+        self, arriving: Path, digest: str, size: int, user: str, parts: Sequence[Part]
+    ) -> None:
         used = self._used(user, digest)
         self._check_room(self._most_of_user - used - max(size, LEAST_CHARGED))
         os.replace(arriving, self._path(digest))
         sync_folder(self._folder)
-        (self._marks(user) / digest).touch(mode=0o600)
+        mark = self._marks(user) / digest
+        mark.touch(mode=0o600)
+        if parts and len(parts) * MIN_REMEMBERED_PART <= size:
+            # One that a crash cuts short is no JSON, and so names no parts.
+            mark.write_bytes(msgspec.json.encode(parts))
         sync_folder(self._marks(user))
+
+    def _places(self, user: str) -> dict[str, _Place]:
+        """Return where the parts of this user's latest blobs are."""
+        marks = sorted(_files(self._marks(user)), key=_last_asked, reverse=True)
+        found: dict[str, _Place] = {}
+        for mark in marks[:MAX_SEARCHED_BLOBS]:
+            blob, offset = self._path(mark.name), 0
+            if not blob.exists():
+                continue
+            for part in _parts_of(mark):
+                found.setdefault(part.sha256, _Place(blob, offset))
+                offset += part.size
+        return found
 
     def _used(self, user: str, but: str) -> int:
         """Return the bytes of this user's other blobs."""
@@ -192,6 +278,74 @@ class BlobStore:
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest
+
+
+async def _assembled(
+    parts: Sequence[Part],
+    sent: Collection[str],
+    places: Mapping[str, _Place],
+    coming: AsyncIterable[bytes],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a blob, out of its user's other blobs and of what comes of it.
+
+    Each part is checked, so that a mark never names bytes that its blob does not have.
+    """
+    body = _Body(coming)
+    for part in parts:
+        found = hashlib.sha256()
+        is_sent = part.sha256 in sent
+        source = body.take(part.size) if is_sent else _read(places[part.sha256], part.size)
+        async with aclosing(source):
+            async for piece in source:
+                found.update(piece)
+                yield piece
+        if found.hexdigest() != part.sha256:
+            raise BlobDamaged("a part does not match its sha256; upload it again")
+    if not await body.is_over():
+        raise BlobDamaged("there are more bytes than the parts have; upload it again")
+
+
+class _Body:
+    """The bytes that a user sends, in pieces of any size."""
+
+    def __init__(self, coming: AsyncIterable[bytes]) -> None:
+        self._coming = aiter(coming)
+        self._rest = b""
+
+    async def take(self, size: int) -> AsyncGenerator[bytes, None]:
+        """Yield so many bytes; fewer at the end."""
+        while size > 0 and not await self.is_over():
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            yield piece
+
+    async def is_over(self) -> bool:
+        while not self._rest:
+            try:
+                self._rest = await anext(self._coming)
+            except StopAsyncIteration:
+                return True
+        return False
+
+
+async def _read(place: _Place, size: int) -> AsyncGenerator[bytes, None]:
+    """Raises PartsMissing."""
+    try:
+        file = await asyncio.to_thread(place.blob.open, "rb")
+    except FileNotFoundError:
+        raise PartsMissing(_ALL_OF_IT) from None
+    with file:
+        await asyncio.to_thread(file.seek, place.offset)
+        while size and (piece := await asyncio.to_thread(file.read, min(size, PIECE_BYTES))):
+            size -= len(piece)
+            yield piece
+
+
+def _parts_of(mark: Path) -> list[Part]:
+    try:
+        return msgspec.json.decode(mark.read_bytes(), type=_Parts)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
 
 
 def _create(path: Path) -> BinaryIO:

@@ -3,8 +3,9 @@
     from fairlead import Client, Task
     run = Client().submit(Task(commands=["echo hello"])).wait()
 
-`Client` and `AsyncClient` are the doors; `rest` has one method for each kind of request,
-`submission` makes a run of a YAML file, `follow` reads streams over connections that break.
+`Client` and `AsyncClient` are the doors; `views` has the types of what they return. `rest` has one
+method for each kind of request, `submission` makes a run of a YAML file, `follow` reads streams
+over connections that break.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairlead.asynchronous import AsyncClient, AsyncRun
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
         NotFound,
         NotLoggedIn,
         OutputsMissing,
+        PortTaken,
         RunFailed,
         SettingsError,
         UnexpectedAnswer,
         UsageError,
     )
+    from fairlead.forward import LocalPort
+    from fairlead.offers import Offer
     from fairlead.task import Task
 
 __all__ = [
@@ -47,11 +51,14 @@ __all__ = [
     "Expired",
     "FairleadError",
     "InvalidConfiguration",
+    "LocalPort",
     "NotAllowed",
     "NotFound",
     "NotLoggedIn",
+    "Offer",
     "Output",
     "OutputsMissing",
+    "PortTaken",
     "Run",
     "RunFailed",
     "SettingsError",
@@ -64,19 +71,23 @@ _HOMES = {
     "AsyncClient": "asynchronous",
     "AsyncRun": "asynchronous",
     "Client": "client",
+    "LocalPort": "forward",
+    "Offer": "offers",
     "Output": "client",
     "Run": "client",
     "Task": "task",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is used first: the command needs few of them, and soon."""
-    if name not in __all__:
-        raise AttributeError(f"module 'fairlead' has no attribute {name!r}")
-    _refuse_other_modules()
-    module = importlib.import_module(f"fairlead.{_HOMES.get(name, 'errors')}")
-    return getattr(module, name)
+if not TYPE_CHECKING:  # for a type checker, every name would be there
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is used first: the command needs few of them, and soon."""
+        if name not in __all__:
+            raise AttributeError(f"module 'fairlead' has no attribute {name!r}")
+        _refuse_other_modules()
+        module = importlib.import_module(f"fairlead.{_HOMES.get(name, 'errors')}")
+        return getattr(module, name)
 
 
 def _refuse_other_modules() -> None:

@@ -15,23 +15,28 @@ from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
 from controller.api.documents import (
     AttemptView,
     CallerView,
+    DeployView,
     EventView,
     ExplainView,
     JobView,
     MetricsAnswer,
     MetricsHistoryAnswer,
+    NewServiceKeyView,
     NodeView,
     OutputsView,
     PlanView,
     RunSummary,
     RunView,
+    SecretView,
+    ServiceKeyView,
+    ServiceView,
     WatchLine,
 )
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
@@ -40,11 +45,22 @@ from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
 from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
-from fairlead.rest import ControllerClient, decode, job_path, run_path
+from fairlead.rest import (
+    ControllerClient,
+    decode,
+    job_path,
+    run_path,
+    secret_path,
+    service_key_path,
+    service_path,
+)
 from fairlead.ssh_keys import public_keys
 from fairlead.submission import submit, with_code, with_code_unsent
 from fairlead.task import Task
 from runner.schemas.frames import Frame, Stream
+
+if TYPE_CHECKING:
+    from fairlead.forward import LocalPort
 
 Tell = Callable[[str], None]
 Source = Task | str | os.PathLike[str] | Mapping[str, object]
@@ -65,7 +81,15 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """The data as text; bytes that are no UTF-8 become marks."""
         return self.data.decode(errors="replace")
+
+
+class _Page(Protocol):
+    next_cursor: str | None
+
+
+P = TypeVar("P", bound=_Page)
 
 
 class _Runs(msgspec.Struct):
@@ -74,6 +98,17 @@ class _Runs(msgspec.Struct):
 
 class _Nodes(msgspec.Struct):
     nodes: list[NodeView]
+    next_cursor: str | None = None
+
+
+class _Secrets(msgspec.Struct):
+    secrets: list[SecretView]
+    next_cursor: str | None = None
+
+
+class _Keys(msgspec.Struct):
+    keys: list[ServiceKeyView]
+    next_cursor: str | None = None
 
 
 class _Events(msgspec.Struct):
@@ -111,6 +146,7 @@ class Client:
 
     @property
     def url(self) -> str:
+        """The URL of the controller."""
         return self.rest.url
 
     def another(self) -> Client:
@@ -156,19 +192,37 @@ class Client:
         is uploaded first. `env` overrides variables. The other arguments are those of `fairlead
         apply`. Raises InvalidConfiguration, Conflict when a live run has the name.
         """
-        found = _task(task)
-        configuration = with_code(
-            self.rest, found.configuration(env), found.base, found.name, os.environ, self.tell
-        )
         body = {
-            "configuration": configuration,
+            **self._submission(task, env),
             "name": name,
-            "ssh_keys": public_keys(os.environ, Path.home()),
             "if_exists": if_exists,
             "parent": parent.id if isinstance(parent, Run) else parent,
         }
         data, _ = submit(self.rest, body, self.tell)
         return Run(self, decode(data, RunView))
+
+    def deploy(
+        self, service: Run | str, task: Source, *, env: Mapping[str, str] | None = None
+    ) -> DeployView:
+        """Roll a changed configuration out to a live service; nothing is done when it is the same.
+
+        Returns when this is recorded: `Run.service` tells how far it is. The arguments are those of
+        `submit`.
+        """
+        key = service.id if isinstance(service, Run) else service
+        path = service_path(key, "deployments")
+        return decode(self.rest.post(path, self._submission(task, env)), DeployView)
+
+    def _submission(self, task: Source, env: Mapping[str, str] | None) -> dict[str, object]:
+        """Return the complete configuration, its code uploaded, and the user's SSH keys."""
+        found = _task(task)
+        configuration = with_code(
+            self.rest, found.configuration(env), found.base, found.name, os.environ, self.tell
+        )
+        return {
+            "configuration": configuration,
+            "ssh_keys": public_keys(os.environ, Path.home()),
+        }
 
     def plan(self, task: Source, *, name: str | None = None) -> PlanView:
         """Return where the run's jobs would go now; nothing is submitted."""
@@ -206,7 +260,9 @@ class Client:
         return decode(data, _Runs).runs
 
     def nodes(self) -> list[NodeView]:
-        return decode(self.rest.get("/v1/nodes"), _Nodes).nodes
+        """Return the nodes, with what they have and what of it is in use."""
+        pages = self._pages("/v1/nodes", _Nodes)
+        return [node for page in pages for node in page.nodes]
 
     def offers(self) -> list[Offer]:
         """Return what is free now, by the kind of GPU."""
@@ -236,6 +292,48 @@ class Client:
                 return
             after = page[-1].seq
 
+    def secrets(self) -> list[SecretView]:
+        """Return your stored secrets and the shared ones, without their values."""
+        pages = self._pages("/v1/secrets", _Secrets)
+        return [secret for page in pages for secret in page.secrets]
+
+    def set_secret(self, name: str, value: str, *, shared: bool = False) -> SecretView:
+        """Store a secret, or a new value of it. Jobs get it by `${{ secrets.NAME }}`.
+
+        `shared`: for the runs of all users; only an admin may store these.
+        """
+        body = {"value": value, "shared": shared}
+        return decode(self.rest.put(secret_path(name), body), SecretView)
+
+    def delete_secret(self, name: str, *, shared: bool = False) -> SecretView:
+        """Delete a stored secret; jobs that have it keep it. Raises NotFound."""
+        return decode(self.rest.delete(secret_path(name), shared=shared), SecretView)
+
+    def service_keys(self, service: str | None = None) -> list[ServiceKeyView]:
+        """Return the keys of your services, or of this one, without their secrets."""
+        pages = self._pages("/v1/service-keys", _Keys, service=service)
+        return [key for page in pages for key in page.keys]
+
+    def add_service_key(self, service: str, *, label: str = "") -> NewServiceKeyView:
+        """Make a key that opens one service alone; its `secret` is in no other answer."""
+        body = {"service": service, "label": label}
+        return decode(self.rest.post("/v1/service-keys", body), NewServiceKeyView)
+
+    def revoke_service_key(self, key: ServiceKeyView | str) -> ServiceKeyView:
+        """Revoke a key (or the one with this id) at once; its open requests end."""
+        id = key if isinstance(key, str) else key.id
+        return decode(self.rest.delete(service_key_path(id)), ServiceKeyView)
+
+    def _pages(self, path: str, shape: type[P], **query: object) -> Iterator[P]:
+        """Yield all pages of a list."""
+        cursor: str | None = None
+        while True:
+            page = decode(self.rest.get(path, cursor=cursor, **query), shape)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
 
 class Run:
     """A run. `state` is what is known of it; `refresh` and `wait` renew it."""
@@ -251,18 +349,22 @@ class Run:
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self.state.id
 
     @property
     def name(self) -> str:
+        """The name of the run."""
         return self.state.name
 
     @property
     def status(self) -> RunStatus:
+        """The status of the run as of `state`."""
         return self.state.status
 
     @property
     def is_final(self) -> bool:
+        """Whether the run has ended."""
         return self.state.status in FINAL_RUN_STATUSES
 
     @property
@@ -420,6 +522,39 @@ class Run:
         """Return why the run waits."""
         return decode(self._rest.get(run_path(self.id, "explain")), ExplainView)
 
+    def forward(
+        self, port: int, *, local: int = 0, host: str = "127.0.0.1", job: str | int | None = None
+    ) -> LocalPort:
+        """Open a local port that leads to a port of a job, also one on its loopback, until closed.
+
+            with run.forward(8080) as tensorboard:
+                print(f"http://{tensorboard.address}")
+
+        `local`: the local port; 0: any free one. `job`: id, GROUP/COOKIE or index; by default the
+        first. Raises PortTaken, UsageError.
+        """
+        from fairlead.forward import Forward, Forwarding, LocalPort
+
+        if not 0 < port < 65536 or not 0 <= local < 65536:
+            raise UsageError(f"{port} and {local}: give a port from 1 to 65535; `local` may be 0")
+        key = None if job is None else self._job(job).id
+        wanted = [Forward(port, local)]
+        forwarding = Forwarding(self._rest, self.state, key, wanted, self.client.tell, host)
+        return LocalPort(forwarding, host)
+
+    def service(self) -> ServiceView:
+        """Return the service that this run is: its replicas, its load and its deployments.
+
+        Raises ApiError when the run is no service.
+        """
+        return decode(self._rest.get(service_path(self.id)), ServiceView)
+
+    def rollback(self, to: int | None = None) -> ServiceView:
+        """Bring an earlier deployment of the service back: `to`, by default the latest other one
+        that was rolled out. Returns when this is recorded."""
+        data = self._rest.post(service_path(self.id, "rollback"), {"to": to})
+        return decode(data, ServiceView)
+
     def stop(self, *, abort: bool = False) -> Run:
         """Stop the run; `abort`: without the grace of its jobs. Returns when this is recorded."""
         return self._do("stop", {"abort": abort})
@@ -433,6 +568,7 @@ class Run:
         return self._do("suspend", {"abort_running": abort_running})
 
     def resume(self) -> Run:
+        """Resume a suspended run."""
         return self._do("resume", {})
 
     def scale(self, nodes: int, *, group: str = "main") -> Run:

@@ -55,6 +55,10 @@ class RunFailed(FairleadError):
         self.exit_status = exit_status
 
 
+class PortTaken(FairleadError):
+    """A local port cannot be opened: another program has it, or this user may not."""
+
+
 class OutputsMissing(FairleadError):
     """Outputs that a job left cannot be brought: lost, expired, not stored yet, or damaged."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 
 import msgspec
 
@@ -20,6 +21,7 @@ from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     AllocationState,
     AttemptStatus,
+    IrisState,
     RunStatus,
 )
 from controller.scheduling.answers import Amounts
@@ -181,8 +183,31 @@ def job_name(job: JobView) -> str:
     return f"{job.group}/{job.cookie}"
 
 
-def grants(run: RunView) -> list[str]:
-    """Return a sentence for each different grant of the run's jobs: what they hold."""
+def comebacks(run: RunView) -> Iterator[tuple[JobView, AttemptView, str]]:
+    """Yield each attempt that has ended and after which its job comes back, with the sentence that
+    says so without the job's name. Those of a gang are told by its switches."""
+    for job in run.jobs:
+        for attempt, later in zip_longest(job.attempts, job.attempts[1:]):
+            if attempt.termination_reason is None or attempt.incarnation is not None:
+                continue
+            if later is None and job.state is IrisState.PENDING:
+                at = "" if job.retry_at is None else f" at {job.retry_at}"
+                yield job, attempt, f"{_ended(attempt)}; it will be tried again{at}"
+            elif later is not None and later.occurrence == attempt.occurrence:
+                yield job, attempt, f"{_ended(attempt)}; it is tried again"
+
+
+def _ended(attempt: AttemptView) -> str:
+    assert attempt.termination_reason is not None
+    row = ROWS[attempt.termination_reason]
+    verb = "failed" if row.reason_class is ReasonClass.FAILURE else "ended"
+    sentence = (attempt.message or row.sentence).rstrip(".")
+    return f"attempt {attempt.number} {verb}: {sentence}"
+
+
+def grants(run: RunView) -> dict[tuple[str, str], str]:
+    """Return a sentence for each different grant of the run's jobs: what they hold. The keys are
+    what was granted and asked."""
     names = {job.id: job_name(job) for job in run.jobs}
     return grant_sentences(
         (
@@ -195,17 +220,21 @@ def grants(run: RunView) -> list[str]:
     )
 
 
-def grant_sentences(grants: Iterable[tuple[str, Amounts, Amounts]]) -> list[str]:
-    """Return a sentence for each different pair of what was asked and granted; a grant names its
+def grant_sentences(
+    grants: Iterable[tuple[str, Amounts, Amounts]],
+) -> dict[tuple[str, str], str]:
+    """Return a sentence for each different pair of what was granted and asked; a grant names its
     job."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, asked, granted in grants:
         alike.setdefault((_amounts(granted), _amounts(asked)), []).append(name)
-    return [
-        f"{names[0]}{f' and {len(names) - 1} more get' if names[1:] else ' gets'} {granted}"
-        f"; asked: {asked or 'nothing'}"
+    return {
+        (granted, asked): (
+            f"{names[0]}{f' and {len(names) - 1} more get' if names[1:] else ' gets'} {granted}"
+            f"; asked: {asked or 'nothing'}"
+        )
         for (granted, asked), names in alike.items()
-    ]
+    }
 
 
 def _amounts(amounts: Amounts) -> str:

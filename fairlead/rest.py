@@ -11,8 +11,9 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -55,6 +56,7 @@ def why_lost(error: Exception) -> str:
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, RunView, WatchLine
+    from controller.blobs import Part
     from runner.schemas.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
@@ -73,6 +75,26 @@ def _told(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(READ_BYTES):
         yield piece
         sent(content.tell())
+
+
+class _Missing(msgspec.Struct, frozen=True):
+    missing: frozenset[str]
+
+
+def _of_parts(
+    content: BinaryIO, parts: Sequence[Part], wanted: frozenset[str], sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    told = 0
+    for part in parts:
+        if part.sha256 not in wanted:
+            content.seek(part.size, os.SEEK_CUR)
+            continue
+        left = part.size
+        while left and (piece := content.read(min(left, READ_BYTES))):
+            yield piece
+            left -= len(piece)
+            told += len(piece)
+            sent(told)
 
 
 class ControllerClient:
@@ -157,11 +179,34 @@ class ControllerClient:
     def upload(self, digest: str, file: Path, sent: Callable[[int], None]) -> None:
         """Upload the file; `digest` is its sha256. `sent` is told how many bytes are on their
         way."""
-        path = f"/v1/blobs/{digest}"
-        with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("rb") as content:
-            headers = {**self._headers(), "Content-Length": str(file.stat().st_size)}
+        with file.open("rb") as content:
+            pieces = _told(content, sent)
+            self._put(f"/v1/blobs/{digest}", pieces, file.stat().st_size)
+
+    def missing_parts(self, digest: str, parts: Sequence[Part]) -> frozenset[str]:
+        """Return the parts of a new upload that no earlier one of the user has."""
+        data = self.post(f"/v1/blobs/{digest}/missing", {"parts": parts})
+        return decode(data, _Missing).missing
+
+    def upload_parts(
+        self,
+        digest: str,
+        file: Path,
+        parts: Sequence[Part],
+        missing: frozenset[str],
+        sent: Callable[[int], None],
+    ) -> None:
+        """Upload the file as `upload` does, but send only the parts in `missing`."""
+        manifest = msgspec.json.encode({"parts": parts, "sent": sorted(missing)}) + b"\n"
+        size = sum(part.size for part in parts if part.sha256 in missing)
+        with file.open("rb") as content:
+            pieces = chain([manifest], _of_parts(content, parts, missing, sent))
+            self._put(f"/v1/blobs/{digest}/parts", pieces, len(manifest) + size)
+
+    def _put(self, path: str, pieces: Iterable[bytes], size: int) -> None:
+        with closing(self._connection(UPLOAD_SECONDS)) as connection:
+            headers = {**self._headers(), "Content-Length": str(size)}
             try:
-                pieces = _told(content, sent)
                 connection.request("PUT", self._target(path, None), pieces, headers)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all was sent: the answer says why
@@ -395,6 +440,14 @@ def run_path(key: str, part: str = "") -> str:
 def service_path(key: str, part: str = "") -> str:
     """Return the path of a service, or of a part of it."""
     return run_path(key, part).replace("/v1/runs/", "/v1/services/", 1)
+
+
+def secret_path(name: str) -> str:
+    return f"/v1/secrets/{quote(name, safe='')}"
+
+
+def service_key_path(id: str) -> str:
+    return f"/v1/service-keys/{quote(id, safe='')}"
 
 
 def job_path(run: str, job: str, part: str) -> str:

@@ -1,14 +1,16 @@
 """Uploads make a run independent of this machine: its `repos` and `files` become blobs.
 
-An archive is made in the same way every time, so unchanged content is not sent again. The user's
-repository is only read: new files are compared through an own index and object store. Content that
-cannot be packed is refused before anything is sent.
+An archive is made in the same way every time, of parts that do not depend on each other, so
+unchanged content is not sent again, and of changed content only the parts with changed files. The
+user's repository is only read: new files are compared through an own index and object store.
+Content that cannot be packed is refused before anything is sent.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import posixpath
 import re
@@ -18,16 +20,20 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from controller.blobs import MAX_PARTS, Part
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.schema import FileFields, RepoFields, RunFields
+from fairlead.errors import ApiError
 from fairlead.ignored import IsIgnored, ignored_in
 from fairlead.rest import ControllerClient
 
@@ -200,15 +206,28 @@ def _run(
     return done
 
 
-_PIECE = 1 << 20
 _LEVEL = 6
+MIN_PART_BYTES, MAX_PART_BYTES = 64 << 10, 256 << 10
+"""A part has so many bytes of whole files, before they are packed; a larger file is a part of its
+own."""
+_ENDS_A_PART = 8
+"""About one file in this number ends a part, chosen by its name: then parts around a file that came
+or went stay as they were."""
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A file to upload. `parts`: all of its bytes, so that only what is new of them is sent; none:
+    it is sent whole."""
+
+    file: Path
+    parts: tuple[Part, ...] = ()
 
 
 class Packed(msgspec.Struct):
-    """A packed configuration. `uploads`: files (in the folder given to `pack`) by their sha256."""
+    """A packed configuration. `uploads`: by their sha256, in the folder given to `pack`."""
 
     configuration: dict[str, Any]
-    uploads: dict[str, Path]
+    uploads: dict[str, Upload]
 
 
 def pack(
@@ -241,7 +260,7 @@ class _Packer:
         self._base = base
         self._environ = environ
         self._scratch = scratch
-        self.uploads: dict[str, Path] = {}
+        self.uploads: dict[str, Upload] = {}
 
     def repo(self, repo: RepoFields, field: str) -> dict[str, Any]:
         uploaded: dict[str, Any] = {}
@@ -322,27 +341,95 @@ class _Packer:
 
     def _archive(self, members: Iterable[tuple[str, Path]], field: str) -> str:
         path = self._scratch / f"archive-{len(os.listdir(self._scratch))}"
-        with (
-            path.open("wb") as file,
-            _gzip(file) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for name, source in members:
-                _add(archive, name, source, field)
+        with path.open("wb") as file:
+            parts = _Parts(file)
+            with tarfile.open(fileobj=parts, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                for name, source in members:
+                    parts.begin(name)
+                    _add(archive, name, source, field)
+                parts.end()  # the padding depends on all files, so it is a part of its own
+            parts.end()
         with path.open("rb") as made:
             digest = hashlib.file_digest(made, "sha256").hexdigest()
-        self.uploads[digest] = path
+        self.uploads[digest] = Upload(path, tuple(parts.made))
         return digest
 
     def _blob(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
         path = self._scratch / digest
         path.write_bytes(content)
-        self.uploads[digest] = path
+        self.uploads[digest] = Upload(path)
         return digest
 
 
-def _gzip(file: IO[bytes]) -> gzip.GzipFile:
+class _Parts(io.RawIOBase):
+    """A packed file of parts, each of which is a gzip member: together they are one gzip file.
+
+    Whole files of the archive make a part, so the same files are the same bytes in each archive.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.made: list[Part] = []
+        self._file = _Hashed(file)
+        self._packed: gzip.GzipFile | None = None
+        self._size = 0
+        self._written = 0
+        self._may_end = False
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._written
+
+    def begin(self, name: str) -> None:
+        """The next member of the archive is this."""
+        ended_by_name, self._may_end = self._may_end, _ends_a_part(name)
+        if self._size >= MAX_PART_BYTES or (ended_by_name and self._size >= MIN_PART_BYTES):
+            self.end()
+
+    def write(self, data: Any) -> int:
+        if self._packed is None:
+            self._packed = _gzip(self._file)
+        self._size += len(data)
+        self._written += len(data)
+        return self._packed.write(data)
+
+    def end(self) -> None:
+        """End the part."""
+        if self._packed is not None:
+            self._packed.close()
+            self._packed = None
+            self.made.append(self._file.cut())
+            self._size = 0
+
+
+def _ends_a_part(name: str) -> bool:
+    return zlib.crc32(os.fsencode(name)) % _ENDS_A_PART == 0
+
+
+class _Hashed(io.RawIOBase):
+    """Names what is written to a file, between two cuts."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash, self._size = hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        self._size += len(data)
+        return self._file.write(data)
+
+    def cut(self) -> Part:
+        part = Part(sha256=self._hash.hexdigest(), size=self._size)
+        self._hash, self._size = hashlib.sha256(), 0
+        return part
+
+
+def _gzip(file: _Hashed) -> gzip.GzipFile:
     """Return a gzip file without time and name, so that the same content makes the same bytes."""
     return gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0)
 
@@ -480,12 +567,36 @@ def send_code(
         return configuration
     with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
         packed = pack(configuration, parsed, base, environ, Path(scratch))
-        for digest, file in packed.uploads.items():
+        for digest, upload in packed.uploads.items():
             if not client.has_upload(digest):
-                size = file.stat().st_size
-                client.upload(digest, file, UploadProgress(size, tell, time.monotonic))
+                _send(client, digest, upload, tell)
     sent: dict[str, Any] = packed.configuration
     return sent
+
+
+_SENT_WHOLE_AFTER = (
+    HTTPStatus.NOT_FOUND,  # an older controller
+    HTTPStatus.CONFLICT,  # it has just removed an old upload
+    HTTPStatus.BAD_REQUEST,  # an old upload is damaged on its disk
+)
+
+
+def _send(
+    client: ControllerClient, digest: str, upload: Upload, tell: Callable[[str], None]
+) -> None:
+    """Send what no earlier upload of the user has, else all of it."""
+    if 1 < len(upload.parts) <= MAX_PARTS:
+        try:
+            missing = client.missing_parts(digest, upload.parts)
+            size = sum(part.size for part in upload.parts if part.sha256 in missing)
+            progress = UploadProgress(size, tell, time.monotonic)
+            client.upload_parts(digest, upload.file, upload.parts, missing, progress)
+            return
+        except ApiError as error:
+            if error.status not in _SENT_WHOLE_AFTER:
+                raise
+    size = upload.file.stat().st_size
+    client.upload(digest, upload.file, UploadProgress(size, tell, time.monotonic))
 
 
 class UploadProgress:

@@ -7,7 +7,7 @@ works.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -19,18 +19,19 @@ from controller.api.documents import JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.dev_environments import how_to_open
 from controller.cli.display import Display, display
+from controller.cli.log_start import Start
 from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AttemptStatus,
 )
 from fairlead.errors import ApiError
-from fairlead.follow import Outages, follow_log, follow_run
-from fairlead.progress import find_job, grants, job_name, never_ran, step_of
+from fairlead.follow import Outages, follow_log, follow_run, patiently
+from fairlead.progress import comebacks, find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
-    from controller.cli.forward import Forwarding
+    from fairlead.forward import Forwarding
     from runner.schemas.frames import Frame
 LONGEST_DEAFNESS_SECONDS = 0.5
 T = TypeVar("T")
@@ -69,23 +70,33 @@ class _Failed:
 
 
 class _LogEnded:
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, attempt_id: str) -> None:
         self.job_id = job_id
+        self.attempt_id = attempt_id
 
 
 _Told = WatchLine | _LogEnded | _Failed
 
 
 def attach(
-    client: ControllerClient, run: RunView, job: str | None = None, *, beside_json: bool = False
+    client: ControllerClient,
+    run: RunView,
+    job: str | None = None,
+    *,
+    beside_json: bool = False,
+    tail: int | None = None,
 ) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
 
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
-    it runs. `beside_json`: the output goes to stderr, because stdout is for a document.
+    it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `tail`:
+    begin with that number of the last lines of each job; None: with its first attempt.
     """
-    return _Attachment(client, run, display(), job, beside_json=beside_json).until_final()
+    attachment = _Attachment(client, run, display(), job, beside_json=beside_json)
+    if tail is not None:
+        attachment.begin_with(tail)
+    return attachment.until_final()
 
 
 class _Attachment:
@@ -110,10 +121,26 @@ class _Attachment:
         self._following: set[str] = set()
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
-        self._granted: set[str] = set()
+        self._granted: set[tuple[str, str]] = set()
+        self._starts: dict[str, Start] = {}
+        """Where the output of an attempt begins, by its id; others begin with their first byte."""
+        self._carried: set[str] = set()
+        """Ids of the attempts whose output is here."""
+        self._came_back: set[str] = set()
         self._opened: set[str] = set()
         """Ids of the attempts of which was told how to open them."""
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
+
+    def begin_with(self, tail: int) -> None:
+        """Leave out the output until now, but for so many lines of each job's present attempt."""
+        for job in self._run.jobs:
+            *earlier, present = job.attempts or (None,)
+            passed = {one.id for one in earlier if one is not None}
+            self._followed |= passed
+            self._carried |= passed
+            self._came_back |= passed
+            if present is not None:
+                self._starts[present.id] = Start(tail=tail)
 
     def until_final(self) -> RunView:
         self._in_thread(self._watch)
@@ -125,6 +152,7 @@ class _Attachment:
                     raise told.error
                 if isinstance(told, _LogEnded):
                     self._following.discard(told.job_id)
+                    self._carried.add(told.attempt_id)
                     self._wrote.discard(told.job_id)
                     told = WatchLine(run=self._run)
                 self._take_up(told)
@@ -150,6 +178,7 @@ class _Attachment:
         jobs = [find_job(self._run, self._job)] if self._job else self._run.jobs[:MOST_JOBS]
         for job in jobs:
             self._follow_next(job)
+        self._tell_comebacks(jobs)
         self._forward_ports()
         if self._run.status not in FINAL_RUN_STATUSES:
             flows = bool(self._following & self._wrote)
@@ -170,10 +199,28 @@ class _Attachment:
             self._incarnation = switch.incarnation
 
     def _tell_grants(self) -> None:
-        for sentence in grants(self._run):
-            if sentence not in self._granted:
-                self._granted.add(sentence)
+        """Tell each kind of grant once, however many jobs get it later."""
+        for kind, sentence in grants(self._run).items():
+            if kind not in self._granted:
+                self._granted.add(kind)
                 self._tell(sentence)
+
+    def _tell_comebacks(self, followed: Sequence[JobView]) -> None:
+        """Tell which attempts ended and come back, each after its output; jobs with the same
+        sentence are told together."""
+        alike: dict[str, list[str]] = {}
+        ids = {job.id for job in followed}
+        for job, attempt, sentence in comebacks(self._run):
+            has_output = job.id in ids and not never_ran(attempt)
+            if (has_output and attempt.id not in self._carried) or attempt.id in self._came_back:
+                continue
+            if self._job and job.id not in ids:
+                continue
+            self._came_back.add(attempt.id)
+            alike.setdefault(sentence, []).append(job_name(job))
+        for sentence, names in alike.items():
+            several = f" and {len(names) - 1} more" if names[1:] else ""
+            self._tell(sentence if self._is_alone else f"{names[0]}{several}: {sentence}")
 
     def _tell_how_to_open(self) -> None:
         if not opens(self._run):
@@ -203,13 +250,21 @@ class _Attachment:
             self._inbox.put(told)
 
     def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
-        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._outages)
-        for frame in of_what_is_kept(frames, self._tell):
+        for frame in of_what_is_kept(self._frames(attempt_id), self._tell):
             self._wrote.add(job_id)
             self._display.pause()
             writer.write(frame)
         writer.close()
-        self._inbox.put(_LogEnded(job_id))
+        self._inbox.put(_LogEnded(job_id, attempt_id))
+
+    def _frames(self, attempt_id: str) -> Iterator[Frame]:
+        client, run_id, offset = self._client, self._run.id, 0
+        if (start := self._starts.get(attempt_id)) is not None:
+            offset = patiently(
+                self._outages,
+                lambda: start.offset(client.stored_frames(run_id, attempt=attempt_id)),
+            )
+        yield from follow_log(client, run_id, attempt_id, offset, self._outages)
 
     def _tell(self, text: str) -> None:
         self._display.pause()
@@ -232,6 +287,6 @@ def _forwarding_of(
     import parts of the same library."""
     if not ports_of(run.configuration):
         return None
-    from controller.cli.forward import Forwarding, declared
+    from fairlead.forward import Forwarding, declared
 
     return Forwarding(client, run, job, declared(run), tell)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from controller import __version__
@@ -22,22 +23,13 @@ from controller.cli.errors import (
     OutputError,
     exit_status_of,
 )
+from fairlead.daemons import is_of_an_extra, missing
 from fairlead.errors import FairleadError
 
 if TYPE_CHECKING:
     from cyclopts import App
 
 _COMMANDS = "controller.cli.commands"
-_OF_OPERATORS = frozenset(
-    {
-        *("aiohttp", "alembic", "asyncssh", "cryptography", "httptools", "prometheus_client"),
-        *("psutil", "psycopg", "sqlalchemy", "uvloop"),
-    }
-)
-_INCOMPLETE = (
-    "this command is for operators and needs more than a user's commands: "
-    "install it with `pip install 'fairlead[controller]'`"
-)
 
 
 def make_app(arguments: Sequence[str] = ()) -> App:
@@ -199,7 +191,9 @@ def run(arguments: Sequence[str]) -> int:
     except _Usage as error:
         return _fail(str(error), EXIT_USAGE)
     except ImportError as error:
-        return _fail(_INCOMPLETE, EXIT_FAILED) if _lacks_extra(error) else _unforeseen(error)
+        if not is_of_an_extra(error):
+            return _unforeseen(error)
+        return _fail(missing(*_command_and_extra(arguments)), EXIT_FAILED)
     except OutputError as error:
         _silence_stdout()
         return _fail(str(error), error.exit_status)
@@ -244,13 +238,12 @@ def _called(arguments: Sequence[str]) -> object:
         raise _Usage(f"{said}\nTry `{command} --help`.") from None
 
 
-def _lacks_extra(error: BaseException | None) -> bool:
-    """Return whether a library is missing that only an extra of the package brings."""
-    while error is not None:
-        if isinstance(error, ModuleNotFoundError) and error.name is not None:
-            return error.name.partition(".")[0] in _OF_OPERATORS
-        error = error.__cause__ or error.__context__
-    return False
+def _command_and_extra(arguments: Sequence[str]) -> tuple[str, str]:
+    """Return the command that the user gave, and the extra that brings its libraries."""
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    of_a_gateway = words[:1] == ["gateway"]
+    named = words[: 2 if of_a_gateway else 1]
+    return " ".join(("fairlead", *named)), "gateway" if of_a_gateway else "controller"
 
 
 def _tolerate_encodings() -> None:

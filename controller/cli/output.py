@@ -191,6 +191,19 @@ def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
         time.sleep(REPEAT_SECONDS)
 
 
+def repeat_json(ask: Callable[[], bytes]) -> NoReturn:
+    """Print the answer as a line of JSON, now and whenever it has changed, until interrupted."""
+    from fairlead.follow import Outages, patiently
+
+    outages, shown = Outages(note), b""
+    while True:
+        answer = patiently(outages, ask)
+        if answer != shown:
+            emit_json(answer)
+        shown = answer
+        time.sleep(REPEAT_SECONDS)
+
+
 def table_lines(
     columns: Sequence[str], rows: Iterable[Sequence[str]], width: int | None
 ) -> list[str]:
@@ -264,6 +277,28 @@ def ago(time: str | None, now: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit} ago"
     return f"{seconds}s ago"
+
+
+def short_time(time: str | None) -> str:
+    """Return the time (ISO 8601, as in the API) as a table has it: month, day and time in UTC."""
+    if time is None:
+        return "-"
+    return f"{datetime.fromisoformat(time).astimezone(UTC):%m-%d %H:%M:%S}"
+
+
+def lasted(start: str | None, end: str | None, now: datetime) -> str:
+    """Return the time from `start` to `end`, or until now, in its two largest units."""
+    if start is None:
+        return "-"
+    until = now if end is None else datetime.fromisoformat(end)
+    seconds = max(0, int((until - datetime.fromisoformat(start)).total_seconds()))
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        parts.append((seconds // size, unit))
+        seconds %= size
+    first = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    shown = [f"{number}{unit}" for number, unit in parts[first : first + 2] if number]
+    return " ".join(shown) or "0s"
 
 
 def utc_now() -> datetime:

@@ -422,8 +422,8 @@ class Dashboard:
 
 
 _NOT_PACKED = (
-    "The dashboard's scripts are missing: this checkout was set up without a network. "
-    "Run `./dev setup` again with one. The API and the command work without them.\n"
+    "The dashboard's scripts are missing: this Fairlead was set up or built without a network. "
+    "Run `./dev setup` or `pip install` again with one. API and command work without them.\n"
 )
 
 

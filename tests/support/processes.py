@@ -139,12 +139,18 @@ class ShimProcess:
 class ControllerProcess:
     """`fairlead controller` on a free port of the loopback, and the command as its admin."""
 
-    def __init__(self, folder: Path, *options: str | Path, outlasts_tests: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str | Path,
+        outlasts_tests: bool = False,
+        programs: Path = _PROGRAMS,
+    ) -> None:
         folder.mkdir(parents=True)
         self.data = folder / "data"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        argv: list[str | Path] = [_PROGRAMS / "fairlead", "controller", "--data", self.data]
+        argv: list[str | Path] = [programs / "fairlead", "controller", "--data", self.data]
         listen = ["--listen", f"127.0.0.1:{self.port}"]
         self.daemon = Daemon(
             [*argv, *listen, *options], folder / "controller.log", outlasts_tests=outlasts_tests

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.blobs import KEPT_SECONDS, BlobDamaged, BlobStore, BlobTooLarge, TooManyBlobs
+from controller.blobs import (
+    KEPT_SECONDS,
+    BlobDamaged,
+    BlobStore,
+    BlobTooLarge,
+    Part,
+    PartsMissing,
+    TooManyBlobs,
+)
 
 CONTENT = b"x" * 3000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -136,6 +144,101 @@ async def test_a_mark_without_its_blob_says_nothing_and_goes(tmp_path: Path) -> 
     assert await store.size_for(DIGEST, "ada") is None
     await store.sweep({DIGEST})
     assert marks_in(tmp_path) == []
+
+
+def cut(content: bytes, size: int = 5000) -> list[Part]:
+    places = range(0, len(content), size)
+    return [
+        Part(sha256=named(content[at : at + size]), size=len(content[at : at + size]))
+        for at in places
+    ]
+
+
+OLD = bytes(range(200)) * 100
+NEW = OLD[:5000] + b"n" * 5000 + OLD[10_000:]
+
+
+async def sent_in_parts(
+    store: BlobStore, content: bytes, *, user: str = "ada", sends: bytes | None = None
+) -> list[str]:
+    """Send what is missing, or these bytes for it; return what was missing."""
+    parts = cut(content)
+    missing = await store.missing(parts, user=user)
+    if sends is None:
+        sends = b"".join(
+            content[5000 * at : 5000 * at + part.size]
+            for at, part in enumerate(parts)
+            if part.sha256 in missing
+        )
+    async with contextlib.aclosing(pieces(sends)) as coming:
+        await store.put_parts(named(content), parts, missing, coming, user=user)
+    return missing
+
+
+async def test_of_a_new_upload_only_the_parts_come_that_no_earlier_one_has(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await sent_in_parts(store, OLD)
+    assert await sent_in_parts(BlobStore(tmp_path), NEW) == [named(b"n" * 5000)]
+    assert await read(store, named(NEW)) == NEW
+    assert await store.missing(cut(NEW) + cut(b"other"), user="ada") == [named(b"other")]
+
+
+async def test_parts_of_other_users_are_not_there(tmp_path: Path) -> None:
+    """To know the name of a part is no right to its content."""
+    store = BlobStore(tmp_path)
+    await sent_in_parts(store, OLD)
+    parts = cut(OLD)
+    assert len(await store.missing(parts, user="bob")) == len({part.sha256 for part in parts})
+    async with contextlib.aclosing(pieces(b"")) as coming:
+        with pytest.raises(PartsMissing, match="send all of it"):
+            await store.put_parts(named(OLD), parts, (), coming, user="bob")
+    assert await store.size_for(named(OLD), "bob") is None
+
+
+@pytest.mark.parametrize("sends", [b"", b"n" * 4999, b"x" * 5000, b"n" * 5001], ids=len)
+async def test_parts_that_are_not_what_they_say_leave_nothing(tmp_path: Path, sends: bytes) -> None:
+    store = BlobStore(tmp_path)
+    await sent_in_parts(store, OLD)
+    with pytest.raises(BlobDamaged):
+        await sent_in_parts(store, NEW, sends=sends)
+    assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([named(OLD)], [named(OLD)])
+
+
+async def test_parts_whose_blob_was_removed_are_missing_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await sent_in_parts(store, OLD)
+    (tmp_path / named(OLD)).unlink()
+    assert await store.missing(cut(OLD), user="ada") == [part.sha256 for part in cut(OLD)[:1]]
+
+
+async def test_a_mark_that_a_crash_cut_short_names_no_parts(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await sent_in_parts(store, OLD)
+    mark = tmp_path / "users" / "ada" / named(OLD)
+    mark.write_bytes(mark.read_bytes()[:-1])
+    assert await store.missing(cut(NEW)[1:2], user="ada") == [named(b"n" * 5000)]
+    assert await store.size_for(named(OLD), "ada") == len(OLD)
+
+
+async def test_names_of_many_small_parts_are_not_kept(tmp_path: Path) -> None:
+    """Nobody is charged for them."""
+    store = BlobStore(tmp_path)
+    parts = cut(OLD, 100)
+    async with contextlib.aclosing(pieces(OLD)) as coming:
+        sent = {part.sha256 for part in parts}
+        await store.put_parts(named(OLD), parts, sent, coming, user="ada")
+    assert (tmp_path / "users" / "ada" / named(OLD)).read_bytes() == b""
+
+
+async def test_the_limits_hold_for_what_is_joined(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, most_bytes=12_000, most_of_user=31_000)
+    with pytest.raises(BlobTooLarge):
+        await sent_in_parts(store, OLD)
+    await sent_in_parts(store, OLD[:10_000])
+    await sent_in_parts(store, NEW[:10_000])
+    with pytest.raises(TooManyBlobs):
+        await sent_in_parts(store, OLD[:5000] + b"3" * 7000)
+    assert len(blobs_in(tmp_path)) == 2
 
 
 async def test_a_user_has_room_for_so_much_together_and_others_have_their_own(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from controller.cli import output
-from controller.cli.commands.options import Json
+from controller.cli.commands.options import ConfigurationFile, Json
 from controller.cli.errors import EXIT_INTERRUPTED
+from controller.cli.log_start import tail_of
 from controller.configuration.dstack import translated
 from controller.configuration.source import Document
 from fairlead import settings
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def apply(
+    file: ConfigurationFile,
     *,
-    file: Annotated[Path, Parameter(name=["-f", "--file"], allow_leading_hyphen=True)],
     detach: Annotated[bool, Parameter(name=["-d", "--detach"], negative=())] = False,
     name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
@@ -162,7 +163,9 @@ def is_gateway(document: Document) -> bool:
     return isinstance(document.data, dict) and document.data.get("type") == "gateway"
 
 
-def attach(run: str, /, *, job: str | None = None, json: Json = False) -> int:
+def attach(
+    run: str, /, *, job: str | None = None, tail: int | None = None, json: Json = False
+) -> int:
     """Follow a run that is live: its progress, its output and its `ports`; Ctrl-C detaches.
 
     Parameters
@@ -172,10 +175,12 @@ def attach(run: str, /, *, job: str | None = None, json: Json = False) -> int:
     job
         Id, GROUP/COOKIE or index: follow only this job, and forward its ports; default: all jobs,
         and the ports of the first.
+    tail
+        Begin with the last N lines of each job; default: with all of its output.
     """
-    client = settings.client()
+    client, lines = settings.client(), tail_of(tail)
     found = patiently(Outages(output.note), partial(client.run, run))
-    return _follow(client, found, json, job, may_stop=False)
+    return _follow(client, found, json, job, may_stop=False, tail=lines)
 
 
 def _follow(
@@ -185,12 +190,13 @@ def _follow(
     job: str | None = None,
     *,
     may_stop: bool = True,
+    tail: int | None = None,
 ) -> int:
     from controller.cli import follow
     from fairlead.progress import exit_status, why
 
     try:
-        final = follow.attach(client, run, job, beside_json=json)
+        final = follow.attach(client, run, job, beside_json=json, tail=tail)
     except KeyboardInterrupt:
         return _interrupted(client, run, may_stop)
     if json:

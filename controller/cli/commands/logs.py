@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import JobView, RunView
@@ -20,6 +18,7 @@ from controller.cli import output
 from controller.cli.commands.options import seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.follow import next_of, of_what_is_kept
+from controller.cli.log_start import Start, tail_of
 from fairlead import settings
 from fairlead.follow import Outages, follow_log, patiently, unread
 from fairlead.progress import job_name
@@ -70,7 +69,7 @@ def logs(
     """
     if all_jobs and (job_ or job or attempt):
         raise CliError("give either --all-jobs or one job", EXIT_USAGE)
-    start = Start(tail=_tail_of(tail), since=moment_of(since, time.time()))
+    start = Start(tail=tail_of(tail), since=moment_of(since, time.time()))
     if start.is_given and offset:
         raise CliError("give either --offset, or --tail or --since", EXIT_USAGE)
     if offset < 0:
@@ -102,40 +101,6 @@ def logs(
         writer.write(frame)
     writer.close()
     return 0
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The place in a log to begin at. `tail`: lines; `since`: Unix seconds."""
-
-    tail: int | None
-    since: float | None
-
-    @property
-    def is_given(self) -> bool:
-        return self.tail is not None or self.since is not None
-
-    def offset(self, stored: Iterable[Frame]) -> int:
-        """Return the offset of that place in what is stored."""
-        begun, end = 0, 0
-        starts: deque[int] = deque([0], maxlen=None if self.tail is None else self.tail + 1)
-        for frame in stored:
-            end = frame.end
-            if self.since is not None and frame.time_ns < self.since * 1e9:
-                begun = end
-            position = frame.offset
-            for part in frame.payload.split(b"\n")[:-1] if self.tail is not None else ():
-                position += len(part) + 1
-                starts.append(position)
-        if self.tail is None:
-            return begun
-        lines = [start for start in starts if start < end][-self.tail :] if self.tail else []
-        return max(begun, lines[0] if lines else end)
-
-
-def _tail_of(tail: int | None) -> int | None:
-    if tail is not None and tail < 0:
-        raise CliError(f"--tail: {tail} is less than 0", EXIT_USAGE)
-    return tail
 
 
 def moment_of(text: str | None, now: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,6 +15,19 @@ Watch = Annotated[
     bool,
     Parameter(name=["-w", "--watch"], negative=(), help="Show it anew until you interrupt it."),
 ]
+
+
+def _refuse_options(kind: object, file: Path) -> None:
+    """By position, `-` is a file; so the parser takes an option that it does not know for one."""
+    if str(file).startswith("--"):
+        raise ValueError("there is no option of this name")
+
+
+ConfigurationFile = Annotated[
+    Path,
+    Parameter(name=["--file", "-f"], allow_leading_hyphen=True, validator=_refuse_options),
+]
+"""By position, or as -f or --file."""
 Flag = Parameter(negative=())
 Attributes = Annotated[
     list[str] | None,

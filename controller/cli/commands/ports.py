@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from controller.cli import output
 from controller.cli.errors import EXIT_USAGE, CliError
-from controller.cli.forward import forward, parse_forward
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from fairlead import settings
+from fairlead.forward import Forward, forward
 
 
 def port_forward(
@@ -43,3 +43,14 @@ def port_forward(
         raise CliError(f"run {found.name} has ended ({found.status}): nothing listens there")
     asyncio.run(forward(client, found.name, job, forwards, bind, output.note))
     return 0
+
+
+def parse_forward(text: str) -> Forward:
+    """Return the ports of `PORT` or `PORT:LOCAL`. Raises CliError."""
+    port, colon, local = text.partition(":")
+    numbers = [port, local if colon else port]
+    if not all(n.isascii() and n.isdecimal() and len(n) < 6 and int(n) < 65536 for n in numbers):
+        raise CliError(f"{text!r} is not PORT or PORT:LOCAL, such as 8080 or 8080:9000", EXIT_USAGE)
+    if int(port) == 0:
+        raise CliError("port 0 is not a port of a job", EXIT_USAGE)
+    return Forward(int(numbers[0]), int(numbers[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -85,6 +86,8 @@ def ps(
         user=user,
         name=name,
     )
+    if watch and json:
+        output.repeat_json(ask)
     if watch:
         output.repeat(lambda width: _run_lines(decode(ask(), _Runs), width))
     data = ask()
@@ -195,13 +198,19 @@ def show_run(run: RunView) -> None:
     for line in _facts(run):
         output.emit(line)
     gang = any(group.gang_size is not None for group in run.groups)
+    now = output.utc_now()
     output.emit_table(
         (
-            *("JOB", "ATTEMPT", "STATUS", "REASON", "EXIT", "NODE", "RUNNING", "FINISHED"),
+            *("ATTEMPT", "STATUS", "NODE", "STARTED (UTC)", "RAN"),
             *(("INCARNATION", "RANK") if gang else ()),
+            "REASON",
         ),
         [
-            (*_attempt_cells(job, attempt), *(_gang_cells(attempt) if gang else ()))
+            (
+                *_attempt_cells(job, attempt, now),
+                *(_gang_cells(attempt) if gang else ()),
+                _reason(attempt),
+            )
             for job in run.jobs
             for attempt in job.attempts
         ],
@@ -235,7 +244,7 @@ def _facts(run: RunView) -> Iterator[str]:
         yield f"child of {run.parent_id}"
     for child in run.children:
         yield f"parent of {child.name} ({child.id}): {child.status}"
-    yield from grants(run)
+    yield from grants(run).values()
     for job in run.jobs:
         if job.abandoned or job.scaled_down:
             yield f"{job_name(job)} is {'abandoned' if job.abandoned else 'scaled down'}"
@@ -246,17 +255,21 @@ def _gang_cells(attempt: AttemptView) -> tuple[str, str]:
     return number, "reserved" if attempt.rank is None else str(attempt.rank)
 
 
-def _attempt_cells(job: JobView, attempt: AttemptView) -> tuple[str, ...]:
+def _attempt_cells(job: JobView, attempt: AttemptView, now: datetime) -> tuple[str, ...]:
     return (
-        job_name(job),
-        str(attempt.number),
+        f"{job_name(job)} #{attempt.number}",
         f"{attempt.status} (disconnected)" if attempt.disconnected else attempt.status,
-        attempt.termination_reason or "-",
-        "-" if attempt.exit_code is None else str(attempt.exit_code),
         attempt.node or "-",
-        attempt.running_at or "-",
-        attempt.finished_at or "-",
+        output.short_time(attempt.running_at),
+        output.lasted(attempt.running_at, attempt.terminating_at or attempt.finished_at, now),
     )
+
+
+def _reason(attempt: AttemptView) -> str:
+    parts = [] if attempt.termination_reason is None else [str(attempt.termination_reason)]
+    if attempt.exit_code is not None:
+        parts.append(f"exit code {attempt.exit_code}")
+    return ", ".join(parts) or "-"
 
 
 def events(
@@ -380,6 +393,8 @@ def metrics(
         return 0
     path = run_path(run, "metrics/history")
     ask = partial(client.get, path, job=job, seconds=seconds, points=CHART_WIDTH)
+    if watch and json:
+        output.repeat_json(ask)
     if watch:
         output.repeat(lambda width: _charts(decode(ask(), MetricsHistoryAnswer), width))
     if json:

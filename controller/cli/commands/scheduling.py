@@ -4,7 +4,6 @@ shows what is free."""
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,7 +13,7 @@ from common.sizes import human_size
 from controller.api.documents import ExplainView, GroupPlanView, NodeView, PlanView, UnderWayView
 from controller.cli import output
 from controller.cli.commands.apply import read_configuration, tell_translation
-from controller.cli.commands.options import Json
+from controller.cli.commands.options import ConfigurationFile, Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
 from fairlead import settings
@@ -73,8 +72,8 @@ def _names(jobs: tuple[str, ...]) -> str:
 
 
 def plan(
+    file: ConfigurationFile,
     *,
-    file: Annotated[Path, Parameter(name=["-f", "--file"], allow_leading_hyphen=True)],
     name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
     json: Json = False,
@@ -128,7 +127,7 @@ def _show_plan(found: PlanView) -> None:
         (place.job, place.asked, place.granted)
         for place in found.jobs
         if place.asked is not None and place.granted is not None
-    ):
+    ).values():
         output.emit(sentence)
     for group in found.groups:
         output.emit(_begins_with(group))

@@ -10,7 +10,6 @@ import getpass
 import sys
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import msgspec
 from cyclopts import Parameter
@@ -20,7 +19,7 @@ from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_USAGE, CliError
 from fairlead import settings
-from fairlead.rest import decode
+from fairlead.rest import decode, secret_path
 
 Shared = Annotated[
     bool, Parameter(negative=(), help="The secret is for the runs of all users (admins only).")
@@ -54,7 +53,7 @@ def set_secret(
         Read the value from this file; - for standard input.
     """
     value = _value(name, from_file)
-    data = settings.client().put(_path(name), {"value": value, "shared": shared})
+    data = settings.client().put(secret_path(name), {"value": value, "shared": shared})
     return output.emit_done(data, json, f"secret {name} stored")
 
 
@@ -82,7 +81,7 @@ def list_secrets(*, json: Json = False) -> int:
 def delete_secret(name: str, /, *, shared: Shared = False, json: Json = False) -> int:
     """Delete a stored secret; jobs that have it keep it, and no more get it."""
     query = {"shared": "true"} if shared else {}
-    data = settings.client().delete(_path(name), **query)
+    data = settings.client().delete(secret_path(name), **query)
     return output.emit_done(data, json, f"secret {name} deleted")
 
 
@@ -93,10 +92,6 @@ def rotate_key(*, json: Json = False) -> int:
     """
     data = settings.client().post("/v1/secrets-key/rotate", {})
     return output.emit_done(data, json, f"{decode(data, _Rotated).secrets} secrets have a new key")
-
-
-def _path(name: str) -> str:
-    return f"/v1/secrets/{quote(name, safe='')}"
 
 
 def _value(name: str, file: Path | None) -> str:

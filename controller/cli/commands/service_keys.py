@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import msgspec
 
 from controller.api.documents import NewServiceKeyView, ServiceKeyView
 from controller.cli import output
 from controller.cli.commands.options import Json
 from fairlead import settings
-from fairlead.rest import decode
+from fairlead.rest import decode, service_key_path
 
 
 class _Keys(msgspec.Struct):
@@ -59,7 +57,7 @@ def list_(service: str | None = None, /, *, json: Json = False) -> int:
 
 def revoke(id: str, /, *, json: Json = False) -> int:
     """Revoke a key at once; its open requests end."""
-    data = settings.client().delete(f"/v1/service-keys/{quote(id, safe='')}")
+    data = settings.client().delete(service_key_path(id))
     if json:
         output.emit_json(data)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,53 @@ async def test_a_wrong_upload_is_refused(
 ) -> None:
     async with api.put(path, data=content) as answer:
         assert await said(answer) == expected
+
+
+def part(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+
+
+async def test_an_upload_comes_in_parts(api: Api) -> None:
+    parts = [part(b"an "), part(b"archive")]
+    names = [one["sha256"] for one in parts]
+    async with api.post(f"{PLACE}/missing", json={"parts": parts}) as answer:
+        assert await said(answer) == (200, {"missing": names})
+    line = json.dumps({"parts": parts, "sent": names}).encode() + b"\n"
+    async with api.put(f"{PLACE}/parts", data=line + CONTENT) as answer:
+        assert await said(answer) == (200, {"sha256": DIGEST, "size": len(CONTENT)})
+
+
+@pytest.mark.parametrize(
+    ("sent", "rest", "expected"),
+    [
+        ([], b"", (409, "parts_missing")),
+        ([part(CONTENT)["sha256"]], b"an archivE", (400, "damaged")),
+        ([part(CONTENT)["sha256"]], b"", (400, "damaged")),
+        ([part(CONTENT)["sha256"]], CONTENT + b"!", (400, "damaged")),
+    ],
+)
+async def test_wrong_parts_are_refused(
+    api: Api, sent: list[str], rest: bytes, expected: tuple[int, str]
+) -> None:
+    line = json.dumps({"parts": [part(CONTENT)], "sent": sent}).encode() + b"\n"
+    async with api.put(f"{PLACE}/parts", data=line + rest) as answer:
+        assert await said(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"no line", "not_json"),
+        (b"x" * (5 << 20), "not_json"),
+        (b"[1]\n", "invalid"),
+        (b'{"parts": [], "sent": []}\n', "invalid"),
+        (b'{"parts": [{"sha256": "../x", "size": 1}], "sent": []}\n', "invalid"),
+        (b'{"parts": [{"sha256": "%s", "size": -1}], "sent": []}\n' % (b"0" * 64), "invalid"),
+    ],
+)
+async def test_a_wrong_list_of_parts_is_refused(api: Api, body: bytes, code: str) -> None:
+    async with api.put(f"{PLACE}/parts", data=io.BytesIO(body)) as answer:
+        assert await said(answer) == (400, code)
 
 
 async def test_uploads_are_for_users_only(server: TestServer) -> None:

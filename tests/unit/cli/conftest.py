@@ -89,6 +89,11 @@ class Command:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await self._output.stream.readuntil(text)
 
+    async def line(self) -> bytes:
+        """The next line of stdout."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await self._output.stream.readline()
+
     def close_output(self) -> None:
         """As `head` does when it has read enough."""
         self._output.close()

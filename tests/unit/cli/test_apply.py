@@ -126,6 +126,72 @@ async def test_the_output_of_every_attempt_of_a_retried_job_arrives(
     assert (result.status, result.out) == (0, b"first\nsecond\n")
 
 
+async def test_an_attempt_that_failed_and_comes_back_is_told_after_its_output(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    path = tmp_path / "retried.yml"
+    path.write_text(
+        "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
+    )
+    command = await start("apply", "-f", str(path))
+    await command.hears("submitted again")
+    await node.runs("again")
+    await node.prints("again", b"first\n")
+    await node.ends("again", 3)
+    assert await command.reads(6) == b"first\n"
+    await command.hears("attempt 0 failed: the job ended with exit code 3; it ")
+    await node.runs("again")
+    await node.ends("again", 4)
+    result = await command.ended()
+    assert result.status == 4
+    assert result.err.count("tried again") == 1
+    assert "attempt 1 failed" not in result.err
+
+
+async def test_attach_begins_with_the_last_lines_of_the_present_attempt(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    path = tmp_path / "retried.yml"
+    path.write_text(
+        "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
+    )
+    await of(start, "apply", "-d", str(path))
+    await node.runs("again")
+    await node.prints("again", b"first\n")
+    await node.ends("again", 1)
+    await node.runs("again")
+    await node.prints("again", b"a\nb\nc\n")
+    command = await start("attach", "again", "--tail", "2")
+    assert await command.reads(4) == b"b\nc\n"
+    await node.prints("again", b"d\n")
+    await node.ends("again", 0)
+    result = await command.ended()
+    assert (result.status, result.out) == (0, b"d\n")
+    assert "tried again" not in result.err
+    assert (await of(start, "attach", "again", "--tail", "-1")).status == 2
+
+
+async def test_what_jobs_get_is_told_once_however_many_get_it_later(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    path = tmp_path / "wide.yml"
+    path.write_text(
+        "type: task\nname: wide\nnodes: 3\ngang: false\ncommands: [work]\n"
+        "resources: {memory: 1GB..}\n"
+    )
+    command = await start("apply", "-f", str(path))
+    await command.hears("submitted wide")
+    for job in range(3):
+        await node.runs("wide", job)
+        await node.prints("wide", b"here\n", job=job)
+        await command.prints(b"here\n")
+    for job in range(3):
+        await node.ends("wide", 0, job)
+    result = await command.ended()
+    assert result.status == 0
+    assert result.err.count("asked:") == 1
+
+
 async def test_a_lost_controller_costs_no_byte_and_doubles_none(
     start: Fairlead, controller: Controller, node: PlayedNode, task: str, server: TestServer
 ) -> None:
@@ -146,6 +212,17 @@ async def test_a_lost_controller_costs_no_byte_and_doubles_none(
     result = await command.ended()
     await again.close()
     assert (result.status, result.out) == (0, b"while away after")
+
+
+async def test_the_file_may_stand_without_its_option(start: Fairlead, task: str) -> None:
+    assert (await of(start, "apply", task, "-d")).out == b"hello\n"
+    assert b"main/0" in (await of(start, "plan", task, "-n", "other")).out
+    for wrong in (("apply", task, task), ("apply", task, "-f", task), ("apply",)):
+        assert (await of(start, *wrong)).status == 2
+    unknown = await of(start, "apply", "--detatch", task)
+    assert (unknown.status, "--detatch" in unknown.err) == (2, True)
+    standard_input = await of(start, "apply", "-d", "-")
+    assert "standard input: a configuration is a mapping" in standard_input.err
 
 
 async def test_an_interrupt_in_a_pipe_detaches_and_the_run_goes_on(

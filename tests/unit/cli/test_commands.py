@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from controller.cli import main
-from controller.cli.commands.runs import sparkline
+from controller.cli import main, output
+from controller.cli.commands.runs import show_run, sparkline
 from controller.cli.commands.serve import parse_listen
 from controller.cli.errors import CliError
 from controller.links.ssh import fingerprint
 from controller.metric_history import Sample
+from fairlead.rest import decode
+from fairlead.views import RunView
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
@@ -166,6 +169,16 @@ async def test_ps_goes_on_showing_what_changes_until_it_is_interrupted(
     assert (await watching.ended()).status == 130
 
 
+async def test_ps_gives_a_line_of_json_for_each_change(start: Fairlead, task: str) -> None:
+    await of(start, "apply", "-f", task, "-d", "-n", "first")
+    watching = await start("ps", "-w", "--json")
+    assert [run["name"] for run in json.loads(await watching.line())["runs"]] == ["first"]
+    await of(start, "apply", "-f", task, "-d", "-n", "second")
+    assert [run["name"] for run in json.loads(await watching.line())["runs"]] == ["second", "first"]
+    watching.interrupt()
+    assert (await watching.ended()).status == 130
+
+
 async def test_completion_knows_the_commands(start: Fairlead) -> None:
     script = (await of(start, "completion", "bash")).out.decode()
     assert " port-forward " in script
@@ -209,6 +222,30 @@ async def test_inspect_shows_attempts_and_why_a_job_waits(start: Fairlead, task:
     shown = (await of(start, "inspect", "hello")).out.decode()
     assert "main/0" in shown
     assert "waits: no node is connected" in shown
+
+
+async def test_inspect_cuts_nothing_on_a_terminal_of_80_columns(
+    start: Fairlead,
+    node: PlayedNode,
+    task: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    await node.runs("hello")
+    await node.ends("hello", 3)
+    run = decode((await of(start, "inspect", "hello", "--json")).out, RunView)
+    times = {"running_at": "2026-11-24T08:00:01Z", "terminating_at": "2026-11-24T18:10:01Z"}
+    far = replace(run.jobs[0].attempts[0], node="gpu-node-in-rack-17", **times)
+    monkeypatch.setattr(output, "table_width", lambda: 80)
+    show_run(replace(run, jobs=(replace(run.jobs[0], attempts=(far,)),)))
+    shown = capsys.readouterr().out.splitlines()
+    at = next(at for at, line in enumerate(shown) if line.startswith("ATTEMPT"))
+    table = shown[at : at + 4]
+    assert max(map(len, table)) <= 80
+    assert "…" not in "".join(table)
+    assert table[2] == "main/0 #0  failed  gpu-node-in-rack-17  11-24 08:00:01  10h 10m"
+    assert table[3] == "    container_exited_with_error, exit code 3"
 
 
 async def test_events_tell_what_happened(start: Fairlead, task: str) -> None:

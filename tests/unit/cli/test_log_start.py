@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.cli.commands.logs import Start
+from controller.cli.log_start import Start
 from runner.schemas.frames import Frame, Stream
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of

@@ -6,6 +6,7 @@ import os
 import threading
 import tty
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from controller.cli.output import (
     MOST_IN_A_CELL,
     alone_on_terminals,
+    lasted,
     shortened,
     table_lines,
     write_all,
@@ -23,6 +25,23 @@ from controller.cli.output import (
 def test_a_long_text_is_cut_with_a_mark_in_a_list_and_a_short_one_is_not() -> None:
     assert shortened("x" * MOST_IN_A_CELL) == "x" * MOST_IN_A_CELL
     assert shortened("x" * 20_000) == "x" * MOST_IN_A_CELL + "…"
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("2026-11-24T08:00:00Z", "0s"),
+        ("2026-11-24T08:00:59Z", "59s"),
+        ("2026-11-24T08:10:05Z", "10m 5s"),
+        ("2026-11-24T10:00:05Z", "2h"),
+        ("2026-11-27T09:30:00Z", "3d 1h"),
+        (None, "1h"),
+    ],
+)
+def test_how_long_something_lasted_is_told_in_two_units(end: str | None, shown: str) -> None:
+    now = datetime(2026, 11, 24, 9, tzinfo=UTC)
+    assert lasted("2026-11-24T08:00:00Z", end, now) == shown
+    assert lasted(None, end, now) == "-"
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def spec_of(made: Packed) -> JobSpec:
 
 def unpacked(made: Packed, digest: str, target: Path) -> dict[str, bytes]:
     target.mkdir()
-    unpack(made.uploads[digest], target)
+    unpack(made.uploads[digest].file, target)
     found = (path for path in target.rglob("*") if path.is_file())
     return {path.relative_to(target).as_posix(): path.read_bytes() for path in found}
 
@@ -132,7 +132,7 @@ def test_changes_and_commits_that_are_not_pushed_become_a_diff(base: Path) -> No
     (repo,) = spec_of(made).repos
     assert repo.commit == pushed
     assert repo.diff is not None
-    diff = made.uploads[repo.diff].read_bytes()
+    diff = made.uploads[repo.diff].file.read_bytes()
     assert b"GIT binary patch" in diff
     assert b"+2\n" in diff
     assert (git(folder, "status", "--porcelain"), git(folder, "count-objects")) == before
@@ -218,7 +218,7 @@ def test_a_diff_leaves_what_fairleadignore_names_as_it_is_in_the_commit(base: Pa
     made = packed(base, repos=["project"])
     (repo,) = spec_of(made).repos
     assert repo.diff is not None
-    diff = made.uploads[repo.diff].read_text()
+    diff = made.uploads[repo.diff].file.read_text()
     changed = {line.split(" b/")[-1] for line in diff.splitlines() if line.startswith("diff --git")}
     assert changed == NEEDED | {"late.py", "forced.log", "gone.py"}
     assert (git(folder, "status", "--porcelain"), git(folder, "count-objects")) == before
@@ -376,7 +376,7 @@ def test_short_forms_of_urls_are_understood(text: str, expected: tuple[str, str]
 def test_archives_say_nothing_about_this_machine(base: Path) -> None:
     (base / "a").write_text("x")
     (upload,) = packed(base, files=["a"]).uploads.values()
-    with tarfile.open(upload) as archive:
+    with tarfile.open(upload.file) as archive:
         (info,) = archive.getmembers()
     assert (info.uid, info.gid, info.uname, info.gname) == (0, 0, "", "")
 

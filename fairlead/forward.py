@@ -1,6 +1,7 @@
 """Local TCP ports that lead to ports of a job; each connection has its own WebSocket.
 
-`forward` runs in a command's own loop, `Forwarding` next to a command that waits in threads.
+`forward` runs in the caller's own loop, `Forwarding` in a thread next to callers without a loop;
+`LocalPort` is what a Python program holds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
+from types import TracebackType
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,10 +24,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from controller.api.documents import NodeView, RunView
-from controller.cli.errors import CliError
 from controller.configuration.dstack import ports_of
 from controller.configuration.fields import port_mapping
-from fairlead.errors import ApiError, ConnectionLost, FairleadError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import (
     CONNECT_SECONDS,
@@ -39,6 +41,7 @@ LOOPBACKS = ("127.0.0.1", "::1")
 EOF = "eof"
 PIECE_BYTES = 256 << 10
 PATIENCE_SECONDS = 30.0
+_TURNS_OF_AN_ACCEPT = 3
 
 
 class Forward(msgspec.Struct, frozen=True):
@@ -49,17 +52,6 @@ class Forward(msgspec.Struct, frozen=True):
     or_another: bool = False
 
 
-def parse_forward(text: str) -> Forward:
-    """Return the ports of `PORT` or `PORT:LOCAL`. Raises CliError."""
-    port, colon, local = text.partition(":")
-    numbers = [port, local if colon else port]
-    if not all(n.isascii() and n.isdecimal() and len(n) < 6 and int(n) < 65536 for n in numbers):
-        raise CliError(f"{text!r} is not PORT or PORT:LOCAL, such as 8080 or 8080:9000", 2)
-    if int(port) == 0:
-        raise CliError("port 0 is not a port of a job", 2)
-    return Forward(int(numbers[0]), int(numbers[1]))
-
-
 async def forward(
     client: ControllerClient,
     run: str,
@@ -67,22 +59,30 @@ async def forward(
     forwards: Sequence[Forward],
     bind: str,
     tell: Callable[[str], None],
+    opened: Callable[[list[int]], None] = lambda local: None,
 ) -> None:
-    """Forward the ports until cancelled. Raises CliError when a local port cannot be opened."""
+    """Forward the ports until cancelled; `opened` gets the local ones once they are open.
+
+    Raises PortTaken when a local port cannot be opened.
+    """
     outages = Outages(tell)
     own = [one for one in forwards if one.local == one.port and bind in LOOPBACKS]
     if own and not await asyncio.to_thread(_is_on_this_machine, client, run):
         own.clear()
+    ports: list[int] = []
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
             if one in own:
                 tell(f"port {one.port} of {run} is {bind}:{one.port} itself: its node is here")
+                ports.append(one.port)
                 continue
             carrier = _Carrier(client, run, job, one.port, tell, outages)
             server = await _listen(carrier, one, bind, tell)
-            await stack.enter_async_context(server)
+            stack.push_async_callback(carrier.close, server)
             local = server.sockets[0].getsockname()[1]
             tell(f"{bind}:{local} leads to port {one.port} of {run}")
+            ports.append(local)
+        opened(ports)
         if len(own) < len(forwards):
             await asyncio.Event().wait()
 
@@ -112,7 +112,7 @@ async def _listen(
     except OSError as error:
         why = why_lost(error)
     if not wanted.or_another:
-        raise CliError(
+        raise PortTaken(
             f"cannot listen on {bind}:{wanted.local} ({why}); give another port as "
             f"{wanted.port}:LOCAL"
         )
@@ -138,17 +138,35 @@ class Forwarding:
         job: str | None,
         forwards: Sequence[Forward],
         tell: Callable[[str], None],
+        bind: str = "127.0.0.1",
     ) -> None:
-        self._forward = partial(forward, client, run.name, job, forwards, "127.0.0.1", tell)
+        self._opened: Future[list[int]] = Future()
+        self._forward = partial(
+            forward, client, run.name, job, forwards, bind, tell, self._opened.set_result
+        )
         self._tell = tell
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = bool
         self._begun = threading.Event()
 
     def start(self) -> None:
+        """Begin, once; a failure is told."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+            self._opened.add_done_callback(self._tell_failure)
+            self._begin()
+
+    def open(self) -> list[int]:
+        """Begin, and return the local ports. Raises PortTaken."""
+        self._begin()
+        return self._opened.result()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _tell_failure(self, opened: Future[list[int]]) -> None:
+        if (error := opened.exception()) is not None:
+            self._tell(f"no ports are forwarded: {error}")
 
     def stop(self) -> None:
         """Close the ports and their connections."""
@@ -162,8 +180,11 @@ class Forwarding:
             asyncio.run(self._until_stopped())
         except asyncio.CancelledError:
             pass
-        except (FairleadError, OSError) as error:
-            self._tell(f"no ports are forwarded: {error}")
+        except Exception as error:
+            if self._opened.done():
+                self._tell(f"no ports are forwarded: {error}")
+            else:
+                self._opened.set_exception(error)
 
     async def _until_stopped(self) -> None:
         loop, forwarding = asyncio.get_running_loop(), asyncio.create_task(self._forward())
@@ -175,6 +196,46 @@ class Forwarding:
         self._stop = stop
         self._begun.set()
         await forwarding
+
+
+class LocalPort:
+    """A local port that leads to a port of a job until it is closed; a context manager closes it.
+
+    It stays open while the controller is away: a connection waits up to 30 s for it.
+    """
+
+    def __init__(self, forwarding: Forwarding, host: str) -> None:
+        """Open the port. Raises PortTaken."""
+        self._forwarding = forwarding
+        self.host = host
+        try:
+            (self.port,) = forwarding.open()
+        except BaseException:
+            forwarding.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT on this machine."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """Close the port and its connections."""
+        self._forwarding.stop()
+
+    def __enter__(self) -> LocalPort:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalPort {self.address}>"
 
 
 class _Carrier:
@@ -193,8 +254,39 @@ class _Carrier:
         self._job = job
         self._port = port
         self._tell = tell
+        self._open_ones: set[asyncio.Task[None]] = set()
 
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def close(self, server: asyncio.Server) -> None:
+        """Close the local port and its connections."""
+        # asyncio needs up to three turns of the loop to make a stream of a socket that it accepted,
+        # and never closes one whose server was closed meanwhile (`Server._attach` fails silently).
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # Windows
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+        for _ in range(_TURNS_OF_AN_ACCEPT):
+            await asyncio.sleep(0)
+        server.close()
+        for one in self._open_ones:
+            one.cancel()
+        # Before `wait_closed`: from Python 3.12 on, that waits until all connections are closed.
+        await asyncio.gather(*self._open_ones, return_exceptions=True)
+        await server.wait_closed()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a new connection in a task of its own."""
+        task = asyncio.create_task(self._accepted(reader, writer))
+        self._open_ones.add(task)
+        task.add_done_callback(partial(self._ended, writer))
+
+    def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Let go of a connection. A cancelled task may not even have begun."""
+        self._open_ones.discard(task)
+        if task.cancelled():
+            _reset_on_close(writer)
+            writer.transport.abort()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection. If it breaks, reset it, so that its program learns of it."""
         try:
             whole = await self._carry(reader, writer)
@@ -205,8 +297,6 @@ class _Carrier:
             whole = False
         except (OSError, WebSocketException):
             whole = False
-        except asyncio.CancelledError:
-            return  # the command ends; asyncio would show a traceback for each connection
         if not whole:
             _reset_on_close(writer)
         writer.close()
