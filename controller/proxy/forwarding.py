@@ -197,7 +197,7 @@ class Forwarder:
                 return await tunnel(call.request, _answered(call, head), connection.upgraded)
             return await self._pass_on(call, connection, head, outcome)
         finally:
-            if call.sending is None or call.sending.done():
+            if _was_sent(call):
                 self._replicas.give_back(replica, connection)
             else:
                 connection.close()
@@ -287,6 +287,15 @@ class Forwarder:
         """Send the head of the answer now; return the first part of its body."""
         await response.prepare(call.request)
         return await connection.read()
+
+
+def _was_sent(call: Forwarded) -> bool:
+    """Return whether the replica has the whole request. A replica may answer before, and would take
+    the next request on its connection for the rest of this one."""
+    sending = call.sending
+    if sending is None:
+        return True
+    return sending.done() and not sending.cancelled() and sending.exception() is None
 
 
 def _sentence(call: Forwarded, what: str) -> str:
