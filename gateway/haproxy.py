@@ -119,6 +119,7 @@ backend {slot}
     http-request set-header {admitted} 1 if {{ var(txn.admitted) -m found }}
     http-request del-header authorization if {{ var(txn.admitted) -m found }}
     http-request del-header forwarded
+    http-request set-header connection close if METH_HEAD
     http-request del-header x-forwarded-prefix
     server agent unix@{agent} backup
 {servers}"""
