@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -414,8 +414,14 @@ def _start_fast_path(
 
 def traffic_app(agent: Agent) -> web.AppRunner:
     """Return what HAProxy passes requests to."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", agent.answer)
+
+    @web.middleware
+    async def answer(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        return await agent.answer(request)  # a route matches no `*` and no target without a path
+
+    app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(tidy)
     return _runner(app)
 

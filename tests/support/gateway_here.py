@@ -120,6 +120,13 @@ class GatewayHere:
             writer.write(f"{command}\n".encode())
             return (await reader.read()).decode()
 
+    async def past_the_agent(self) -> int:
+        """Return how many requests HAProxy has sent straight to replicas."""
+        head, *rows = (await self.ask_haproxy("show stat -1 4 -1")).strip().splitlines()
+        place = head.split(",").index("stot")
+        servers = [row.split(",") for row in rows if row.split(",")[1].startswith("r")]
+        return sum(int(cells[place]) for cells in servers)
+
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.http)
 
