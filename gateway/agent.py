@@ -23,6 +23,7 @@ import msgspec
 from aiohttp import web
 
 from common.http import is_our_failure, json_response
+from common.sockets import BACKLOG
 from controller.links.ssh import public_line
 from controller.proxy import headers, models
 from controller.proxy.entry import Proxy, Settings, tidy
@@ -62,7 +63,6 @@ FILES_SECONDS = 5.0
 """Seconds between two looks at the operator's files of a certificate."""
 SHUTDOWN_SECONDS = 5.0
 _FIRST_FD = 3
-_BACKLOG = 4096
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -456,11 +456,11 @@ async def _listen(
     stack.push_async_callback(runner.cleanup)
     held = _held_by_systemd(path)
     if held is not None:
-        await web.SockSite(runner, held, backlog=_BACKLOG).start()
+        await web.SockSite(runner, held, backlog=BACKLOG).start()
         return
     try:
         await asyncio.to_thread(_make_room, path)
-        await web.UnixSite(runner, str(path)).start()
+        await web.UnixSite(runner, str(path), backlog=BACKLOG).start()
         await asyncio.to_thread(_close_to_others, path, group)
     except OSError as error:
         raise AgentCannotStart(f"cannot listen at {path}: {error.strerror}") from error

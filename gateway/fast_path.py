@@ -22,6 +22,7 @@ import msgspec
 from controller.links.base import LinkError
 from controller.proxy.view import Replica, Service
 from gateway.haproxy import (
+    NEW_REQUESTS,
     SERVERS,
     SLOTS,
     Haproxy,
@@ -38,7 +39,7 @@ from runner.client import PortStream, RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
-DRAIN_LOOK_SECONDS = 0.1
+SOON_LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 5.0
 TRY_SECONDS = 10.0
 LEFTOVER_SECONDS = 60.0
@@ -109,6 +110,8 @@ class _Server(msgspec.Struct, kw_only=True):
     in_flight: int = 0
     requests: int = 0
     errors: int = 0
+    limit: int = NEW_REQUESTS
+    """It gets no more requests at once."""
 
 
 class FastPath:
@@ -149,6 +152,8 @@ class FastPath:
         self._is_known = False
         """HAProxy holds what is noted here."""
         self._life = ""
+        self._rises = False
+        """A replica was let have more requests at the last look, and may need more still."""
         self._is_closing = False
         now = asyncio.get_running_loop().time()
         self._leftovers_until: float | None = now + LEFTOVER_SECONDS
@@ -211,8 +216,9 @@ class FastPath:
         """Keep HAProxy in step until cancelled."""
         while True:
             drains = any(server.is_drained for server in self._servers.values())
+            soon = drains or self._rises
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_LOOK_SECONDS if drains else LOOK_SECONDS):
+                async with asyncio.timeout(SOON_LOOK_SECONDS if soon else LOOK_SECONDS):
                     await self._news.wait()
             self._news.clear()
             async with self._lock:
@@ -230,7 +236,7 @@ class FastPath:
                 async with asyncio.timeout(seconds):
                     while self._servers:
                         await self._guarded(self._match())
-                        await asyncio.sleep(DRAIN_LOOK_SECONDS)
+                        await asyncio.sleep(SOON_LOOK_SECONDS)
         await asyncio.gather(*self._clearing, return_exceptions=True)
         await self._forwards.close()
 
@@ -300,6 +306,7 @@ class FastPath:
     async def _match(self) -> None:
         await self._withdraw()
         await self._look()
+        await self._set_request_limits()
         for service in self._wanted.values():
             slot = self._slot(service.run_id)
             for replica in service.replicas:
@@ -360,6 +367,17 @@ class FastPath:
             if not in_use or asyncio.get_running_loop().time() > self._leftovers_until:
                 self._leftovers_until = None
                 self._clear_away(self._forwards.end_leftovers())
+
+    async def _set_request_limits(self) -> None:
+        """Let each replica have the requests that it has, and some new ones. So a burst waits in
+        HAProxy, and a replica gets as many slow requests as come."""
+        self._rises = False
+        for server in tuple(self._servers.values()):
+            limit = (server.in_flight // NEW_REQUESTS + 1) * NEW_REQUESTS
+            if limit != server.limit:
+                self._rises |= limit > server.limit
+                await self._haproxy.limit_server(server.slot, server.name, limit)
+                server.limit = limit
 
     def _note(self, server: _Server, counts: ServerCounts) -> None:
         was_busy = server.in_flight > 0 or not server.counted
@@ -449,6 +467,7 @@ class FastPath:
         for one in await self._haproxy.counts():
             if (one.slot, one.server) == (server.slot, server.name):
                 server.requests, server.errors = one.requests, one.errors
+        await self._haproxy.limit_server(server.slot, server.name, server.limit)
         await self._haproxy.open_server(server.slot, server.name)
 
     async def _link(self, replica: Replica, path: Path, node: GatewayNode) -> None:

@@ -25,6 +25,11 @@ from controller.store.base import TOKEN_PREFIX
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
 ANSWER_SECONDS = 5.0
+NEW_REQUESTS = 100
+"""A replica gets so many more requests than it has, until the next look; others wait. OpenSSH's
+socket on the way refuses more than 128 connections that it has not accepted yet."""
+QUEUE_SECONDS = 60
+"""A request waits so long for its turn at a replica."""
 DOOR_SECONDS = 60
 """A token opens a service's way past the agent for so long; then the agent sees it again."""
 ADMITTED = "X-Fairlead-Admitted"
@@ -64,6 +69,7 @@ defaults
     mode http
     log global
     timeout connect 10s
+    timeout queue {queue_seconds}s
     timeout client 24d
     timeout server 24d
     timeout http-request 60s
@@ -148,7 +154,7 @@ backend {slot}
     http-request set-header connection close if METH_HEAD
     server agent unix@{agent} backup
 {servers}"""
-_SERVER = "    server {server} unix@{socket} pool-purge-delay 1s disabled\n"
+_SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +239,7 @@ def configuration(
         "slots": places.slots,
         "guarded": places.guarded,
         "admitted": ADMITTED,
+        "queue_seconds": QUEUE_SECONDS,
         "door_seconds": DOOR_SECONDS,
         "limits": places.limits,
         "challenges": ports.challenges,
@@ -245,7 +252,8 @@ def configuration(
     slots = []
     for slot in SLOTS:
         servers = "".join(
-            _SERVER.format(server=server, socket=places.server(slot, server)) for server in SERVERS
+            _SERVER.format(server=server, socket=places.server(slot, server), most=NEW_REQUESTS)
+            for server in SERVERS
         )
         slots.append(_SLOT.format(slot=slot, servers=servers, **words))
     return _CONFIGURATION.format(**words) + "".join(slots)
@@ -291,6 +299,10 @@ class Haproxy:
     async def open_server(self, slot: str, server: str) -> None:
         """Send it requests."""
         await self._do(f"set server {slot}/{server} state ready")
+
+    async def limit_server(self, slot: str, server: str, requests: int) -> None:
+        """Send it no more requests than these at once; others wait."""
+        await self._do(f"set maxconn server {slot}/{server} {requests}")
 
     async def drain_server(self, slot: str, server: str) -> None:
         """Send it no new requests."""

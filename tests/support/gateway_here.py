@@ -185,7 +185,8 @@ async def _let_all_in(socket: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _replica(socket: Path, serve: Serve) -> AsyncIterator[None]:
-    """Both sockets of an exposed port: the agent's begins with a line, HAProxy's does not."""
+    """Both sockets of an exposed port: the agent's begins with a line, HAProxy's does not, and
+    holds as many connections as OpenSSH's."""
     tasks: set[asyncio.Task[None]] = set()
 
     def accepts(first: bytes) -> Serve:
@@ -206,7 +207,7 @@ async def _replica(socket: Path, serve: Serve) -> AsyncIterator[None]:
 
     raw = Path(raw_socket(str(socket)))
     servers = [
-        await asyncio.start_unix_server(accepts(first), path, backlog=4096)
+        await asyncio.start_unix_server(accepts(first), path, backlog=128 if first == b"" else 4096)
         for path, first in ((socket, OK), (raw, b""))
     ]
     try:
