@@ -30,6 +30,10 @@ NEW_REQUESTS = 100
 socket on the way refuses more than 128 connections that it has not accepted yet."""
 QUEUE_SECONDS = 60
 """A request waits so long for its turn at a replica."""
+CLIENT_SECONDS = 300
+"""A client whose turn it is may be silent for so long, in its TLS handshake too (HAProxy 2.6 has no
+time of its own for that) and while it reads nothing of an answer. WebSockets are exempt, and so is
+a client that waits for its answer."""
 DOOR_SECONDS = 60
 """A token opens a service's way past the agent for so long; then the agent sees it again."""
 ADMITTED = "X-Fairlead-Admitted"
@@ -70,7 +74,8 @@ defaults
     log global
     timeout connect 10s
     timeout queue {queue_seconds}s
-    timeout client 24d
+    timeout client {client_seconds}s
+    timeout tunnel 24d
     timeout server 24d
     timeout http-request 60s
     timeout http-keep-alive 60s
@@ -240,6 +245,7 @@ def configuration(
         "guarded": places.guarded,
         "admitted": ADMITTED,
         "queue_seconds": QUEUE_SECONDS,
+        "client_seconds": CLIENT_SECONDS,
         "door_seconds": DOOR_SECONDS,
         "limits": places.limits,
         "challenges": ports.challenges,
