@@ -28,6 +28,7 @@ from controller.links.ssh import public_line
 from controller.proxy import headers, models
 from controller.proxy.entry import Proxy, Settings, tidy
 from controller.proxy.forwarding import ProxyLimits
+from controller.proxy.outliers import Outliers
 from controller.proxy.site import Site
 from gateway import caddy
 from gateway.access import AskingAccess
@@ -97,6 +98,7 @@ class Agent:
         self._reach = ReplicaReach(self.nodes.connect, self._reach_changed)
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
         self.traffic = GatewayTraffic(loop.time, self._emptied)
+        self._outliers = Outliers(loop.time)
         self.fast_path: FastPath | None = None
         self._access = AskingAccess(self.link.ask, loop.time, self._admitted)
         self._options = options
@@ -235,6 +237,7 @@ class Agent:
             access=self._access,
             connect=self.nodes.connect,
             settings=Settings(site=site, is_gateway=True, limits=limits),
+            outliers=self._outliers,
         )
 
     # -- certificates -----------------------------------------------------------------------
@@ -331,6 +334,7 @@ class Agent:
             self.traffic,
             self._emptied,
             places.server,
+            self._outliers,
         )
         return self.fast_path
 

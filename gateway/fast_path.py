@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 
 from controller.links.base import LinkError
+from controller.proxy.outliers import Outliers
 from controller.proxy.view import Replica, Service
 from gateway.haproxy import (
     NEW_REQUESTS,
@@ -66,6 +67,7 @@ class FastService(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     ways: tuple[str, ...]
     is_guarded: bool = False
+    eject_for: float | None = None
     replicas: tuple[Replica, ...]
 
 
@@ -86,6 +88,7 @@ def fast_services(
             ways=tuple(f"{one}|{told.host}" for one in (schemes if has_certificate else ("http",))),
             replicas=service.replicas,
             is_guarded=told.auth,
+            eject_for=told.eject_for,
         )
     return found
 
@@ -106,6 +109,7 @@ class _Server(msgspec.Struct, kw_only=True):
     is_local: bool
     is_open: bool = True
     is_drained: bool = False
+    is_ejected: bool = False
     counted: bool = False
     in_flight: int = 0
     requests: int = 0
@@ -126,6 +130,7 @@ class FastPath:
         traffic: GatewayTraffic,
         emptied: Callable[[str], None],
         place: Callable[[str, str], Path],
+        outliers: Outliers,
     ) -> None:
         self._haproxy = haproxy
         self._forwards = forwards(self._lost)
@@ -133,6 +138,7 @@ class FastPath:
         self._traffic = traffic
         self._emptied = emptied
         self._place = place
+        self._outliers = outliers
         self._wanted: dict[str, FastService] = {}
         self._limits = Limits()
         self._slots: dict[str, str] = {}
@@ -307,6 +313,7 @@ class FastPath:
         await self._withdraw()
         await self._look()
         await self._set_request_limits()
+        await self._set_ejected()
         for service in self._wanted.values():
             slot = self._slot(service.run_id)
             for replica in service.replicas:
@@ -553,10 +560,11 @@ class FastPath:
     # -- the log of HAProxy -----------------------------------------------------------------
 
     def heard(self, lines: Iterable[bytes]) -> None:
-        """Take lines of HAProxy's log: slot, server, milliseconds, how it ended."""
+        """Take lines of HAProxy's log: slot, server, milliseconds, how it ended, status. The
+        configuration of an older release has no status."""
         for line in lines:
             cells = line.split()
-            if len(cells) != 4:
+            if len(cells) not in (4, 5):
                 continue
             server = self._by_name.get((cells[0].decode(), cells[1].decode()))
             if server is None:
@@ -566,6 +574,29 @@ class FastPath:
                 self._traffic.took_elsewhere(server.run_id, server.replica.group, seconds)
             if cells[3].startswith(b"S"):
                 self._suspect(server)
+            elif cells[-1].isdigit():
+                self._judge(server, int(cells[-1]))
+
+    def _judge(self, server: _Server, status: int) -> None:
+        """Count an answer; eject a replica that only fails."""
+        service = self._wanted.get(server.run_id)
+        if service is not None and self._outliers.note(
+            server.replica.id, service.replicas, service.eject_for, failed=status >= 500
+        ):
+            self._news.set()
+
+    async def _set_ejected(self) -> None:
+        """Send ejected replicas no requests, whether HAProxy or the agent saw their failures."""
+        for server in tuple(self._servers.values()):
+            service = self._wanted.get(server.run_id)
+            ejected = () if service is None else self._outliers.out_of(service.replicas)
+            is_ejected = server.replica.id in ejected
+            if is_ejected and server.is_open and not server.is_drained:
+                server.is_open, server.is_ejected = False, True
+                await self._close(server)
+            elif server.is_ejected and not is_ejected:
+                server.is_ejected = False
+                await self._open(server)
 
 
 def _lead(path: Path, target: str) -> None:

@@ -87,7 +87,7 @@ defaults
     option redispatch 1
 {failures}
 frontend traffic
-{binds}    log-format "%b %s %Ta %ts"
+{binds}    log-format "%b %s %Ta %ts %ST"
     http-request del-header {admitted}
     http-request set-header X-Forwarded-For %[src]
     http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]

@@ -22,6 +22,7 @@ from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, Hang
 from controller.proxy.headers import Client, Target
 from controller.proxy.judgement import require_plain
 from controller.proxy.metrics import MeteredTraffic
+from controller.proxy.outliers import Outliers
 from controller.proxy.replicas import Replicas
 from controller.proxy.site import Site
 from controller.proxy.view import Access, Admission, Connect, Service, Services, Traffic
@@ -62,8 +63,9 @@ class Proxy:
         connect: Connect,
         settings: Settings,
         prove: Prove | None = None,
+        outliers: Outliers | None = None,
     ) -> None:
-        self.replicas = Replicas(connect)
+        self.replicas = Replicas(connect, outliers)
         self._services = services
         self.metrics = MeteredTraffic(traffic)
         self._access = access

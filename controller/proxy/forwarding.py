@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -111,7 +112,7 @@ class Forwarder:
                 raise failure or NoReplica(f"the service {call.service} has no replica now")
             with self._replicas.using(replica), self._counted(service, replica) as outcome:
                 try:
-                    return await self._exchange(call, replica, outcome)
+                    return await self._exchange(call, service, replica, outcome)
                 except _TryAnother as another:
                     failure = another.failure
                     tried.add(replica.id)
@@ -185,9 +186,17 @@ class Forwarder:
             counted.end(failed=outcome.failed, is_stream=outcome.is_stream)
 
     async def _exchange(
-        self, call: Forwarded, replica: Replica, outcome: _Outcome
+        self, call: Forwarded, service: Service, replica: Replica, outcome: _Outcome
     ) -> web.StreamResponse:
-        connection, head = await self._asked(call, replica)
+        note = partial(
+            self._replicas.outliers.note, replica.id, service.replicas, service.eject_for
+        )
+        try:
+            connection, head = await self._asked(call, replica)
+        except (_TryAnother, ReplicaFailed, ReplicaTimeout):
+            note(failed=True)
+            raise
+        note(failed=head.status >= 500)
         try:
             outcome.failed = head.status >= 500
             if head.status == 101:

@@ -66,7 +66,9 @@ class GatewayHere:
         self._replicas = contextlib.AsyncExitStack()
         self._services: dict[str, GatewayService] = {}
 
-    async def serve(self, name: str, *replicas: Serve, auth: bool = False) -> None:
+    async def serve(
+        self, name: str, *replicas: Serve, auth: bool = False, eject_for: float | None = None
+    ) -> None:
         """Serve NAME.apps.test by these replicas, and wait until it has the fast path."""
         made = []
         for number, serve in enumerate(replicas):
@@ -83,6 +85,7 @@ class GatewayHere:
             owner="ada",
             host=f"{name}.{DOMAIN}",
             auth=auth,
+            eject_for=eject_for,
             replicas=tuple(made),
         )
         await self.agent.apply(

@@ -54,6 +54,8 @@ ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}]},
     {"rate_limits": [{"rps": 4}, {"rps": 1, "prefix": "/slow/"}]},
     {"model": {"name": "llama", "format": "openai", "type": "chat"}, "headers": {"A": "b"}},
+    {"eject_for": "off"},
+    {"eject_for": "1m"},
     {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from controller.proxy.outliers import MAX_FAILURES, Outliers
 from controller.proxy.view import Replica
 from gateway.fast_path import FastPath, FastService, LogSocket, fast_services
 from gateway.haproxy import (
@@ -171,6 +173,7 @@ class Bed:
             self.traffic,
             self.emptied.append,
             self.places.server,
+            Outliers(asyncio.get_running_loop().time),
         )
         running = asyncio.create_task(made.run())
         try:
@@ -229,6 +232,22 @@ async def test_a_replica_gets_so_many_new_requests_and_more_once_it_has_them(bed
             wanted = {key: NEW_REQUESTS * (has // NEW_REQUESTS + 1)}
             await eventually(partial(wanted.__eq__, bed.haproxy.most))
         await update(path, {})
+
+
+async def test_a_replica_that_only_fails_gets_no_requests_for_some_time(bed: Bed) -> None:
+    wanted = bed.service("a", "b")
+    wanted = {"r": msgspec.structs.replace(wanted["r"], eject_for=0.5)}
+    async with bed.running() as path:
+        await update(path, wanted)
+        await eventually(lambda: bed.are_up("a", "b"))
+        slot, name = bed.server_of("a")
+        path.heard([f"{slot} {name} 30 -- 500".encode()] * (MAX_FAILURES - 1))
+        path.heard([f"{slot} {name} 30 -- 404".encode()])
+        path.heard([f"{slot} {name} 30 -- 500".encode()] * (MAX_FAILURES - 1))
+        path.heard([f"{slot} {name} 30 CD 500".encode()])
+        await eventually(lambda: bed.state_of("a") == "MAINT")
+        assert bed.state_of("b") == "UP"
+        await eventually(lambda: bed.state_of("a") == "UP")
 
 
 async def test_a_service_that_is_not_wanted_loses_its_way_before_the_update_returns(
