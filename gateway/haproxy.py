@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.proxy.headers import OWN_COOKIES
+from controller.proxy.headers import NEVER, OWN_COOKIES
 from controller.proxy.judgement import TOKEN
 from controller.store.base import TOKEN_PREFIX
 
@@ -51,9 +51,13 @@ _ODD = {
     rf"|^(?![Aa]uthorization:).*{TOKEN}|^.{{{_MOST_LINE + 1}}}",
     "odd_connection": "^(?!(?:close|keep-alive)$)",
     "hop_by_hop": "keep-alive|proxy-.*|te|trailer",
+    "never": "|".join(sorted(NEVER)),
+    "for_a_domain": r";[ \t]*domain[ \t]*=",
+    "cookie_for_a_domain": r"(?i)^(.*);[ \t]*domain[ \t]*=[^;]*(.*)$",
+    "own_cookie": r"^[ \t]*=?[ \t]*(?:" + "|".join(OWN_COOKIES) + ")",
 }
 """Regular expressions of what goes to the agent, so that `controller.proxy.judgement` alone decides
-about it."""
+about it, and of what is taken out of an answer (`controller.proxy.headers.response_headers`)."""
 _ERRORS = ("hrsp_5xx", "econ", "eresp")
 _FAILURES = {
     502: ("replica_failed", "a replica of the service broke the connection"),
@@ -157,6 +161,12 @@ backend {slot}
     http-request del-header authorization if {{ var(txn.admitted) -m found }}
     http-request del-header ^({hop_by_hop}|forwarded|x-forwarded-prefix)$ -m reg
     http-request set-header connection close if METH_HEAD
+    http-response del-header ^({never}|{hop_by_hop})$ -m reg
+    acl for_a_domain res.fhdr(set-cookie) -m reg -i '{for_a_domain}'
+    http-response replace-header set-cookie '{cookie_for_a_domain}' '\\1\\2' if for_a_domain
+    http-response replace-header set-cookie '{cookie_for_a_domain}' '\\1\\2' if for_a_domain
+    http-response del-header set-cookie if for_a_domain
+    http-response del-header set-cookie if {{ res.fhdr(set-cookie) -m reg -i '{own_cookie}' }}
     server agent unix@{agent} backup
 {servers}"""
 _SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"

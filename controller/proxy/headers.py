@@ -278,7 +278,7 @@ _FAMILIES_ON_A_SHARED_ORIGIN = (
 )
 _ORDERS_TO_REVERSE_PROXIES = ("x-accel-", "x-sendfile", "x-lighttpd-", "x-reproxy-")
 """nginx and its kin obey them: `X-Accel-Redirect` makes it answer with a file of its own."""
-_NEVER = frozenset({"alt-svc", "nel", "report-to", "set-login", "strict-transport-security"})
+NEVER = frozenset({"alt-svc", "nel", "report-to", "set-login", "strict-transport-security"})
 """They outlive the service in a browser, and its name may be another user's next."""
 
 
@@ -296,7 +296,7 @@ def response_headers(
     kept = []
     for name, value in end_to_end(headers):
         lower = name.lower()
-        if not (lower not in _NEVER if own_origin else _is_shareable(lower)):
+        if not (lower not in NEVER if own_origin else _is_shareable(lower)):
             continue
         changed: str | None = value
         if lower == "set-cookie":

@@ -116,6 +116,46 @@ ODD_REQUESTS = (
 )
 
 
+ODD_ANSWER = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"
+    b"Alt-Svc: h3=x\r\nNEL: {}\r\nStrict-Transport-Security: max-age=9\r\nKeep-Alive: timeout=5\r\n"
+    b"X-A: 1\r\n"
+    b"Set-Cookie: a=b; Path=/; Domain=DOMAIN; HttpOnly\r\n"
+    b"Set-Cookie: c=d; domain = .DOMAIN;Domain=x\r\n"
+    b"Set-Cookie: e=f\r\n\r\n"
+)
+KEPT_OF_IT = {
+    b"content-length: 0",
+    b"x-a: 1",
+    b"set-cookie: a=b; path=/; httponly",
+    b"set-cookie: a=b; httponly; path=/",
+    b"set-cookie: c=d",
+    b"set-cookie: e=f",
+}
+"""The order of a cookie's attributes tells nothing."""
+OWN_COOKIE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nSet-Cookie: __Host-fairlead-x=1\r\n\r\n"
+
+
+async def answer_odd(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes
+) -> None:
+    """A replica that sends this."""
+    while True:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+
+
+async def headers_of(port: int, domain: str) -> set[bytes]:
+    """Ask the service; return the lines of the answer's head, in small letters."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.closing(writer):
+        writer.write(ODD_REQUESTS[0].raw.replace(b"DOMAIN", domain.encode()))
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    lines = head.lower().strip().split(b"\r\n")[1:]
+    return {line for line in lines if not line.startswith((b"date:", b"server:"))}
+
+
 async def ask(port: int, odd: Odd, domain: str) -> tuple[int, bytes]:
     """Send it; return the status and the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.gateway_here import DOMAIN, gateway_here
-from tests.support.odd_requests import ODD_REQUESTS, TOKEN, ask, check, echo
+from tests.support.odd_requests import (
+    KEPT_OF_IT,
+    ODD_ANSWER,
+    ODD_REQUESTS,
+    OWN_COOKIE,
+    TOKEN,
+    answer_odd,
+    ask,
+    check,
+    echo,
+    headers_of,
+)
 
 pytestmark = pytest.mark.e2e
 PLAIN = ODD_REQUESTS[0]
@@ -21,6 +33,24 @@ async def test_a_gateway_judges_each_by_the_table(tmp_path: Path) -> None:
             async with asyncio.timeout(10):
                 status, head = await ask(gateway.http, odd, DOMAIN)
             check(odd, DOMAIN, status, head, at_gateway=True)
+
+
+async def test_what_would_outlive_the_service_or_reach_others_is_taken_out_of_answers(
+    tmp_path: Path,
+) -> None:
+    async with gateway_here(tmp_path) as gateway:
+        odd = partial(answer_odd, answer=ODD_ANSWER.replace(b"DOMAIN", DOMAIN.encode()))
+        await gateway.serve("api", odd)
+        found = await headers_of(gateway.http, DOMAIN)
+        assert await gateway.past_the_agent() == 1
+    assert found <= KEPT_OF_IT
+    assert len(found) == 5
+
+
+async def test_no_replica_sets_a_cookie_of_ours(tmp_path: Path) -> None:
+    async with gateway_here(tmp_path) as gateway:
+        await gateway.serve("api", partial(answer_odd, answer=OWN_COOKIE))
+        assert await headers_of(gateway.http, DOMAIN) == {b"content-length: 0"}
 
 
 async def test_what_is_plain_passes_the_agent_by(tmp_path: Path) -> None:
