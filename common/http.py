@@ -18,6 +18,9 @@ from aiohttp.typedefs import Middleware
 from common.errors import Refused
 
 JSON = "application/json"
+HEAD_SECONDS = 75.0
+"""A server that strangers reach closes a connection on which no whole head came for so long, after
+its opening or its last answer. aiohttp's own time is an hour."""
 BROKEN_BODY = "the body does not match its Content-Length or Transfer-Encoding"
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _T = TypeVar("_T")

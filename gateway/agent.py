@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,10 +23,12 @@ import msgspec
 from aiohttp import web
 
 from common.http import is_our_failure, json_response
+from common.sockets import BACKLOG
 from controller.links.ssh import public_line
 from controller.proxy import headers, models
 from controller.proxy.entry import Proxy, Settings, tidy
 from controller.proxy.forwarding import ProxyLimits
+from controller.proxy.outliers import Outliers
 from controller.proxy.site import Site
 from gateway import caddy
 from gateway.access import AskingAccess
@@ -62,7 +64,6 @@ FILES_SECONDS = 5.0
 """Seconds between two looks at the operator's files of a certificate."""
 SHUTDOWN_SECONDS = 5.0
 _FIRST_FD = 3
-_BACKLOG = 4096
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,7 @@ class Agent:
         self._reach = ReplicaReach(self.nodes.connect, self._reach_changed)
         self.services = SnapshotServices(lambda run_id: self.link.say(Wake(run_id=run_id)))
         self.traffic = GatewayTraffic(loop.time, self._emptied)
+        self._outliers = Outliers(loop.time)
         self.fast_path: FastPath | None = None
         self._access = AskingAccess(self.link.ask, loop.time, self._admitted)
         self._options = options
@@ -235,6 +237,7 @@ class Agent:
             access=self._access,
             connect=self.nodes.connect,
             settings=Settings(site=site, is_gateway=True, limits=limits),
+            outliers=self._outliers,
         )
 
     # -- certificates -----------------------------------------------------------------------
@@ -331,6 +334,7 @@ class Agent:
             self.traffic,
             self._emptied,
             places.server,
+            self._outliers,
         )
         return self.fast_path
 
@@ -414,8 +418,14 @@ def _start_fast_path(
 
 def traffic_app(agent: Agent) -> web.AppRunner:
     """Return what HAProxy passes requests to."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", agent.answer)
+
+    @web.middleware
+    async def answer(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        return await agent.answer(request)  # a route matches no `*` and no target without a path
+
+    app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(tidy)
     return _runner(app)
 
@@ -450,11 +460,11 @@ async def _listen(
     stack.push_async_callback(runner.cleanup)
     held = _held_by_systemd(path)
     if held is not None:
-        await web.SockSite(runner, held, backlog=_BACKLOG).start()
+        await web.SockSite(runner, held, backlog=BACKLOG).start()
         return
     try:
         await asyncio.to_thread(_make_room, path)
-        await web.UnixSite(runner, str(path)).start()
+        await web.UnixSite(runner, str(path), backlog=BACKLOG).start()
         await asyncio.to_thread(_close_to_others, path, group)
     except OSError as error:
         raise AgentCannotStart(f"cannot listen at {path}: {error.strerror}") from error

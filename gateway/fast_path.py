@@ -20,8 +20,10 @@ from typing import Protocol
 import msgspec
 
 from controller.links.base import LinkError
+from controller.proxy.outliers import Outliers
 from controller.proxy.view import Replica, Service
 from gateway.haproxy import (
+    NEW_REQUESTS,
     SERVERS,
     SLOTS,
     Haproxy,
@@ -38,7 +40,7 @@ from runner.client import PortStream, RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
-DRAIN_LOOK_SECONDS = 0.1
+SOON_LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 5.0
 TRY_SECONDS = 10.0
 LEFTOVER_SECONDS = 60.0
@@ -65,6 +67,7 @@ class FastService(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     ways: tuple[str, ...]
     is_guarded: bool = False
+    eject_for: float | None = None
     replicas: tuple[Replica, ...]
 
 
@@ -85,6 +88,7 @@ def fast_services(
             ways=tuple(f"{one}|{told.host}" for one in (schemes if has_certificate else ("http",))),
             replicas=service.replicas,
             is_guarded=told.auth,
+            eject_for=told.eject_for,
         )
     return found
 
@@ -105,10 +109,13 @@ class _Server(msgspec.Struct, kw_only=True):
     is_local: bool
     is_open: bool = True
     is_drained: bool = False
+    is_ejected: bool = False
     counted: bool = False
     in_flight: int = 0
     requests: int = 0
     errors: int = 0
+    limit: int = NEW_REQUESTS
+    """It gets no more requests at once."""
 
 
 class FastPath:
@@ -123,6 +130,7 @@ class FastPath:
         traffic: GatewayTraffic,
         emptied: Callable[[str], None],
         place: Callable[[str, str], Path],
+        outliers: Outliers,
     ) -> None:
         self._haproxy = haproxy
         self._forwards = forwards(self._lost)
@@ -130,6 +138,7 @@ class FastPath:
         self._traffic = traffic
         self._emptied = emptied
         self._place = place
+        self._outliers = outliers
         self._wanted: dict[str, FastService] = {}
         self._limits = Limits()
         self._slots: dict[str, str] = {}
@@ -149,6 +158,8 @@ class FastPath:
         self._is_known = False
         """HAProxy holds what is noted here."""
         self._life = ""
+        self._rises = False
+        """A replica was let have more requests at the last look, and may need more still."""
         self._is_closing = False
         now = asyncio.get_running_loop().time()
         self._leftovers_until: float | None = now + LEFTOVER_SECONDS
@@ -211,8 +222,9 @@ class FastPath:
         """Keep HAProxy in step until cancelled."""
         while True:
             drains = any(server.is_drained for server in self._servers.values())
+            soon = drains or self._rises
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_LOOK_SECONDS if drains else LOOK_SECONDS):
+                async with asyncio.timeout(SOON_LOOK_SECONDS if soon else LOOK_SECONDS):
                     await self._news.wait()
             self._news.clear()
             async with self._lock:
@@ -230,7 +242,7 @@ class FastPath:
                 async with asyncio.timeout(seconds):
                     while self._servers:
                         await self._guarded(self._match())
-                        await asyncio.sleep(DRAIN_LOOK_SECONDS)
+                        await asyncio.sleep(SOON_LOOK_SECONDS)
         await asyncio.gather(*self._clearing, return_exceptions=True)
         await self._forwards.close()
 
@@ -300,6 +312,8 @@ class FastPath:
     async def _match(self) -> None:
         await self._withdraw()
         await self._look()
+        await self._set_request_limits()
+        await self._set_ejected()
         for service in self._wanted.values():
             slot = self._slot(service.run_id)
             for replica in service.replicas:
@@ -360,6 +374,17 @@ class FastPath:
             if not in_use or asyncio.get_running_loop().time() > self._leftovers_until:
                 self._leftovers_until = None
                 self._clear_away(self._forwards.end_leftovers())
+
+    async def _set_request_limits(self) -> None:
+        """Let each replica have the requests that it has, and some new ones. So a burst waits in
+        HAProxy, and a replica gets as many slow requests as come."""
+        self._rises = False
+        for server in tuple(self._servers.values()):
+            limit = (server.in_flight // NEW_REQUESTS + 1) * NEW_REQUESTS
+            if limit != server.limit:
+                self._rises |= limit > server.limit
+                await self._haproxy.limit_server(server.slot, server.name, limit)
+                server.limit = limit
 
     def _note(self, server: _Server, counts: ServerCounts) -> None:
         was_busy = server.in_flight > 0 or not server.counted
@@ -449,6 +474,7 @@ class FastPath:
         for one in await self._haproxy.counts():
             if (one.slot, one.server) == (server.slot, server.name):
                 server.requests, server.errors = one.requests, one.errors
+        await self._haproxy.limit_server(server.slot, server.name, server.limit)
         await self._haproxy.open_server(server.slot, server.name)
 
     async def _link(self, replica: Replica, path: Path, node: GatewayNode) -> None:
@@ -534,10 +560,11 @@ class FastPath:
     # -- the log of HAProxy -----------------------------------------------------------------
 
     def heard(self, lines: Iterable[bytes]) -> None:
-        """Take lines of HAProxy's log: slot, server, milliseconds, how it ended."""
+        """Take lines of HAProxy's log: slot, server, milliseconds, how it ended, status. The
+        configuration of an older release has no status."""
         for line in lines:
             cells = line.split()
-            if len(cells) != 4:
+            if len(cells) not in (4, 5):
                 continue
             server = self._by_name.get((cells[0].decode(), cells[1].decode()))
             if server is None:
@@ -547,6 +574,29 @@ class FastPath:
                 self._traffic.took_elsewhere(server.run_id, server.replica.group, seconds)
             if cells[3].startswith(b"S"):
                 self._suspect(server)
+            elif cells[-1].isdigit():
+                self._judge(server, int(cells[-1]))
+
+    def _judge(self, server: _Server, status: int) -> None:
+        """Count an answer; eject a replica that only fails."""
+        service = self._wanted.get(server.run_id)
+        if service is not None and self._outliers.note(
+            server.replica.id, service.replicas, service.eject_for, failed=status >= 500
+        ):
+            self._news.set()
+
+    async def _set_ejected(self) -> None:
+        """Send ejected replicas no requests, whether HAProxy or the agent saw their failures."""
+        for server in tuple(self._servers.values()):
+            service = self._wanted.get(server.run_id)
+            ejected = () if service is None else self._outliers.out_of(service.replicas)
+            is_ejected = server.replica.id in ejected
+            if is_ejected and server.is_open and not server.is_drained:
+                server.is_open, server.is_ejected = False, True
+                await self._close(server)
+            elif server.is_ejected and not is_ejected:
+                server.is_ejected = False
+                await self._open(server)
 
 
 def _lead(path: Path, target: str) -> None:

@@ -18,18 +18,46 @@ from pathlib import Path
 
 import msgspec
 
-from controller.proxy.headers import OWN_COOKIES
+from controller.proxy.headers import NEVER, OWN_COOKIES
+from controller.proxy.judgement import TOKEN
 from controller.store.base import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
 ANSWER_SECONDS = 5.0
+NEW_REQUESTS = 100
+"""A replica gets so many more requests than it has, until the next look; others wait. OpenSSH's
+socket on the way refuses more than 128 connections that it has not accepted yet."""
+QUEUE_SECONDS = 60
+"""A request waits so long for its turn at a replica."""
+CLIENT_SECONDS = 300
+"""A client whose turn it is may be silent for so long, in its TLS handshake too (HAProxy 2.6 has no
+time of its own for that) and while it reads nothing of an answer. WebSockets are exempt, and so is
+a client that waits for its answer."""
 DOOR_SECONDS = 60
 """A token opens a service's way past the agent for so long; then the agent sees it again."""
 ADMITTED = "X-Fairlead-Admitted"
 """The header of requests whose token HAProxy knows: the agent need not see it."""
-_TOKENS = TOKEN_PREFIX[:2]
-"""Tokens and keys of services begin with it."""
+_MOST_HEADERS = 128
+"""Those of a request; aiohttp takes no more at the controller and the agent."""
+_MOST_LINE = 8190
+"""Bytes of a header or target; aiohttp takes no longer ones at the controller and the agent."""
+_ODD = {
+    "token": TOKEN,
+    "begins_like_a_token": rf"(?:^|[\s,;:=\x22\x27]){TOKEN_PREFIX[:2]}[a-z]?_",
+    "odd_basic": r"(?i)^basic(?! +(?:[a-z0-9+/]{4})*(?:[a-z0-9+/]{2}==|[a-z0-9+/]{3}=)?$)",
+    "odd_target": rf"[^!-~]|^.{{{_MOST_LINE + 1}}}",
+    "odd_headers": r"(?m)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    rf"|^(?![Aa]uthorization:).*{TOKEN}|^.{{{_MOST_LINE + 1}}}",
+    "odd_connection": "^(?!(?:close|keep-alive)$)",
+    "hop_by_hop": "keep-alive|proxy-.*|te|trailer",
+    "never": "|".join(sorted(NEVER)),
+    "for_a_domain": r";[ \t]*domain[ \t]*=",
+    "cookie_for_a_domain": r"(?i)^(.*);[ \t]*domain[ \t]*=[^;]*(.*)$",
+    "own_cookie": r"^[ \t]*=?[ \t]*(?:" + "|".join(OWN_COOKIES) + ")",
+}
+"""Regular expressions of what goes to the agent, so that `controller.proxy.judgement` alone decides
+about it, and of what is taken out of an answer (`controller.proxy.headers.response_headers`)."""
 _ERRORS = ("hrsp_5xx", "econ", "eresp")
 _FAILURES = {
     502: ("replica_failed", "a replica of the service broke the connection"),
@@ -42,13 +70,16 @@ global
     log {log} len 256 format raw local0
     fd-hard-limit 50000
     tune.bufsize 65536
+    tune.http.maxhdr {most_headers}
     ssl-default-bind-options ssl-min-ver TLSv1.2
 
 defaults
     mode http
     log global
     timeout connect 10s
-    timeout client 24d
+    timeout queue {queue_seconds}s
+    timeout client {client_seconds}s
+    timeout tunnel 24d
     timeout server 24d
     timeout http-request 60s
     timeout http-keep-alive 60s
@@ -60,7 +91,7 @@ defaults
     option redispatch 1
 {failures}
 frontend traffic
-{binds}    log-format "%b %s %Ta %ts"
+{binds}    log-format "%b %s %Ta %ts %ST"
     http-request del-header {admitted}
     http-request set-header X-Forwarded-For %[src]
     http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]
@@ -79,9 +110,13 @@ frontend traffic
     acl open_door var(txn.door),table_gpc0(doors) gt 0
     http-request set-var(txn.admitted) int(1) if {{ var(txn.door) -m found }} open_door
     acl admitted var(txn.admitted) -m found
+    http-request deny deny_status 405 if METH_CONNECT
+    http-request set-var(txn.is_absolute) int(1) if {{ fc_http_major 1 }} !{{ url_beg / }}
     http-request set-var(txn.most) str(most_body),map_str_int({limits},0)
     acl fast var(txn.slot) -m found
-    acl token req.fhdr(authorization) -m beg -i "bearer {tokens}"
+    acl token req.fhdr(authorization) -m reg '{begins_like_a_token}'
+    acl token req.fhdr(authorization) -m reg '{odd_basic}'
+    acl token req.fhdr(authorization),word(2," "),b64dec -m reg '{token}'
     acl asks req.hdr(cookie) -m sub -i {cookies}
     acl asks req.hdr(upgrade) -m found
     acl asks req.hdr(expect) -m found
@@ -89,11 +124,17 @@ frontend traffic
     acl asks req.hdr(transfer-encoding) -m found
     acl asks req.hdr_val(content-length),sub(txn.most) gt 0
     acl asks path_sub -i .. %2e
+    acl asks url -m reg '{odd_target}'
+    acl asks req.hdrs -m reg '{odd_headers}'
+    acl asks req.fhdr_cnt(authorization) gt 1
+    acl asks req.hdr(connection) -m reg -i '{odd_connection}'
+    acl asks var(txn.is_absolute) -m found
+    acl usual method GET HEAD POST PUT DELETE OPTIONS PATCH
     acl challenge path_beg /.well-known/acme-challenge/
     acl challenged str(challenges),map_str_int({limits},0) gt 0
     use_backend caddy if challenge challenged !{{ ssl_fc }}
-    use_backend %[var(txn.slot)] if fast !asks !token
-    use_backend %[var(txn.guarded)] if admitted !asks
+    use_backend %[var(txn.slot)] if fast usual !asks !token
+    use_backend %[var(txn.guarded)] if admitted usual !asks
     default_backend agent
 
 backend doors
@@ -118,11 +159,17 @@ backend {slot}
     http-request disable-l7-retry unless {{ method GET HEAD OPTIONS PUT DELETE TRACE }}
     http-request set-header {admitted} 1 if {{ var(txn.admitted) -m found }}
     http-request del-header authorization if {{ var(txn.admitted) -m found }}
-    http-request del-header forwarded
-    http-request del-header x-forwarded-prefix
+    http-request del-header ^({hop_by_hop}|forwarded|x-forwarded-prefix)$ -m reg
+    http-request set-header connection close if METH_HEAD
+    http-response del-header ^({never}|{hop_by_hop})$ -m reg
+    acl for_a_domain res.fhdr(set-cookie) -m reg -i '{for_a_domain}'
+    http-response replace-header set-cookie '{cookie_for_a_domain}' '\\1\\2' if for_a_domain
+    http-response replace-header set-cookie '{cookie_for_a_domain}' '\\1\\2' if for_a_domain
+    http-response del-header set-cookie if for_a_domain
+    http-response del-header set-cookie if {{ res.fhdr(set-cookie) -m reg -i '{own_cookie}' }}
     server agent unix@{agent} backup
 {servers}"""
-_SERVER = "    server {server} unix@{socket} pool-purge-delay 1s disabled\n"
+_SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,18 +254,22 @@ def configuration(
         "slots": places.slots,
         "guarded": places.guarded,
         "admitted": ADMITTED,
+        "queue_seconds": QUEUE_SECONDS,
+        "client_seconds": CLIENT_SECONDS,
         "door_seconds": DOOR_SECONDS,
         "limits": places.limits,
         "challenges": ports.challenges,
         "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
         "failures": failures,
         "cookies": OWN_COOKIES[0],
-        "tokens": _TOKENS,
+        "most_headers": _MOST_HEADERS,
+        **_ODD,
     }
     slots = []
     for slot in SLOTS:
         servers = "".join(
-            _SERVER.format(server=server, socket=places.server(slot, server)) for server in SERVERS
+            _SERVER.format(server=server, socket=places.server(slot, server), most=NEW_REQUESTS)
+            for server in SERVERS
         )
         slots.append(_SLOT.format(slot=slot, servers=servers, **words))
     return _CONFIGURATION.format(**words) + "".join(slots)
@@ -264,6 +315,10 @@ class Haproxy:
     async def open_server(self, slot: str, server: str) -> None:
         """Send it requests."""
         await self._do(f"set server {slot}/{server} state ready")
+
+    async def limit_server(self, slot: str, server: str, requests: int) -> None:
+        """Send it no more requests than these at once; others wait."""
+        await self._do(f"set maxconn server {slot}/{server} {requests}")
 
     async def drain_server(self, slot: str, server: str) -> None:
         """Send it no new requests."""

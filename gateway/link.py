@@ -32,6 +32,8 @@ from gateway.schemas import (
 
 log = logging.getLogger(__name__)
 COUNT_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+"""A controller that is connected answers a question within this time."""
 FIRST_LINK_SECONDS = 15.0
 """A question waits for the controller so soon after the agent's start: it knows no token yet."""
 _MOST_MESSAGE = 64 << 20
@@ -90,9 +92,12 @@ class ControllerLink:
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(Question(id=number, run_id=run_id, digest=digest, is_key=is_key))
-            answered: Answer = await answer
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._send(Question(id=number, run_id=run_id, digest=digest, is_key=is_key))
+                answered: Answer = await answer
             return answered
+        except TimeoutError:
+            raise ControllerAway from None
         finally:
             del self._questions[number]
 

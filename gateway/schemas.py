@@ -77,6 +77,8 @@ class GatewayService(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of replicas that get no new requests and finish those that they have."""
     is_held: bool = False
     """Requests wait while there is no replica."""
+    eject_for: float | None = None
+    """Seconds for which a replica that only fails gets no requests; None: never."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,7 @@ def service_of(told: GatewayService) -> Service:
         model=told.model,
         model_prefix=told.model_prefix,
         headers=told.headers,
+        eject_for=told.eject_for,
         groups=told.groups,
         rate_limits=tuple(
             RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)

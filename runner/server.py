@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from common.sockets import BACKLOG
 from runner import metrics, relay
 from runner.app import make_app
 from runner.job.outcome import Scope, scope_of_this_process
@@ -147,7 +148,7 @@ async def served(
     listening = Listener(peers, server_factory, relay)
     loop = asyncio.get_running_loop()
     listener = listener or await asyncio.to_thread(listen, path)
-    server = await loop.create_unix_server(listening.make_protocol, sock=listener)
+    server = await loop.create_unix_server(listening.make_protocol, sock=listener, backlog=BACKLOG)
     try:
         yield
     finally:

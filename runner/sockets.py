@@ -10,6 +10,8 @@ import struct
 from enum import StrEnum
 from pathlib import Path
 
+from common.sockets import BACKLOG
+
 _MODE = 0o660
 _MAX_PATH = 107
 _UNFINISHED = ".new"
@@ -49,7 +51,7 @@ def listen(path: Path) -> socket.socket:
         server.setblocking(False)
         server.bind(str(unfinished))
         unfinished.chmod(_MODE)
-        server.listen(128)
+        server.listen(BACKLOG)
         unfinished.rename(path)
     except OSError as error:
         server.close()

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import msgspec
 from aiohttp import web
 
-from common.http import is_our_failure
+from common.http import HEAD_SECONDS, is_our_failure
 from controller import API_VERSIONS, __version__
 from controller.api import (
     blobs,
@@ -121,6 +121,7 @@ def make_runner(
         make_app(service, proxy, origins, mounts),
         access_log=None,
         auto_decompress=False,
+        keepalive_timeout=HEAD_SECONDS,
         shutdown_timeout=shutdown_timeout,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from common.http import HEAD_SECONDS
 from controller.rate_limiter import RateLimiter
 from controller.service.errors import ServiceError, Unavailable
 from controller.service.registrations import RegistrationService
@@ -51,7 +52,11 @@ def make_join_runner(
 
     app.router.add_post(PATH, join)
     return web.AppRunner(
-        app, access_log=None, auto_decompress=False, shutdown_timeout=shutdown_timeout
+        app,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=HEAD_SECONDS,
+        shutdown_timeout=shutdown_timeout,
     )
 
 

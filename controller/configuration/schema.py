@@ -554,6 +554,7 @@ class ServiceConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_
     surge: AtLeastOne = 1
     rollout_timeout: Duration | None = None
     unhealthy_after: DurationOrOff | None = None
+    eject_for: DurationOrOff | None = None
     init: bool = False
 
 
@@ -731,6 +732,7 @@ _OF_SERVICES = {
     "surge": "a whole number of at least 1",
     "rollout_timeout": f"{DURATION_ALLOWED}; more than 0",
     "unhealthy_after": f"{OFF_ALLOWED}; more than 0",
+    "eject_for": f"{OFF_ALLOWED}; more than 0",
 }
 SERVICE_ALLOWED = {
     **{

@@ -201,7 +201,7 @@ def check_service(configuration: ServiceConfiguration) -> None:
         _check_headers(f"probes[{number}].headers", probe.headers)
     _check_rate_limits(configuration.rate_limits)
     _check_model(configuration.model)
-    for name in ("rollout_timeout", "unhealthy_after"):
+    for name in ("rollout_timeout", "unhealthy_after", "eject_for"):
         written = getattr(configuration, name)
         seconds = getattr(written, "seconds", written)
         if seconds is not None and not seconds > 0:
@@ -346,6 +346,7 @@ def wanted_gateway(configuration: ServiceConfiguration) -> bool | str | None:
 def policy(configuration: ServiceConfiguration) -> ServicePolicy:
     model, timeout = configuration.model, configuration.rollout_timeout
     unhealthy, default = configuration.unhealthy_after, ServicePolicy(port=1, groups=())
+    eject = configuration.eject_for
     written = configuration.https
     https = Https.AUTO if written == "auto" else Https.ON if written else Https.OFF
     long_model = model if isinstance(model, schema.ModelFields) else None
@@ -369,6 +370,7 @@ def policy(configuration: ServiceConfiguration) -> ServicePolicy:
         surge=configuration.surge,
         rollout_timeout=default.rollout_timeout if timeout is None else float(timeout),
         unhealthy_after=None if unhealthy is None else unhealthy.seconds,
+        eject_for=default.eject_for if eject is None else eject.seconds,
     )
 
 

@@ -75,6 +75,7 @@ def _service(gateway: Gateway, route: Route, offered: Iterable[ReplicaRoute]) ->
         model=policy.model,
         model_prefix=policy.model_prefix,
         headers=policy.headers,
+        eject_for=policy.eject_for,
         groups=tuple(group.name for group in policy.groups),
         rate_limits=tuple(
             GatewayRateLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst + 1)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from controller.proxy.errors import TooMany
+from controller.proxy.judgement import may_hold_a_token
 from controller.proxy.view import Access, Admission, RequestLimit, Service
 from controller.rate_limiter import RateLimiter
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Credential, Gate, sees_all
-from controller.store.base import BROWSER_PREFIX, KEY_PREFIX, TOKEN_PREFIX, ServiceKey, digest
+from controller.store.base import BROWSER_PREFIX, KEY_PREFIX, ServiceKey, digest
 
 _HOW = (
     "send `Authorization: Bearer TOKEN` with the token of a user who may see the service, or with "
@@ -88,8 +89,8 @@ def secret_of(service: Service, authorization: str) -> str | None:
 
 def hidden_headers(service: Service, authorization: str) -> frozenset[str]:
     """Return the headers that the replica must not see."""
-    is_ours = bearer(authorization).startswith((TOKEN_PREFIX, KEY_PREFIX, BROWSER_PREFIX))
-    return frozenset({"authorization"}) if service.auth or is_ours else frozenset()
+    is_ours = service.auth or may_hold_a_token("authorization", authorization)
+    return frozenset({"authorization"}) if is_ours else frozenset()
 
 
 def bearer(authorization: str) -> str:

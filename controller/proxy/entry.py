@@ -20,7 +20,9 @@ from controller.proxy.browsers import BrowserSessions
 from controller.proxy.errors import NoReplica, TooMany
 from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from controller.proxy.headers import Client, Target
+from controller.proxy.judgement import require_plain
 from controller.proxy.metrics import MeteredTraffic
+from controller.proxy.outliers import Outliers
 from controller.proxy.replicas import Replicas
 from controller.proxy.site import Site
 from controller.proxy.view import Access, Admission, Connect, Service, Services, Traffic
@@ -61,8 +63,9 @@ class Proxy:
         connect: Connect,
         settings: Settings,
         prove: Prove | None = None,
+        outliers: Outliers | None = None,
     ) -> None:
-        self.replicas = Replicas(connect)
+        self.replicas = Replicas(connect, outliers)
         self._services = services
         self.metrics = MeteredTraffic(traffic)
         self._access = access
@@ -103,6 +106,7 @@ class Proxy:
         raw = headers.origin_form(request.raw_path)
         is_model = name is None and raw.startswith(models.MODELS + "/")
         try:
+            require_plain(request)
             with self._hang_ups.watched(request):
                 if self._hang_ups.in_flight > self._limits.most_in_flight:
                     raise NoReplica("the proxy has too many requests at the moment; try again soon")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from controller.service.errors import ServiceError
 
 
+class NotAllowed(ServiceError):
+    status = 405
+    code = "method_not_allowed"
+
+
 class TooLarge(ServiceError):
     status = 413
     code = "too_large"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -111,7 +112,7 @@ class Forwarder:
                 raise failure or NoReplica(f"the service {call.service} has no replica now")
             with self._replicas.using(replica), self._counted(service, replica) as outcome:
                 try:
-                    return await self._exchange(call, replica, outcome)
+                    return await self._exchange(call, service, replica, outcome)
                 except _TryAnother as another:
                     failure = another.failure
                     tried.add(replica.id)
@@ -185,9 +186,17 @@ class Forwarder:
             counted.end(failed=outcome.failed, is_stream=outcome.is_stream)
 
     async def _exchange(
-        self, call: Forwarded, replica: Replica, outcome: _Outcome
+        self, call: Forwarded, service: Service, replica: Replica, outcome: _Outcome
     ) -> web.StreamResponse:
-        connection, head = await self._asked(call, replica)
+        note = partial(
+            self._replicas.outliers.note, replica.id, service.replicas, service.eject_for
+        )
+        try:
+            connection, head = await self._asked(call, replica)
+        except (_TryAnother, ReplicaFailed, ReplicaTimeout):
+            note(failed=True)
+            raise
+        note(failed=head.status >= 500)
         try:
             outcome.failed = head.status >= 500
             if head.status == 101:
@@ -197,7 +206,7 @@ class Forwarder:
                 return await tunnel(call.request, _answered(call, head), connection.upgraded)
             return await self._pass_on(call, connection, head, outcome)
         finally:
-            if call.sending is None or call.sending.done():
+            if _was_sent(call):
                 self._replicas.give_back(replica, connection)
             else:
                 connection.close()
@@ -287,6 +296,15 @@ class Forwarder:
         """Send the head of the answer now; return the first part of its body."""
         await response.prepare(call.request)
         return await connection.read()
+
+
+def _was_sent(call: Forwarded) -> bool:
+    """Return whether the replica has the whole request. A replica may answer before, and would take
+    the next request on its connection for the rest of this one."""
+    sending = call.sending
+    if sending is None:
+        return True
+    return sending.done() and not sending.cancelled() and sending.exception() is None
 
 
 def _sentence(call: Forwarded, what: str) -> str:

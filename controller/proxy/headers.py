@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
+from controller.proxy.judgement import may_hold_a_token
 from controller.proxy.view import Service
 
 SERVICES = "/services/"
@@ -185,7 +186,8 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         if name.lower() == "connection"
         for token in value.split(",")
     }
-    dropped = _HOP_BY_HOP | named
+    # `Connection: Host` would take the host away that the request was admitted for.
+    dropped = _HOP_BY_HOP | (named - {"host"})
     return [(name, value) for name, value in pairs if name.lower() not in dropped]
 
 
@@ -197,10 +199,14 @@ def request_headers(
     prefix: str,
     drop: frozenset[str],
 ) -> list[tuple[str, str]]:
-    """Return the headers for the replica, without those of the body. `drop`: what the proxy alone
-    may see."""
+    """Return the headers for the replica, without those of the body and those that may hold a token
+    of ours. `drop`: what the proxy alone may see."""
     replaced = {name.lower() for name, _ in service.headers} | _SET_HERE | drop
-    kept = [(name, value) for name, value in end_to_end(headers) if name.lower() not in replaced]
+    kept = [
+        (name, value)
+        for name, value in end_to_end(headers)
+        if name.lower() not in replaced and not may_hold_a_token(name, value)
+    ]
     kept += [
         ("X-Forwarded-For", client.forwarded_for),
         ("X-Forwarded-Proto", client.scheme),
@@ -272,7 +278,7 @@ _FAMILIES_ON_A_SHARED_ORIGIN = (
 )
 _ORDERS_TO_REVERSE_PROXIES = ("x-accel-", "x-sendfile", "x-lighttpd-", "x-reproxy-")
 """nginx and its kin obey them: `X-Accel-Redirect` makes it answer with a file of its own."""
-_NEVER = frozenset(
+NEVER = frozenset(
     {
         "alt-svc",
         "clear-site-data",
@@ -317,7 +323,7 @@ def response_headers(
 def _is_passed(name: str) -> bool:
     if name == "x-accel-buffering":  # it is about this answer alone; event streams set it
         return True
-    return name not in _NEVER and not name.startswith(_ORDERS_TO_REVERSE_PROXIES)
+    return name not in NEVER and not name.startswith(_ORDERS_TO_REVERSE_PROXIES)
 
 
 def _is_shareable(name: str) -> bool:

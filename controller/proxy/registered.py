@@ -74,6 +74,7 @@ def service_of(route: Route) -> Service:
         model=service.model,
         model_prefix=service.model_prefix,
         headers=service.headers,
+        eject_for=service.eject_for,
         groups=tuple(group.name for group in service.groups),
         rate_limits=tuple(
             RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst + 1)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from controller.links.base import LinkError
+from controller.proxy.outliers import Outliers
 from controller.proxy.upstream import ReplicaConnection
 from controller.proxy.view import Connect, Replica
 from runner.client import RunnerError, RunnerUnavailable
@@ -41,7 +42,13 @@ class _Use:
 class Replicas:
     """Chooses replicas and keeps their connections."""
 
-    def __init__(self, connect: Connect, connect_seconds: float = CONNECT_SECONDS) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        outliers: Outliers | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> None:
+        self.outliers = outliers or Outliers(_now)
         self._connect = connect
         self._seconds = connect_seconds
         self._uses: dict[str, _Use] = {}
@@ -49,14 +56,16 @@ class Replicas:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def choose(self, replicas: Sequence[Replica], tried: Collection[str]) -> Replica | None:
-        """Return the replica with the fewest requests; among equals, the one that waits longest."""
+        """Return the replica with the fewest requests; among equals, the one that waits longest.
+        An ejected one is the last resort."""
         now = _now()
+        out = self.outliers.out_of(replicas)
 
-        def rank(replica: Replica) -> tuple[bool, int, int]:
-            use = self._uses.get(replica.id)
+        def rank(replica: Replica) -> tuple[bool, bool, int, int]:
+            use, is_out = self._uses.get(replica.id), replica.id in out
             if use is None:
-                return (False, 0, 0)
-            return (now < use.avoided_until, use.in_flight, use.last_used)
+                return (is_out, False, 0, 0)
+            return (is_out, now < use.avoided_until, use.in_flight, use.last_used)
 
         untried = [replica for replica in replicas if replica.id not in tried]
         return min(untried, key=rank, default=None)

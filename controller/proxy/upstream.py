@@ -98,6 +98,20 @@ class _Events:
             self.is_reusable = False  # an answer without a request
 
 
+def _may_have_an_unasked_body(method: str, head: ResponseHead) -> bool:
+    """Return whether an app that breaks HTTP's rules may send a body with this answer, which has
+    none (RFC 9112, 6.3). It may come after the next request is sent, when nothing tells it from
+    that one's answer."""
+    framing = [
+        value.strip()
+        for name, value in head.headers
+        if name.lower() in ("content-length", "transfer-encoding")
+    ]
+    if head.status in (204, 304):
+        return any(value != "0" for value in framing)
+    return method == "HEAD" and framing != ["0"]
+
+
 class ReplicaConnection:
     """A connection that carries one request at a time."""
 
@@ -113,7 +127,7 @@ class ReplicaConnection:
     def can_be_reused(self) -> bool:
         """Whether another request may be sent now."""
         now = asyncio.get_running_loop().time()
-        return not self._is_closed and now < self._usable_until and not self._reader.at_eof()
+        return not self._is_closed and now < self._usable_until and not self._has_input()
 
     @property
     def upgraded(self) -> PortStream:
@@ -138,6 +152,8 @@ class ReplicaConnection:
             self._feed(data)
             if received > MOST_HEAD_BYTES and events.head is None:
                 raise BadAnswer(f"answered with a head of more than {MOST_HEAD_BYTES} bytes")
+        if _may_have_an_unasked_body(method, events.head):
+            events.is_reusable = False
         if method == "HEAD":
             events.complete = True
             events.body.clear()
@@ -167,6 +183,8 @@ class ReplicaConnection:
         self.served += 1
         if not (events.complete and events.is_reusable) or self._is_closed or events.head is None:
             return False
+        if self._rest or self._has_input():
+            return False
         seconds = IDLE_SECONDS
         for name, value in events.head.headers:
             if name.lower() == "keep-alive" and (match := _TIMEOUT.search(value)):
@@ -178,6 +196,18 @@ class ReplicaConnection:
         if not self._is_closed:
             self._is_closed = True
             self._writer.close()
+
+    def _has_input(self) -> bool:
+        """Return whether bytes that nobody asked for have come, or the end. Without this check the
+        next client would get them as its answer. It takes one of the bytes, so the connection must
+        not be used again."""
+        reading = self._reader.read(1)
+        try:
+            reading.send(None)  # it waits for the first byte only if there is none
+        except (StopIteration, OSError):
+            return True
+        reading.close()
+        return False
 
     async def _read(self, begun: bool) -> bytes:
         if self._rest:

@@ -48,6 +48,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] = ("main",)
     rate_limits: tuple[RequestLimit, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    eject_for: float | None = None
+    """Seconds for which a replica that only fails gets no requests; None: never."""
     is_held: bool = False
     """Requests wait while it has no replica: they wake it, or it is waking up."""
     reconnects: bool = False

@@ -24,6 +24,7 @@ import msgspec
 from common.durable import sync_folder, write_beside
 from common.errors import Refused
 from common.relay import BUFFER_BYTES, RelayEnd
+from common.sockets import BACKLOG
 from common.ssh_keys import public_key
 from shim.errors import conflict, invalid
 from shim.schemas import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
@@ -157,7 +158,7 @@ class ExposedPorts:
             connect = partial(self._connect, task_id, port)
             caller = partial(_Caller, connect, tells=path == access.socket(task_id, port))
             loop = asyncio.get_running_loop()
-            self._servers[path] = await loop.create_unix_server(caller, str(path))
+            self._servers[path] = await loop.create_unix_server(caller, str(path), backlog=BACKLOG)
             path.chmod(0o660)
             if access.gid is not None:
                 os.chown(path, -1, access.gid)

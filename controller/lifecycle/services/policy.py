@@ -114,6 +114,9 @@ class ServicePolicy(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy_after: float | None = None
     """Seconds after which a replica whose probes fail is replaced; None: never."""
 
+    eject_for: float | None = 30.0
+    """Seconds for which a replica that only fails gets no requests (8.15); None: never."""
+
     def group(self, name: str) -> ReplicaGroup | None:
         return next((group for group in self.groups if group.name == name), None)
 

@@ -13,6 +13,7 @@ from aiohttp import ClientConnectionResetError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from common.http import is_our_failure
+from controller.api import app
 from controller.api.app import make_runner
 from controller.store.base import StoreRefused, StoreUnavailable
 from tests.unit.api.asking import shape_of, submit
@@ -55,6 +56,26 @@ async def answer_to(port: int, head: str, body: bytes) -> bytes:
     answer = await reader.read()
     writer.close()
     return answer
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("part", [b"", b"GET /v1/runs HTTP/1.1\r\nX-A: "])
+async def test_a_connection_without_a_whole_head_is_closed(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, part: bytes, is_second: bool
+) -> None:
+    monkeypatch.setattr(app, "HEAD_SECONDS", 0.3)
+    runner = make_runner(controller.service, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    if is_second:
+        writer.write(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(part)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 404 ") is is_second
+    writer.close()
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize("path", ["runs/here/watch", "runs/here/logs", "events/watch"])

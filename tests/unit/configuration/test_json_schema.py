@@ -61,6 +61,8 @@ ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"replicas": {"min": 1, "max": 2}, "scaling": {"metric": "rps", "target": 1}},
     {"replica_groups": [{"count": 1}], "gateway": {"name": "a"}, "dialect": "dstack"},
     {"rate_limits": [{"rps": 4, "key": {"type": "ip_address"}}]},
+    {"eject_for": "off"},
+    {"eject_for": "1m"},
     {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [

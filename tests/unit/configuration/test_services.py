@@ -61,6 +61,17 @@ def test_without_retry_a_replica_is_tried_again_after_errors_and_interruptions()
     assert planned(retry=False).policy.retry.on_events == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("written", "seconds"), [({}, 30.0), ({"eject_for": "2m"}, 120.0), ({"eject_for": "off"}, None)]
+)
+def test_a_replica_that_only_fails_is_ejected_unless_that_is_off(
+    written: dict[str, str], seconds: float | None
+) -> None:
+    plan = planned(**written)
+    assert plan.service is not None
+    assert plan.service.eject_for == seconds
+
+
 def test_a_range_begins_with_its_least() -> None:
     plan = planned(replicas="0..4", scaling={**RPS, "window": "5m", "scale_up_delay": "1m"})
 
@@ -188,6 +199,7 @@ PROBE = {"type": "http"}
         ({"model": "a\nb"}, "model", "contains a control character"),
         ({"model": {"name": "a\tb"}}, "model.name", "contains a control character"),
         ({"rollout_timeout": 0}, "rollout_timeout", "at once"),
+        ({"eject_for": 0}, "eject_for", "at once"),
         ({"schedule": "0 8 * * *"}, "schedule", "is for tasks"),
         ({"groups": []}, "groups", "write a list as replicas"),
         ({"gang": True}, "gang", "live and die together"),

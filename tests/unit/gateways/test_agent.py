@@ -15,10 +15,12 @@ from aiohttp import web
 
 from controller.links.ssh import public_line
 from controller.proxy.view import Replica
-from gateway import reach
+from controller.store.base import digest
+from gateway import link, reach
 from gateway.agent import Agent, Options, control_app, traffic_app
 from gateway.schemas import (
     LINK_PATH,
+    Answer,
     Applied,
     Certificate,
     Claim,
@@ -31,6 +33,7 @@ from gateway.schemas import (
     GatewayService,
     Hello,
     InFlight,
+    Question,
     Reached,
     Snapshot,
 )
@@ -182,6 +185,37 @@ async def test_a_snapshot_is_served_once_it_is_on_disk_and_after_a_restart_too(
     async with machine.agent(), linked(machine) as link:
         assert (await link.hear(Hello)).controller == "c1"
         assert await machine.ask("/again") == (200, "/again")
+
+
+async def test_after_a_restart_a_token_waits_for_the_controller_longer_than_for_an_answer(
+    machine: Machine, replica: PlayedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
+    async with machine.agent() as agent:
+        await agent.take(a_snapshot(replica, auth=True))
+        asking = asyncio.create_task(machine.ask("/a", Authorization="Bearer fl_known"))
+        assert await asyncio.wait((asking,), timeout=0.6) == (set(), {asking})
+        async with linked(machine) as controller:
+            question = await controller.hear(Question)
+            assert question.digest == digest("fl_known")
+            await controller.send(Answer(id=question.id, allowed=True))
+            assert await asking == (200, "/a")
+
+
+async def test_a_controller_that_does_not_answer_or_come_is_away(
+    machine: Machine, replica: PlayedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(link, "FIRST_LINK_SECONDS", 0.1)
+    async with machine.agent() as agent:
+        await agent.take(a_snapshot(replica, auth=True))
+        status, text = await machine.ask("/a", Authorization="Bearer fl_known")
+        assert (status, "controller_away" in text) == (503, True)
+        async with linked(machine) as controller:
+            asking = asyncio.create_task(machine.ask("/a", Authorization="Bearer fl_known"))
+            await controller.hear(Question)
+            status, text = await asking
+            assert (status, "controller_away" in text) == (503, True)
 
 
 async def test_hosts_that_are_no_service_and_plain_http_are_told_so(

@@ -182,7 +182,7 @@ async def test_a_host_shows_its_certificate_once_caddy_has_it_and_a_renewed_one(
         both = {"web.apps.test.pem": renewed, "gateway.apps.test.pem": other}
         await eventually(lambda: bed.haproxy.shown == both)
         assert [one.host for one in made.found()] == ["web.apps.test"]
-        assert bed.listed() == ["gateway.apps.test.pem", "web.apps.test.pem"]
+        await eventually(lambda: bed.listed() == ["gateway.apps.test.pem", "web.apps.test.pem"])
 
 
 async def test_a_host_that_is_gone_and_what_an_earlier_agent_left_are_shown_no_more(
@@ -211,7 +211,7 @@ async def test_what_an_earlier_agent_left_is_shown_until_it_is_known_better(bed:
         new = bed.issue("new.apps.test")
         both = {"web.apps.test.pem": "?", "new.apps.test.pem": new}
         await eventually(lambda: bed.haproxy.shown == both)
-        assert bed.listed() == ["new.apps.test.pem", "web.apps.test.pem"]
+        await eventually(lambda: bed.listed() == ["new.apps.test.pem", "web.apps.test.pem"])
         content = bed.issue("web.apps.test")
         await eventually(lambda: bed.haproxy.shown["web.apps.test.pem"] == content)
     assert bed.haproxy.hidden == []
@@ -225,7 +225,7 @@ async def test_a_pair_of_files_is_for_all_hosts(bed: Bed, files: Files) -> None:
         await eventually(lambda: [one.error for one in made.found()] == [None, None])
         made.update(["a.apps.test"], None)
         await eventually(lambda: bed.haproxy.shown == {})
-        assert made.found() == ()
+        await eventually(lambda: made.found() == ())
 
 
 async def test_a_haproxy_that_was_away_shows_all_when_it_is_back(bed: Bed) -> None:

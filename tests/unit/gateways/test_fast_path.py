@@ -6,14 +6,26 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from controller.proxy.outliers import MAX_FAILURES, Outliers
 from controller.proxy.view import Replica
 from gateway.fast_path import FastPath, FastService, LogSocket, fast_services
-from gateway.haproxy import SERVERS, SLOTS, Haproxy, Limits, Places, Ports, configuration
+from gateway.haproxy import (
+    NEW_REQUESTS,
+    SERVERS,
+    SLOTS,
+    Haproxy,
+    Limits,
+    Places,
+    Ports,
+    configuration,
+)
 from gateway.links import raw_socket
 from gateway.schemas import (
     Certificate,
@@ -48,6 +60,8 @@ class PlayedHaproxy:
         self._lives += 1
         self.states = {(slot, one): "MAINT" for slot in SLOTS for one in SERVERS}
         self.states |= dict.fromkeys(OTHERS, "UP")
+        self.most: dict[tuple[str, str], int] = {}
+        """The most requests that a server gets at once."""
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
         self.ways: dict[str, str] = {}
         self.guarded: dict[str, str] = {}
@@ -82,6 +96,9 @@ class PlayedHaproxy:
             case ["set", "server", where, "state", state]:
                 slot, _, name = where.partition("/")
                 self.states[(slot, name)] = {"ready": "UP"}.get(state, state.upper())
+            case ["set", "maxconn", "server", where, number]:
+                slot, _, name = where.partition("/")
+                self.most[(slot, name)] = int(number)
             case ["clear", "map", where]:
                 self._map(where).clear()
             case ["set", "table", "doors", "key", key, "data.gpc0", "1"]:
@@ -156,6 +173,7 @@ class Bed:
             self.traffic,
             self.emptied.append,
             self.places.server,
+            Outliers(asyncio.get_running_loop().time),
         )
         running = asyncio.create_task(made.run())
         try:
@@ -201,6 +219,35 @@ async def test_the_way_of_a_service_opens_with_its_first_server(bed: Bed) -> Non
         slot = bed.haproxy.ways[WAY]
         await eventually(lambda: bed.are_up("a", "b"))
         assert {bed.server_of("a")[0], bed.server_of("b")[0]} == {slot}
+
+
+async def test_a_replica_gets_so_many_new_requests_and_more_once_it_has_them(bed: Bed) -> None:
+    async with bed.running() as path:
+        await update(path, bed.service("a"))
+        await eventually(lambda: bed.are_up("a"))
+        key = bed.server_of("a")
+        assert bed.haproxy.most[key] == NEW_REQUESTS
+        for has in (NEW_REQUESTS, 2 * NEW_REQUESTS, 2 * NEW_REQUESTS + 1, 5):
+            bed.haproxy.counts[key] = (has, has, 0)
+            wanted = {key: NEW_REQUESTS * (has // NEW_REQUESTS + 1)}
+            await eventually(partial(wanted.__eq__, bed.haproxy.most))
+        await update(path, {})
+
+
+async def test_a_replica_that_only_fails_gets_no_requests_for_some_time(bed: Bed) -> None:
+    wanted = bed.service("a", "b")
+    wanted = {"r": msgspec.structs.replace(wanted["r"], eject_for=0.5)}
+    async with bed.running() as path:
+        await update(path, wanted)
+        await eventually(lambda: bed.are_up("a", "b"))
+        slot, name = bed.server_of("a")
+        path.heard([f"{slot} {name} 30 -- 500".encode()] * (MAX_FAILURES - 1))
+        path.heard([f"{slot} {name} 30 -- 404".encode()])
+        path.heard([f"{slot} {name} 30 -- 500".encode()] * (MAX_FAILURES - 1))
+        path.heard([f"{slot} {name} 30 CD 500".encode()])
+        await eventually(lambda: bed.state_of("a") == "MAINT")
+        assert bed.state_of("b") == "UP"
+        await eventually(lambda: bed.state_of("a") == "UP")
 
 
 async def test_a_service_that_is_not_wanted_loses_its_way_before_the_update_returns(
@@ -456,7 +503,7 @@ def test_a_service_that_needs_a_decision_is_not(fields: dict[str, object]) -> No
 def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
     text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path))
     for condition in (
-        '"bearer fl"',
+        "fl[a-z]?_[0-9a-f]{64}",
         "req.hdr(cookie) -m sub -i fairlead-",
         "upgrade",
         "text/event-stream",

@@ -102,6 +102,9 @@ async def a_bed(
         server, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
     )
     await client.start_server()
+    assert server.runner is not None
+    assert server.runner.server is not None
+    server.runner.server.handler_cancellation = False  # as in the product
     bed = Bed(client, proxy, guard)
     bed.services, bed.traffic, bed.node = services, traffic, node
     try:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -87,6 +88,18 @@ async def test_an_unwelcome_peer_is_cut_off(tmp_path: Path) -> None:
     async with served(runner, path, Peers.NODE), a_session(path) as session:
         with pytest.raises(RunnerUnavailable):
             await RunnerClient(session).health()
+    await runner.close()
+
+
+async def test_a_burst_of_connections_waits_at_the_socket(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "task", scope=SessionScope(), children=Children())
+    path = tmp_path / "runner.sock"
+    async with served(runner, path, Peers.ANY):
+        with contextlib.ExitStack() as stack:
+            for _ in range(500):  # none is accepted meanwhile
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.setblocking(False)
+                connection.connect(str(path))
     await runner.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import stat
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ class PlayedRunner:
         self.path = path
         self.port = 8000
         self.heads: list[bytes] = []
+        self.ended = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
@@ -43,6 +45,7 @@ class PlayedRunner:
             while piece := await reader.read(1 << 16):
                 writer.write(piece.upper())
                 await writer.drain()
+        self.ended += 1
 
 
 class Bed:
@@ -91,7 +94,7 @@ def a_task(task_id: str, runner_socket: Path) -> TaskInfo:
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     threads = disk_threads()
     runner = PlayedRunner(tmp_path / "runner.sock")
-    server = await asyncio.start_unix_server(runner.serve, runner.path)
+    server = await asyncio.start_unix_server(runner.serve, runner.path, backlog=1000)
     yield Bed(tmp_path, threads, runner)
     server.close()
     threads.shutdown()
@@ -117,6 +120,19 @@ async def test_a_gateway_reaches_the_exposed_port_and_each_end_is_passed_on(bed:
         large = b"a" * 3_000_000
         assert await ask(exposed.socket, large) == b"ok\n" + large.upper()
     assert bed.runner.heads == [b"CONNECT /v1/ports/8000 HTTP/1.1\r\n\r\n"]
+
+
+async def test_a_burst_of_connections_waits_at_the_socket(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        await ports.expose(bed.tasks["t1"], 8000)
+        with contextlib.ExitStack() as stack:
+            for path in (bed.access.socket("t1", 8000), bed.access.raw_socket("t1", 8000)):
+                for _ in range(150):  # none is accepted meanwhile
+                    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    connection.setblocking(False)
+                    connection.connect(str(path))
+            await eventually(lambda: len(bed.runner.heads) == 300, DEADLINE)
+        await eventually(lambda: bed.runner.ended == 300, DEADLINE)
 
 
 async def test_exposing_twice_gives_the_same_socket(bed: Bed) -> None:
