@@ -125,10 +125,10 @@ class Opened:
 
     async def follow(self) -> None:
         """Do what an open page does, for ever."""
-        asked = {"params": {"topic": "any"}, "headers": {"X-Fairlead-Page": self.page_token}}
+        headers = {"X-Fairlead-Page": self.page_token}
         quiet = aiohttp.ClientTimeout(total=None)
-        address = f"{self.url}/dashboard/stream"
-        async with self.session.get(address, timeout=quiet, **asked) as stream:
+        address = f"{self.url}/dashboard/stream?topic=any"
+        async with self.session.get(address, timeout=quiet, headers=headers) as stream:
             async for line in stream.content:
                 if line == b"event: changed\n":
                     await self.rows("")
