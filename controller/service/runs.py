@@ -379,6 +379,15 @@ class RunService:
         node."""
         return self._turns.watch(run_id)
 
+    @property
+    def revision(self) -> int:
+        """The number of changes so far. It begins again when the controller starts."""
+        return self._turns.revision
+
+    def changed_since(self, key: str | None, revision: int) -> bool:
+        """Return whether this run or node (None: any) may have changed after that revision."""
+        return self._turns.changed_since(key, revision)
+
     @asynccontextmanager
     async def watch(self, run_id: str) -> AsyncIterator[RunWatch]:
         async with self._turns.watch(run_id) as changed:

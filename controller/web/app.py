@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
@@ -119,6 +120,7 @@ class Dashboard:
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
+        self._marks = live.Marks(service.runs, secrets.token_hex(4))
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
@@ -222,6 +224,7 @@ class Dashboard:
             user=self._service.gate.users[held.token.user],
             credential=held,
             page_token=self._sessions.page_token(cookie),
+            mark=self._marks.now(),
         )
 
     def _for_api(self, request: web.Request) -> Credential:
@@ -241,6 +244,8 @@ class Dashboard:
             "user": visit.user.name,
             "role": visit.user.role.value,
             "page_token": visit.page_token,
+            "mark": visit.mark,
+            "now": self._service.clock.now(),
             "here": visit.request.path_qs,
             "theme": _theme(visit.request),
             **page.context,
@@ -312,7 +317,7 @@ class Dashboard:
         task = asyncio.current_task()
         assert task is not None
         with self._service.gate.until_it_ends(visit.credential, task.cancel):
-            return await live.stream(visit, self._assets.version, HEADERS)
+            return await live.stream(visit, self._assets.version, self._marks, HEADERS)
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         """Tell a page whose stream was refused whether it is still logged in."""

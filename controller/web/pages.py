@@ -31,6 +31,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     credential: Credential
     page_token: str
     """The token of the document that this answer may become."""
+    mark: str
+    """Tells the stream which changes the answer holds."""
 
     @property
     def token(self) -> StoredToken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.service.submissions import Submission
 from controller.store.base import Changes
 from tests.doubles.node import FakeConnection
-from tests.e2e.dashboard.conftest import AXE, LIVE, SERIOUS, visit
+from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, submission
 
@@ -105,6 +106,51 @@ async def test_the_list_and_a_run_follow_what_happens(
     await expect(page.locator(".status-line")).to_contain_text("terminated")
     await expect(page.locator("#overview .status-killed").first).to_be_visible()
     assert errors == []
+
+
+async def test_seven_windows_of_a_browser_share_one_stream_and_are_all_live(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    first = await visit(chromium, controller, address_of(site), "admin")
+    pages = [first, *[await first.context.new_page() for _ in range(7)]]
+    for page in pages:
+        page.set_default_timeout(PATIENCE)
+        await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+        await page.locator(LIVE).wait_for()
+    user = controller.service.gate.users["admin"]
+    await controller.service.actions.suspend(run_id, abort_running=False, user=user)
+
+    for page in pages:
+        await expect(page.locator(".status-line")).to_contain_text("It is suspended")
+
+
+async def test_a_page_says_how_old_its_data_are(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.clock.install()
+    await page.reload()
+    await page.locator(LIVE).wait_for()
+
+    await site.close()
+
+    connection = page.locator("#connection")
+    await expect(connection).to_contain_text("reconnecting")
+    await page.clock.fast_forward(61_000)
+    await expect(connection).to_have_text("reconnecting, the data are 1 min old")
+    await expect(connection).to_have_attribute("data-state", "old")
+
+
+async def test_ages_are_counted_by_the_clock_of_the_controller(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.clock.install(time=0)  # this browser believes that it is 1970
+    await page.reload()
+    age = page.locator("tr", has_text="train").locator("time")
+    await expect(age).to_have_text(re.compile(r"^\d+ s ago$"))
 
 
 async def test_two_users_see_their_own_runs(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -100,11 +102,10 @@ async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> No
     rows = await ada.fragment("/dashboard/runs", "rows")
     other = await ada.open(f"/dashboard/runs/{run['id']}")
     stopped = await ada.act(f"/dashboard/runs/{run['id']}/actions/abort")
-    stream = await ada.stream(run["id"])
 
     assert own["name"] in rows
     assert "secret-plan" not in rows
-    assert (other.status, stopped.status, stream.status) == (403, 403, 403)
+    assert (other.status, stopped.status) == (403, 403)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,47 @@ async def test_an_open_page_hears_of_a_change_at_once(admin: Browser) -> None:
         heard = await stream.content.readuntil(b"\n\n")
         lasted = asyncio.get_running_loop().time() - began
 
-    assert heard == b'event: changed\ndata: "any"\n\n'
+    assert heard.startswith(b'event: changed\ndata: {"topic":"any","mark":"')
     assert lasted < 5
+
+
+async def test_a_stream_tells_only_what_changed_since_the_document_was_made(
+    admin: Browser,
+) -> None:
+    run = await submit(admin)
+    before = await mark_of_a_page(admin)
+    await admin.act(f"/dashboard/runs/{run['id']}/actions/abort")
+    after = await mark_of_a_page(admin)
+
+    told = [await first_told(admin, f"{run['id']}:{mark}", "any:") for mark in (before, after)]
+
+    assert [topic for topic, _ in told] == [run["id"], "any"]
+    assert all(hello["mark"] == after and hello["now"] > 0 for _, hello in told)
+
+
+async def mark_of_a_page(browser: Browser) -> str:
+    text = await (await browser.open("/dashboard/runs")).text()
+    return text.split('name="fairlead-mark" content="')[1].partition('"')[0]
+
+
+async def first_told(browser: Browser, *topics: str) -> tuple[str, dict[str, Any]]:
+    """Return the first topic that a new stream says has changed, and what it says at first."""
+    async with await browser.stream(*topics) as stream:
+        told = [await stream.content.readuntil(b"\n\n") for _ in range(2)]
+    hello, changed = (json.loads(one.partition(b"data: ")[2]) for one in told)
+    return changed["topic"], hello
+
+
+async def test_a_run_of_another_user_does_not_end_the_stream_of_a_browser(
+    admin: Browser, ada: Browser
+) -> None:
+    foreign = await submit(admin, name="secret-plan")
+    async with await ada.stream(foreign["id"], "any") as stream:
+        told = [await stream.content.readuntil(b"\n\n") for _ in range(2)]
+        await admin.act(f"/dashboard/runs/{foreign['id']}/actions/abort")
+        told.append(await stream.content.readuntil(b"\n\n"))
+    assert b'"topic":"any"' in told[1] + told[2]
+    assert foreign["id"].encode() not in b"".join(told)
 
 
 async def test_files_have_addresses_that_change_with_them(admin: Browser) -> None:
