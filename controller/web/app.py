@@ -140,7 +140,7 @@ class Dashboard:
         router.add_get(PATH + "/session", self._headed(self._session))
         for page in PAGES:
             router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
-        add_routes(router, self._service, self._for_api, PATH + "/api")
+        add_routes(router, self._service, self._for_api, PATH + "/api", compressed=True)
         router.add_get(PATH + "/{page:.*}", self._headed(self._missing))
 
     def _headed(self, endpoint: _Endpoint) -> _Endpoint:
@@ -189,7 +189,7 @@ class Dashboard:
             answer = await page.handler(visit)
             assert isinstance(answer, Page)
             context = self._context(visit, answer)
-            text = self._renderer.fragment(answer.template, target, context)
+            text = self._renderer.fragment(answer, target, context)
             return None if text is None else Fragment.of(text)
 
         key = (visit.user.name, visit.user.role, visit.request.path_qs, target)
@@ -248,6 +248,7 @@ class Dashboard:
             "now": self._service.clock.now(),
             "here": visit.request.path_qs,
             "theme": _theme(visit.request),
+            "beside": False,
             **page.context,
         }
 
@@ -256,7 +257,7 @@ class Dashboard:
         text = None
         if is_part:
             target = visit.request.headers.get("HX-Target", "")
-            text = self._renderer.fragment(page.template, target, context)
+            text = self._renderer.fragment(page, target, context)
         if text is None:
             text = self._renderer.whole(page.template, context)
         return web.Response(text=text, status=page.status, content_type="text/html")

@@ -3,6 +3,7 @@
 // replaced. A hidden tab follows nothing.
 import { lasting } from "./dates.js";
 import { setClock } from "./clock.js";
+import { first, hub } from "./worker.js";
 
 const SILENT = 35000; // milliseconds without a word of the hub: it is gone
 const OLD = 5000; // milliseconds after which the page says how old its data are
@@ -114,23 +115,10 @@ async function askForLogin() {
   }
 }
 
-async function hub() {
-  try {
-    const worker = new SharedWorker(new URL("hub.js", import.meta.url), { type: "module", name: said("user") });
-    return worker.port;
-  } catch {
-    const { Hub } = await import("./stream.js"); // a browser without shared workers: a stream of its own
-    const { port1, port2 } = new MessageChannel();
-    new Hub().join(port1);
-    return port2;
-  }
-}
-
-async function connect() {
+async function connect(opened) {
   port?.postMessage({ leave: true });
-  const own = await hub();
-  port = own;
-  own.onmessage = hear;
+  port = await opened;
+  port.onmessage = hear;
   open();
 }
 
@@ -154,11 +142,11 @@ function check() {
   if (Date.now() - heard < SILENT) return;
   heard = Date.now();
   state = "reconnecting";
-  connect();
+  connect(hub());
 }
 
 export function follow() {
-  connect();
+  connect(first);
   document.body.addEventListener("htmx:beforeSwap", keepWhileActing);
   document.body.addEventListener("htmx:afterSettle", tellAgain);
   document.body.addEventListener("htmx:beforeRequest", ({ detail }) => (detail.elt.askedAt = Date.now()));

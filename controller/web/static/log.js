@@ -3,7 +3,7 @@
 
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
-import { askForRun, offer } from "./run.js";
+import { jobs, offer, setAddress, whenJobsChange } from "./run.js";
 
 const WINDOW = { size: 16 * 1024, rows: 120 };
 const MOST_ROWS = 600;
@@ -26,37 +26,36 @@ export class LogView {
     this.generation = 0;
     this.closed = new AbortController();
     this.listen();
-    this.opened = this.open();
+    this.open();
   }
 
   // -- which log ----------------------------------------------------------------------------
 
-  async open() {
+  open() {
     const asked = new URLSearchParams(location.search);
-    await this.fillChoices();
+    this.fillChoices(jobs());
     const wanted = [...this.part("choice").options].find(
       (one) => one.value === asked.get("attempt") || one.dataset.job === asked.get("job"),
     );
     if (wanted) wanted.selected = true;
     this.choose();
+    whenJobsChange((every) => {
+      this.fillChoices(every);
+      if (!this.attempt) this.choose();
+    });
   }
 
   // One choice for each attempt of each job, a job's latest first.
-  async fillChoices() {
-    try {
-      const run = await askForRun(this.root.dataset.run);
-      const options = run.jobs.flatMap((job) =>
-        [...job.attempts].reverse().map((attempt) => {
-          const option = new Option(`${job.group}/${job.cookie}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
-          option.dataset.job = job.id;
-          option.dataset.live = attempt.finished_at === null ? "yes" : "";
-          return option;
-        }),
-      );
-      offer(this.part("choice"), options);
-    } catch (error) {
-      this.say(error.message);
-    }
+  fillChoices(every) {
+    const options = every.flatMap((job) =>
+      job.attempts.map((attempt) => {
+        const option = new Option(`${job.label}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
+        option.dataset.job = job.id;
+        option.dataset.live = attempt.isLive ? "yes" : "";
+        return option;
+      }),
+    );
+    offer(this.part("choice"), options);
     this.offerNewer();
   }
 
@@ -95,11 +94,7 @@ export class LogView {
   // -- what the reader does -----------------------------------------------------------------
 
   listen() {
-    this.root.addEventListener("changed", async () => {
-      await this.opened;
-      await this.fillChoices();
-      if (!this.attempt) this.choose();
-    }, { signal: this.closed.signal });
+    document.addEventListener("click", (event) => this.clicked(event), { signal: this.closed.signal });
     const on = (name, event, act) =>
       this.part(name)?.addEventListener(event, act, { signal: this.closed.signal });
     this.view.addEventListener("scroll", () => this.scrolled(), { passive: true });
@@ -112,7 +107,7 @@ export class LogView {
     });
     on("choice", "change", () => {
       this.choose();
-      history.replaceState(history.state, "", `?attempt=${this.attempt}#log`); // for a reload, and to share
+      setAddress({ attempt: this.attempt, job: "" }, "#log");
     });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
@@ -128,6 +123,19 @@ export class LogView {
       if (event.target.value !== this.wanted) this.search(event.target.value);
       else this.step(event.shiftKey ? -1 : 1);
     });
+  }
+
+  // A link to a log that is offered here changes what is shown, and asks for no other page.
+  clicked(event) {
+    const link = event.target.closest?.("a[data-log-of]");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    const wanted = [...this.part("choice").options].find((one) => one.value === link.dataset.logOf);
+    if (!wanted) return;
+    event.preventDefault();
+    wanted.selected = true;
+    this.part("choice").dispatchEvent(new Event("change"));
+    this.root.scrollIntoView();
+    this.view.focus({ preventScroll: true });
   }
 
   close() {

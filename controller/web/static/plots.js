@@ -1,8 +1,8 @@
 // The use of a run's jobs over time, from the history that the controller keeps.
 
-import uPlot from "./vendor/uPlot.esm.js";
 import { ask } from "./asking.js";
 
+let uPlot = null;
 const GIB = 2 ** 30;
 const KINDS = [
   { name: "cpu", title: "CPU cores", scale: 1 },
@@ -134,4 +134,11 @@ function scaled(value, kind) {
   return value === null || value === undefined ? null : value / kind.scale;
 }
 
-for (const root of document.querySelectorAll("[data-plots]")) new Plots(root);
+// The plots are below the log, and their library is large: both come when the reader comes near.
+const near = new IntersectionObserver(async (seen) => {
+  if (!seen.some((one) => one.isIntersecting)) return;
+  near.disconnect();
+  uPlot = (await import("./vendor/uPlot.esm.js")).default;
+  for (const root of document.querySelectorAll("[data-plots]")) new Plots(root);
+}, { rootMargin: "300px" });
+for (const root of document.querySelectorAll("[data-plots]")) near.observe(root);

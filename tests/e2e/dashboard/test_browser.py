@@ -27,6 +27,7 @@ from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, submission
+from tests.unit.web.test_jobs import a_sweep
 
 pytestmark = pytest.mark.e2e
 
@@ -123,6 +124,32 @@ async def test_seven_windows_of_a_browser_share_one_stream_and_are_all_live(
 
     for page in pages:
         await expect(page.locator(".status-line")).to_contain_text("It is suspended")
+
+
+async def test_a_run_of_300_jobs_is_filtered_and_read_on_one_document(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await controller.store.commit(submission(a_sweep()))
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/sweep")
+    await page.locator(LIVE).wait_for()
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url))
+    await page.evaluate("document.body.dataset.same = 'yes'")
+
+    await page.locator(".states a", has_text="failed").click()
+    rows = page.locator("#jobs a[id^=job-]")
+    await expect(rows).to_have_text(["main/7", "main/107", "main/207"])
+    await rows.nth(1).click()
+    await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
+    await page.wait_for_url("**/runs/sweep?state=failed&attempt=of-107-attempt-0#log")
+
+    assert await page.evaluate("document.body.dataset.same") == "yes"
+    parts = [one.partition("/dashboard/runs/")[2] for one in asked]
+    assert [one for one in parts if one] == ["sweep?state=failed"]
+    await page.reload()
+    await expect(rows).to_have_count(3)
+    await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
 
 
 async def test_a_page_says_how_old_its_data_are(
@@ -315,7 +342,7 @@ async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
     await page.locator(LIVE).wait_for()
     await page.locator("details", has_text="place 1 in the queue").locator("summary").click()
     await wanted.fill("3")
-    await page.locator(".status-line").select_text()
+    await page.locator(".status-line strong").select_text()
 
     user = service.gate.users["admin"]
     await service.actions.scale(run_id, group="main", nodes=2, user=user)
