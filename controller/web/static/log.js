@@ -20,6 +20,7 @@ export class LogView {
     this.chunks = [];
     this.logEnd = 0;
     this.wanted = "";
+    this.marks = null; // finds what is searched for in a row
     this.matches = [];
     this.match = -1;
     this.busy = false;
@@ -38,7 +39,7 @@ export class LogView {
       (one) => one.value === asked.get("attempt") || one.dataset.job === asked.get("job"),
     );
     if (wanted) wanted.selected = true;
-    this.choose();
+    this.choose({ search: asked.get("search") ?? "", isRegex: asked.has("regex"), match: asked.get("match") });
     whenJobsChange((every) => {
       this.fillChoices(every);
       if (!this.attempt) this.choose();
@@ -69,7 +70,8 @@ export class LogView {
     button.textContent = `Show ${newest?.text ?? ""}`;
   }
 
-  choose() {
+  // `search` and `match` are those of the address, when the page opens.
+  choose({ search = "", isRegex = false, match = null } = {}) {
     const chosen = this.part("choice").selectedOptions[0];
     this.offerNewer();
     this.unfollow();
@@ -78,8 +80,9 @@ export class LogView {
     this.logEnd = 0;
     this.atLineStart = true;
     this.view.replaceChildren();
+    this.part("search").value = search;
+    this.part("regex").checked = isRegex;
     this.search("");
-    this.part("search").value = "";
     if (!chosen) {
       this.say("The run has no attempt yet.");
       return;
@@ -87,7 +90,8 @@ export class LogView {
     this.attempt = chosen.value;
     const file = this.part("download");
     file.href = `/dashboard/runs/${this.root.dataset.run}/log.txt?attempt=${this.attempt}`;
-    if (chosen.dataset.live) this.follow();
+    if (search) this.search(search, { from: Number(match ?? 0) });
+    else if (chosen.dataset.live) this.follow();
     else this.showEnd();
   }
 
@@ -107,7 +111,7 @@ export class LogView {
     });
     on("choice", "change", () => {
       this.choose();
-      setAddress({ attempt: this.attempt, job: "" }, "#log");
+      setAddress({ attempt: this.attempt, job: "", search: "", regex: "", match: "" }, "#log");
     });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
@@ -117,6 +121,7 @@ export class LogView {
     on("next", "click", () => this.step(1));
     on("previous", "click", () => this.step(-1));
     on("search", "change", (event) => event.target.value !== this.wanted && this.search(event.target.value));
+    on("regex", "change", () => this.search(this.part("search").value));
     on("search", "keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
@@ -265,10 +270,14 @@ export class LogView {
     }
   }
 
-  // The elements of one row's text; plain text needs none.
+  // The elements of one row's text, with what is searched for marked; plain text needs none.
   parts(ansi, text) {
-    return ansi.pieces(text).flatMap((piece) => {
-      const parts = marked(piece.text, this.wanted.toLowerCase());
+    const pieces = ansi.pieces(text);
+    const places = this.marks ? this.marks(pieces.map((piece) => piece.text).join("")) : [];
+    let at = 0;
+    return pieces.flatMap((piece) => {
+      const parts = marked(piece.text, at, places);
+      at += piece.text.length;
       const isPlain = !piece.classes.length && !piece.fg && !piece.bg;
       return isPlain ? parts : [element(piece, parts)];
     });
@@ -446,19 +455,27 @@ export class LogView {
 
   // -- searching ----------------------------------------------------------------------------
 
-  async search(wanted) {
+  // Search from the beginning on, and go to the first match at `from` or after it.
+  async search(wanted, { from = this.chunks[0]?.start ?? 0 } = {}) {
+    const regex = this.part("regex").checked;
     this.wanted = wanted;
+    this.marks = wanted ? marksOf(wanted, regex) : null;
     this.matches = [];
     this.match = -1;
     this.searching?.abort();
     const searching = new AbortController();
     this.searching = searching;
     this.count("");
-    if (!wanted) return;
-    const from = this.chunks[0]?.start ?? 0;
+    if (!wanted) {
+      this.redraw();
+      if (this.attempt) setAddress({ search: "", regex: "", match: "" });
+      return;
+    }
+    setAddress({ search: wanted, regex: regex ? "yes" : "" }, "#log");
+    this.say("");
     try {
       for (let offset = 0; ; ) {
-        const query = { attempt: this.attempt, text: wanted, offset, limit: 1000 };
+        const query = { attempt: this.attempt, text: wanted, offset, limit: 1000, regex };
         const found = await ask(this.path("search"), query, searching.signal);
         this.matches.push(...found.matches.map((match) => match.offset));
         offset = found.searched_to;
@@ -473,9 +490,12 @@ export class LogView {
         if (isDone || many) break;
       }
       if (this.match < 0 && this.matches.length) await this.goTo(0);
+      if (!this.chunks.length) await this.showEnd();
       this.redraw();
     } catch (error) {
-      if (error.name !== "AbortError") this.say(error.message);
+      if (error.name === "AbortError") return;
+      if (!this.chunks.length) await this.showEnd();
+      this.say(error.message);
     }
   }
 
@@ -493,6 +513,7 @@ export class LogView {
   async goTo(match) {
     this.match = match;
     this.count(this.more);
+    setAddress({ match: String(this.matches[match]) }, "#log");
     await this.showOffset(this.matches[match]);
     this.redraw();
   }
@@ -503,20 +524,32 @@ export class LogView {
   }
 }
 
-// The text as strings, and what is searched for as <mark> elements between them.
-function marked(text, wanted) {
-  const folded = text.toLowerCase();
-  if (!wanted || folded.length !== text.length) return [text];
-  const parts = [];
-  let from = 0;
-  for (let at = folded.indexOf(wanted); at >= 0; at = folded.indexOf(wanted, from)) {
-    const mark = document.createElement("mark");
-    mark.textContent = text.slice(at, at + wanted.length);
-    if (at > from) parts.push(text.slice(from, at));
-    parts.push(mark);
-    from = at + wanted.length;
+// What finds a text, or a pattern that this browser knows too, in a row: [begin, end] of each place.
+function marksOf(wanted, isRegex) {
+  try {
+    const source = isRegex ? wanted : wanted.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const pattern = new RegExp(source, "gi");
+    return (text) => [...text.matchAll(pattern)].map((match) => [match.index, match.index + match[0].length]);
+  } catch {
+    return null; // a pattern of RE2 alone: the line of a match is marked
   }
-  if (from < text.length || !parts.length) parts.push(text.slice(from));
+}
+
+// The text of a piece as strings, and what of it is at one of these places as <mark> elements. The
+// piece begins at `from` in its row.
+function marked(text, from, places) {
+  const parts = [];
+  let at = 0;
+  for (const [begin, end] of places) {
+    const [first, last] = [Math.max(begin - from, at), Math.min(end - from, text.length)];
+    if (first >= last) continue;
+    if (first > at) parts.push(text.slice(at, first));
+    const mark = document.createElement("mark");
+    mark.textContent = text.slice(first, last);
+    parts.push(mark);
+    at = last;
+  }
+  if (at < text.length || !parts.length) parts.push(text.slice(at));
   return parts;
 }
 

@@ -25,6 +25,7 @@ from controller.service.submissions import Submission
 from controller.store.base import Changes
 from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
+from tests.unit.api.asking import write_log
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.test_jobs import a_sweep
@@ -150,6 +151,45 @@ async def test_a_run_of_300_jobs_is_filtered_and_read_on_one_document(
     await page.reload()
     await expect(rows).to_have_count(3)
     await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
+
+
+async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_the_address(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    state = await controller.service.runs.get(run_id)
+    attempt = state.jobs[0].attempts[0].id
+    lines = [f"step \x1b[32m{at}\x1b[0m loss 0.{at:03}\n".encode() for at in range(2000)]
+    await write_log(controller, attempt, *lines)
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    search, count = (page.locator(f"[data-log-part={name}]") for name in ("search", "count"))
+    marks = page.locator(".log-here mark")
+
+    await search.fill("STEP 1234 loss")
+    await search.press("Enter")
+    await expect(count).to_have_text("1 of 1")
+    await expect(marks).to_have_text(["step ", "1234", " loss"])
+
+    await page.get_by_role("button", name="Start").click()
+    await expect(page.locator(".log-text").first).to_have_text("step 0 loss 0.000")
+    await page.get_by_label("Regular expression").check()
+    await search.fill(r"^step 1\d00 loss 0\.1[0-2]00$")
+    await search.press("Enter")
+    await expect(count).to_have_text("1 of 3")
+    await search.press("Enter")
+    await expect(count).to_have_text("2 of 3")
+    await expect(marks).to_have_text(["step ", "1100", " loss 0.1100"])
+    offset = sum(len(line) for line in lines[:1100])
+    await page.wait_for_url(lambda url: f"&match={offset}&regex=yes#log" in url)
+    await page.reload()
+    await expect(count).to_have_text("2 of 3")
+    await expect(marks).to_have_text(["step ", "1100", " loss 0.1100"])
+
+    await search.fill("a(b")
+    await search.press("Enter")
+    status = page.locator("#log [data-log-part=status]")
+    await expect(status).to_contain_text("this is no regular expression: missing )")
 
 
 async def test_a_page_says_how_old_its_data_are(
