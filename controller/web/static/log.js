@@ -9,6 +9,8 @@ const WINDOW = { size: 16 * 1024, rows: 120 };
 const MOST_ROWS = 600;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MOST_MATCHES = 5000;
+const DRAW_EVERY = 250; // milliseconds between two drawings of what a job prints
+const END = 1e9; // a place below the end of any view
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };
 
@@ -19,6 +21,9 @@ export class LogView {
     this.view = this.part("view");
     this.chunks = [];
     this.logEnd = 0;
+    this.queue = []; // frames that came and are not drawn yet
+    this.drawing = null;
+    this.drawnAt = 0;
     this.wanted = "";
     this.marks = null; // finds what is searched for in a row
     this.matches = [];
@@ -311,9 +316,12 @@ export class LogView {
     if (row.ends && chunk.line !== null) chunk.line += 1;
   }
 
+  rows() {
+    return this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
+  }
+
   trim(side) {
-    const rows = () => this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
-    while (this.chunks.length > 2 && rows() > MOST_ROWS) {
+    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) {
       if (side === "bottom") {
         this.chunks.pop().node.remove();
         continue;
@@ -353,8 +361,10 @@ export class LogView {
   }
 
   scrolled() {
-    if (this.socket && !this.isAtEnd() && this.view.scrollTop < this.lastTop) this.unfollow();
+    const isFollowed = this.socket && this.isAtEnd();
+    if (this.socket && !isFollowed && this.view.scrollTop < this.lastTop) this.unfollow();
     this.lastTop = this.view.scrollTop;
+    if (isFollowed) return this.place(this.logEnd);
     this.fill();
     this.placed();
   }
@@ -365,7 +375,6 @@ export class LogView {
 
   // Move the slider to where the view is in the whole log.
   placed() {
-    const place = this.part("place");
     if (!this.chunks.length) return;
     const top = this.view.getBoundingClientRect().top;
     const shown =
@@ -373,10 +382,14 @@ export class LogView {
       this.chunks.at(-1);
     const box = shown.node.getBoundingClientRect();
     const within = box.height ? Math.max(0, Math.min(1, (top - box.top) / box.height)) : 0;
+    const isEnd = this.isAtEnd() && this.chunks.at(-1).end >= this.logEnd;
+    this.place(isEnd ? this.logEnd : shown.start + within * (shown.end - shown.start));
+  }
+
+  place(offset) {
+    const place = this.part("place");
     place.max = this.logEnd;
-    place.value = this.isAtEnd() && this.chunks.at(-1).end >= this.logEnd
-      ? this.logEnd
-      : shown.start + within * (shown.end - shown.start);
+    place.value = offset;
     place.setAttribute("aria-valuetext", `${Math.round((100 * place.value) / (this.logEnd || 1))} %`);
   }
 
@@ -394,6 +407,7 @@ export class LogView {
     this.part("follow").checked = false;
     this.following = null;
     clearTimeout(this.again);
+    this.queue = [];
     const socket = this.socket;
     this.socket = null;
     socket?.close();
@@ -410,6 +424,7 @@ export class LogView {
     socket.onmessage = (event) => this.socket === socket && this.came(JSON.parse(event.data));
     socket.onclose = (event) => {
       if (this.socket !== socket) return;
+      this.drawQueued();
       this.socket = null;
       if (event.code === 1000) {
         this.say("The log is complete.");
@@ -421,8 +436,26 @@ export class LogView {
     };
   }
 
+  // Rows are drawn some times a second: a job may print hundreds, each in a frame of its own, and
+  // each drawing costs a layout.
   came(frame) {
+    this.queue.push(frame);
+    const wait = this.drawnAt + DRAW_EVERY - performance.now();
+    this.drawing ??= setTimeout(() => this.drawQueued(), Math.max(wait, 0));
+  }
+
+  drawQueued() {
+    this.drawing = null;
+    this.drawnAt = performance.now();
+    const frames = this.queue.splice(0);
+    if (!this.socket || !frames.length) return;
     this.say("");
+    frames.forEach((frame) => this.addFrame(frame));
+    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) this.chunks.shift().node.remove();
+    this.view.scrollTop = END; // without asking for the height, which costs another layout
+  }
+
+  addFrame(frame) {
     let chunk = this.chunks.at(-1);
     if (chunk && frame.offset < chunk.end) return;
     if (!chunk || chunk.end - chunk.start > WINDOW.size || chunk.rows > WINDOW.rows) {
@@ -438,9 +471,6 @@ export class LogView {
     for (const row of this.rowsOf(frame)) this.addRow(chunk, row);
     chunk.end = frame.end;
     this.logEnd = Math.max(this.logEnd, frame.end);
-    this.trim("top");
-    this.view.scrollTop = this.view.scrollHeight;
-    this.lastTop = this.view.scrollTop;
   }
 
   rowsOf(frame) {

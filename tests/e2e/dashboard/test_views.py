@@ -45,6 +45,23 @@ ROOM_ABOVE = """(plot, [red, green, blue]) => {
     }
 }"""
 """Pixels between a curve and the top of its plot."""
+CHATTY = """\
+import itertools, time
+for number in itertools.count():
+    print(f"\\033[32m{number}\\033[0m of a job that prints 350 lines a second", flush=True)
+    number % 35 or time.sleep(0.1)
+"""
+DRAWINGS = """(wanted) => new Promise((done) => {
+    const view = document.querySelector("[data-log-part=view]");
+    const last = () => Number([...view.querySelectorAll(".log-number")].at(-1).dataset.number);
+    const first = last();
+    let drawings = 0;
+    new MutationObserver(() => {
+        drawings += 1;
+        if (last() - first >= wanted) done([drawings, last() - first]);
+    }).observe(view, {childList: true, subtree: true});
+})"""
+"""How often the view was drawn until so many lines had come, and the lines."""
 COMMANDS = f"""\
 commands:
 - printf '{TROUBLE}\\n'
@@ -236,6 +253,25 @@ def test_a_retry_is_offered_beside_the_log_of_the_attempt_before(
     assert choice.input_value() == bed.run("again")["jobs"][0]["attempts"][-1]["id"]
     assert page.locator("[data-terminal-part=job] option").count() == 1
     bed.controller.cli("stop", "again", "--abort").succeeded()
+
+
+def test_a_log_that_grows_fast_is_drawn_a_few_times_a_second(
+    page: Page, bed: Bed, tmp_path: Path
+) -> None:
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    bed.apply(tmp_path, "chatty", f"commands: ['python3 {tmp_path}/chatty.py']\n")
+    wait_until(lambda: bed.run("chatty")["status"] == "running", what="the job to run")
+    opened(page, bed, "chatty")
+    page.locator(".log-row").first.wait_for()
+
+    drawings, lines = page.evaluate(DRAWINGS, 1000)
+
+    assert lines >= 1000
+    assert drawings < lines / 20
+    page.locator("[data-log-part=view]").hover()
+    page.mouse.wheel(0, -2000)
+    expect(page.locator("[data-log-part=follow]")).not_to_be_checked()
+    bed.controller.cli("stop", "chatty", "--abort").succeeded()
 
 
 def test_a_big_log_is_scrolled_and_searched_by_windows(
