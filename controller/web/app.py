@@ -245,6 +245,7 @@ class Dashboard:
             "role": visit.user.role.value,
             "page_token": visit.page_token,
             "mark": visit.mark,
+            "broken": live.broken(self._service),
             "now": self._service.clock.now(),
             "here": visit.request.path_qs,
             "theme": _theme(visit.request),

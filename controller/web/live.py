@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.service import ControllerService
 from controller.service.errors import Forbidden, Invalid, NotFound
 from controller.service.runs import RunService
 from controller.web.pages import Visit
@@ -23,6 +24,8 @@ ANY = "any"
 """The topic of all runs and nodes; other topics are the id of a run or a node."""
 PAUSE_SECONDS = 0.2
 """Changes in this time after a line are told together."""
+_FOR_BROKEN = ""
+"""Is no topic of a page: any change may be one of what is broken."""
 MAX_TOPICS = 64
 """All pages of a browser share its stream."""
 
@@ -46,11 +49,13 @@ class Marks:
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """`version`: of the scripts; `now`: the controller's clock (Unix seconds)."""
+    """`version`: of the scripts; `now`: the controller's clock (Unix seconds); `broken`: as in
+    `Broken`."""
 
     version: str
     mark: str
     now: float
+    broken: dict[str, int]
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -58,13 +63,23 @@ class Changed(msgspec.Struct, frozen=True):
     mark: str
 
 
+class Broken(msgspec.Struct, frozen=True):
+    """How many things of each entry of the navigation need a person."""
+
+    broken: dict[str, int]
+
+
 class Beat(msgspec.Struct, frozen=True):
     mark: str
     now: float
 
 
+def broken(service: ControllerService) -> dict[str, int]:
+    return {"Nodes": len(service.faults.broken_nodes())}
+
+
 def key_of(topic: str) -> str | None:
-    return None if topic == ANY else topic
+    return None if topic in (ANY, _FOR_BROKEN) else topic
 
 
 async def stream(
@@ -85,15 +100,18 @@ async def stream(
         async with AsyncExitStack() as stack:
             events = {
                 topic: await stack.enter_async_context(visit.service.runs.changes(key_of(topic)))
-                for topic in topics
+                for topic in (*topics, _FOR_BROKEN)
             }
-            hello = Hello(version=version, mark=marks.now(), now=clock.now())
+            told = broken(visit.service)
+            hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=told)
             await response.write(_line("hello", hello))
             for topic, mark in topics.items():
                 if marks.changed_since(topic, mark):
                     await response.write(_line("changed", Changed(topic, hello.mark)))
             async for changed, mark in _changes(events, marks):
-                for topic in changed:
+                if told != (told := broken(visit.service)):
+                    await response.write(_line("broken", Broken(told)))
+                for topic in (one for one in changed if one in topics):
                     await response.write(_line("changed", Changed(topic, mark)))
                 if not changed:
                     await response.write(_line("beat", Beat(mark, clock.now())))
@@ -151,5 +169,5 @@ async def _first_of(events: Iterable[asyncio.Event]) -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _line(event: str, said: Hello | Changed | Beat) -> bytes:
+def _line(event: str, said: Hello | Changed | Broken | Beat) -> bytes:
     return f"event: {event}\ndata: {msgspec.json.encode(said).decode()}\n\n".encode()

@@ -97,12 +97,22 @@ function hear({ data }) {
   heard = Date.now();
   if (data.version && data.version !== version) return location.reload();
   if (data.now) setClock(data.now);
+  if (data.broken) showBroken(data.broken);
   if (data.state) state = data.state === "refused" ? "reconnecting" : data.state;
   if (data.state === "refused") askForLogin();
   if (data.mark) for (const topic of data.changed ? [data.changed] : marks.keys()) marks.set(topic, data.mark);
   if (data.changed) tell(data.changed);
   if (data.state === "live") for (const id of behind) if (document.getElementById(id)) refresh(document.getElementById(id));
   show();
+}
+
+// Count in the navigation what needs a person.
+function showBroken(counts) {
+  for (const shown of document.querySelectorAll("[data-broken]")) {
+    const count = counts[shown.dataset.broken] ?? 0;
+    shown.hidden = !count;
+    shown.firstElementChild.textContent = count;
+  }
 }
 
 async function askForLogin() {

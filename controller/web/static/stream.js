@@ -33,7 +33,7 @@ export class Hub {
     this.pages.set(port, { topics: follow, token, heard: Date.now(), refused: false });
     const topics = Object.keys(follow);
     if (!this.stream || !topics.every((topic) => this.stream.covers(topic))) return this.open();
-    port.postMessage({ ...this.stream.hello, now: null }); // its time has passed
+    port.postMessage({ ...this.stream.hello, now: null, broken: this.stream.broken }); // its time has passed
     for (const topic of topics) {
       if (this.stream.changedAfter(topic, follow[topic])) this.tell(port, topic);
     }
@@ -114,7 +114,7 @@ export class Hub {
     if (stream !== this.stream) return;
     if (name === "changed") {
       for (const port of this.pages.keys()) this.tell(port, said.topic);
-    } else this.say(name === "hello" ? stream.hello : { ...said, state: "live" });
+    } else this.say(name === "hello" ? { ...stream.hello, broken: stream.broken } : { ...said, state: "live" });
   }
 
   say(message) {
@@ -169,6 +169,7 @@ class Stream {
         this.heard = Date.now();
         if (said.mark) this.mark = said.mark;
         if (name === "changed") this.changed.set(said.topic, said.mark);
+        if (said.broken) this.broken = said.broken;
         if (name === "hello") this.hello = { state: "live", version: said.version, now: said.now };
         act(name, said);
       }
