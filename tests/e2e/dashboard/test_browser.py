@@ -26,7 +26,7 @@ from controller.store.base import Changes
 from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
 from tests.unit.api.asking import write_log
-from tests.unit.api.conftest import Controller
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.test_jobs import a_sweep
 
@@ -190,6 +190,22 @@ async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_t
     await search.press("Enter")
     status = page.locator("#log [data-log-part=status]")
     await expect(status).to_contain_text("this is no regular expression: missing )")
+
+
+async def test_a_login_leads_on_to_the_log_that_was_asked_for(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    page = await (await chromium.new_context()).new_page()
+    asked = f"{address_of(site)}/dashboard/runs/{run_id}?search=loss#log"
+    await page.goto(asked)
+    await page.get_by_label("Your token").fill("wrong")
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await page.get_by_label("Your token").fill(ADMIN_TOKEN)
+    await page.get_by_role("button", name="Log in").click()
+    await page.wait_for_url(asked)
+    await page.locator(LIVE).wait_for()
 
 
 async def test_a_page_says_how_old_its_data_are(
