@@ -153,6 +153,7 @@ async def test_a_run_shows_its_configuration_without_its_secrets(admin: Browser)
     text = await (await admin.open(f"/dashboard/runs/{run['id']}")).text()
 
     assert "commands:" in text
+    assert "NCCL_DEBUG: INFO" in text
     assert "hidden-value" not in text
 
 
