@@ -421,6 +421,37 @@ def test_plots_draw_a_curve_for_each_job_and_tell_its_latest_value(page: Page, b
     expect(cells).to_have_text(["right/0", "10.00", "2.00", *["\N{EN DASH}"] * 2])
 
 
+def test_plots_show_each_gpu_of_an_attempt_that_ended_long_ago(page: Page, bed: Bed) -> None:
+    asked: list[str] = []
+    at = "2020-01-02T03:04:05.000Z"
+    used = {"cpu": 3.0, "memory": 2**30, "gpu_utilization": 50.0, "gpu_memory": 2**31}
+    gpus = [
+        {"uuid": f"GPU-{name}", "points": [{"at": at, "utilization": busy, "memory": 2**30}]}
+        for name, busy in (("a", 10.0), ("b", 90.0))
+    ]
+    job = {"group": "main", "cookie": 0, "points": [{"at": at, **used}], "gpus": gpus}
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"jobs": [job], "until": at})
+
+    page.route("**/metrics/history*", answer)
+    opened(page, bed, "shown")
+    choice = page.locator("[data-plots-part=of]")
+    choice.scroll_into_view_if_needed()
+    attempt = bed.run("shown")["jobs"][0]["attempts"][0]["id"]
+    choice.select_option(attempt)
+    page.click("summary:has-text('latest values')")
+    rows = page.locator("[data-plots-part=latest] tr")
+    expect(rows).to_have_count(3)
+    none = "\N{EN DASH}"
+    expect(rows.nth(2).locator("td")).to_have_text(["GPU 1 (GPU-b)", none, none, "90.00", "1.00"])
+    expect(page.locator(".plot h3")).to_have_text(
+        ["CPU cores", "Memory GiB", "GPU %", "GPU memory GiB"]
+    )
+    assert f"attempt={attempt}&gpus=true" in asked[-1]
+
+
 def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(
     browser: Browser, bed: Bed, tmp_path: Path
 ) -> None:
