@@ -25,6 +25,8 @@ from controller.web.states import Badge, badge
 ROWS = 50
 MAX_ATTEMPTS = 5
 """The rows of one job, the newest first: a job may be tried again for weeks."""
+FEW_JOBS = 10
+"""With more jobs on the page, each has a row for its latest attempt alone."""
 MAX_OFFERED = 1000
 """The jobs whose logs are offered beside the one that the address names."""
 WIDTH = 1000.0
@@ -241,18 +243,22 @@ def _state_links(view: RunView, chosen: Chosen, run_address: str) -> tuple[State
 
 
 def _rows(state: RunState, shown: Sequence[tuple[Job, JobView]], now: float) -> tuple[JobRow, ...]:
+    most = MAX_ATTEMPTS if len(shown) <= FEW_JOBS else 1
     begin = min(
-        (one.submitted_at for job, _ in shown for one in job.attempts[-MAX_ATTEMPTS:]),
+        (one.submitted_at for job, _ in shown for one in job.attempts[-most:]),
         default=state.run.submitted_at,
     )
     end = now if state.run.finished_at is None else state.run.finished_at
-    return tuple(_row(state, job, seen, (begin, end), now) for job, seen in shown)
+    return tuple(_row(state, pair, (begin, end), now, most) for pair in shown)
 
 
-def _row(state: RunState, job: Job, seen: JobView, span: tuple[float, float], now: float) -> JobRow:
+def _row(
+    state: RunState, pair: tuple[Job, JobView], span: tuple[float, float], now: float, most: int
+) -> JobRow:
+    job, seen = pair
     last = job.attempts[-1] if job.attempts else None
     is_live = last is not None and last.status not in FINAL_ATTEMPT_STATUSES
-    pairs = list(zip(job.attempts, seen.attempts, strict=True))[-MAX_ATTEMPTS:]
+    pairs = list(zip(job.attempts, seen.attempts, strict=True))[-most:]
     ran = running_for(job, now)
     return JobRow(
         id=job.id,

@@ -189,7 +189,25 @@ async def test_a_job_that_was_tried_often_shows_its_latest_attempts(
     numbers = [int(found) for found in re.findall(r"data-log-of=\"[^\"]+\">(\d+)</a>", shown)]
     assert numbers == [8, 7, 6, 5, 4]
     assert len(numbers) == MAX_ATTEMPTS
-    assert "4 earlier attempts" in shown
+    assert ">4 earlier</a>" in shown
+
+
+async def test_among_many_jobs_each_has_one_row_and_its_earlier_attempts_a_link(
+    admin: Browser, controller: Controller
+) -> None:
+    state = a_sweep(11)
+    tried = replace(state.jobs[3], attempts=attempts_of(3, many=3))
+    jobs = (*state.jobs[:3], tried, *state.jobs[4:])
+    await controller.store.commit(submission(replace(state, jobs=jobs)))
+
+    shown = await admin.fragment(PATH, "jobs")
+    alone = await admin.fragment(f"{PATH}?find=job-3", "jobs")
+
+    assert shown.count("<tr>") == 1 + 11
+    assert f'<a href="{PATH}?find=job-3"' in shown
+    assert ">2 earlier</a>" in shown
+    assert alone.count("<tr>") == 1 + 3
+    assert "earlier</a>" not in alone
 
 
 def test_a_run_tells_how_long_it_runs_since_its_first_attempt() -> None:
