@@ -9,6 +9,7 @@ from controller.lifecycle.node_history import broken_since
 from controller.lifecycle.reasons import Reason
 from controller.nodes.health import MOST_FAILED_STARTS
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.errors import NotFound
 from controller.service.runs import RunService, names_in
 from controller.service.users import may_see, names_for
 from controller.store.base import Store, User
@@ -64,8 +65,18 @@ class FaultService:
             for gpu in attempt.gpus
             if gpu in broken and was_hit(attempt, broken[gpu])
         ][:MAX_HITS]
-        states = {run_id: await self._runs.get(run_id) for run_id in {one[0] for one in hit}}
-        return [_hit(states[run_id], attempt, gpu, user) for run_id, attempt, gpu in hit]
+        states = {run_id: await self._state(run_id) for run_id in {one[0] for one in hit}}
+        return [
+            _hit(state, attempt, gpu, user)
+            for run_id, attempt, gpu in hit
+            if (state := states[run_id]) is not None
+        ]
+
+    async def _state(self, run_id: str) -> RunState | None:
+        try:
+            return await self._runs.get(run_id)
+        except NotFound:
+            return None  # it was forgotten meanwhile
 
 
 def is_broken(node: Node) -> bool:

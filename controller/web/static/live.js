@@ -164,10 +164,19 @@ export function follow() {
   document.body.addEventListener("input", (event) => typed.add(event.target));
   Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) => !belongsToReader(name, element);
   question.addEventListener("close", tellAgain);
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return close();
+    open();
+    age();
+  });
   addEventListener("online", () => port?.postMessage({ again: true }));
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
   setInterval(check, 5000);
-  setInterval(() => { if (state === "live") document.querySelectorAll("[data-aging]").forEach(refresh); }, 60000);
+  setInterval(() => { if (state === "live") age(); }, 60000);
+}
+
+// What the controller writes grows old without a change: how long a run runs, what it still waits for.
+function age() {
+  document.querySelectorAll("[data-aging]").forEach(refresh);
 }

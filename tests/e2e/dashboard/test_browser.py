@@ -37,6 +37,7 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
     .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
     .map((one) => `${one.tagName}.${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
 """What would scroll sideways, or be cut off."""
+CHANGED = "document.getElementById('overview').dispatchEvent(new CustomEvent('changed'))"
 WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
     .map((one) => one.getBoundingClientRect().width))"""
 LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
@@ -151,6 +152,15 @@ async def test_a_run_of_300_jobs_is_filtered_and_read_on_one_document(
     await page.reload()
     await expect(rows).to_have_count(3)
     await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
+    async with page.expect_request_finished(lambda one: "/runs/sweep?state=failed" in one.url):
+        await page.evaluate(CHANGED)
+    await expect(rows).to_have_count(3)
+
+    find = page.get_by_label("Find")
+    await find.fill("nothing like it")
+    await page.get_by_role("link", name="Show all jobs").click()
+    await expect(rows).to_have_count(50)
+    await expect(find).to_have_value("")
 
 
 async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_the_address(
