@@ -1,4 +1,5 @@
-"""The history of what jobs use: one file of fixed-size records for each attempt, kept for a week.
+"""The history of what jobs use: a file of fixed-size records for each attempt, and for each of its
+GPUs, kept for a week.
 
 A young attempt is sampled often, an older one once a minute, so a file has a bounded size: a week
 is less than half a megabyte. The oldest records go when a file is full. Nothing decides by them, so
@@ -87,8 +88,15 @@ def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def of_gpu(attempt_id: str, number: int) -> str:
+    """Return what the history of one of an attempt's GPUs is kept under, beside that of the
+    attempt; its samples have GPU values alone."""
+    return f"{attempt_id}.gpu{number}"
+
+
 class MetricHistory:
-    """The files. All methods block and may raise OSError."""
+    """The files, one for each attempt and each of its GPUs. All methods block and may raise
+    OSError."""
 
     def __init__(self, folder: Path, *, most: int = MOST_SAMPLES) -> None:
         self._folder = folder

@@ -59,6 +59,7 @@ _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 Mount = Callable[[web.Application], None]
+_WORTH_COMPRESSING = 1 << 10
 
 
 def make_app(
@@ -96,11 +97,31 @@ async def _not_for_tabs(request: web.Request, response: web.StreamResponse) -> N
 
 
 def add_routes(
-    router: web.UrlDispatcher, service: ControllerService, authorise: Authorise, prefix: str = ""
+    router: web.UrlDispatcher,
+    service: ControllerService,
+    authorise: Authorise,
+    prefix: str = "",
+    *,
+    compressed: bool = False,
 ) -> None:
-    """Serve all routes below `prefix` to the requests that `authorise` gives a credential."""
+    """Serve all routes below `prefix` to the requests that `authorise` gives a credential.
+    `compressed`: documents are, for browsers that may be far away."""
     for route in ROUTES:
-        router.add_route(route.method, prefix + route.path, _endpoint(route, service, authorise))
+        endpoint = _endpoint(route, service, authorise)
+        if compressed:
+            endpoint = _compressed(endpoint)
+        router.add_route(route.method, prefix + route.path, endpoint)
+
+
+def _compressed(endpoint: _Endpoint) -> _Endpoint:
+    async def compressed(request: web.Request) -> web.StreamResponse:
+        answer = await endpoint(request)
+        body = answer.body if isinstance(answer, web.Response) else None
+        if isinstance(body, bytes) and len(body) >= _WORTH_COMPRESSING:
+            answer.enable_compression()
+        return answer
+
+    return compressed
 
 
 def make_runner(

@@ -441,7 +441,23 @@ class MetricPoint(_View, frozen=True):
     gpu_memory: int | None
 
 
+class GpuMetricPoint(_View, frozen=True):
+    """A GPU's use in a span of time that ends at `at`: `utilization` in percent is the mean,
+    `memory` in bytes the most; null: not known."""
+
+    at: str
+    utilization: float | None
+    memory: int | None
+
+
+class GpuMetricsHistory(_View, frozen=True):
+    uuid: str
+    points: tuple[GpuMetricPoint, ...]
+
+
 class JobMetricsHistory(_View, frozen=True):
+    """`gpus`: of each of its GPUs, if that was asked for."""
+
     job_id: str
     group: str
     cookie: int
@@ -449,10 +465,14 @@ class JobMetricsHistory(_View, frozen=True):
     attempt_id: str
     attempt: int
     points: tuple[MetricPoint, ...]
+    gpus: tuple[GpuMetricsHistory, ...] = ()
 
 
 class MetricsHistoryAnswer(_View, frozen=True):
+    """`until`: the end of the time that was asked for, which is the jobs' own if they ended."""
+
     jobs: tuple[JobMetricsHistory, ...]
+    until: str | None = None
 
 
 class WatchLine(_View, frozen=True):

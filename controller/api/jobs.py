@@ -10,6 +10,8 @@ import msgspec
 from msgspec.structs import asdict
 
 from controller.api.documents import (
+    GpuMetricPoint,
+    GpuMetricsHistory,
     JobMetricsHistory,
     JobUseView,
     MetricPoint,
@@ -25,7 +27,7 @@ from controller.api.runs import shown_run
 from controller.api.views import iso, node_name, past_attempt_view
 from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
-from controller.metric_history import KEPT_SECONDS, Point, points
+from controller.metric_history import KEPT_SECONDS, Point, of_gpu, points
 from controller.service.errors import Conflict
 from controller.service.job_access import JobUse, find_job
 from runner.schemas import JobMetrics
@@ -50,12 +52,14 @@ class JobQuery(Query, frozen=True):
 
 class HistoryQuery(Query, frozen=True):
     """`job` and `attempt` as in the log's query; without both the latest attempt of each job.
-    `seconds`: from so long before the end, or before now; `points`: at most so many of each job."""
+    `seconds`: from so long before the end, or before now; `points`: at most so many of each job.
+    `gpus`: also of each GPU."""
 
     job: str | None = None
     attempt: str | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0, le=KEPT_SECONDS)] = 3600.0
     points: PositiveInt = 120
+    gpus: bool = False
 
 
 class AttemptsQuery(Query, frozen=True):
@@ -183,11 +187,26 @@ async def metrics_history(call: Call) -> MetricsHistoryAnswer:
     for attempt in chosen:
         samples = await asyncio.to_thread(history.read, attempt.id, since)
         found = points(samples, since, ended + _LATE_SECONDS, query.points)
-        views.append(_history_view(jobs[attempt.job_id], attempt, found))
-    return MetricsHistoryAnswer(jobs=tuple(views))
+        gpus = []
+        for number, uuid in enumerate(attempt.gpus if query.gpus else ()):
+            of_one = await asyncio.to_thread(history.read, of_gpu(attempt.id, number), since)
+            shown = points(of_one, since, ended + _LATE_SECONDS, query.points)
+            gpus.append(_gpu_view(uuid, shown))
+        views.append(_history_view(jobs[attempt.job_id], attempt, found, gpus))
+    return MetricsHistoryAnswer(jobs=tuple(views), until=iso(ended))
 
 
-def _history_view(job: Job, attempt: Attempt, found: Sequence[Point]) -> JobMetricsHistory:
+def _gpu_view(uuid: str, found: Sequence[Point]) -> GpuMetricsHistory:
+    shown = (
+        GpuMetricPoint(at=iso(point.at), utilization=point.gpu_utilization, memory=point.gpu_memory)
+        for point in found
+    )
+    return GpuMetricsHistory(uuid=uuid, points=tuple(shown))
+
+
+def _history_view(
+    job: Job, attempt: Attempt, found: Sequence[Point], gpus: Sequence[GpuMetricsHistory]
+) -> JobMetricsHistory:
     return JobMetricsHistory(
         job_id=job.id,
         group=job.group,
@@ -196,6 +215,7 @@ def _history_view(job: Job, attempt: Attempt, found: Sequence[Point]) -> JobMetr
         attempt_id=attempt.id,
         attempt=attempt.number,
         points=tuple(MetricPoint(**{**asdict(point), "at": iso(point.at)}) for point in found),
+        gpus=tuple(gpus),
     )
 
 

@@ -10,6 +10,8 @@ import msgspec
 from controller.api.logs import shown_time
 from controller.api.routes import Call, Offset, Query, Route
 from controller.lifecycle.model import Attempt
+from controller.logs.search import BadPattern, Wanted
+from controller.logs.search import wanted as wanted_in
 from controller.logs.windows import MOST_ROWS
 from controller.service.errors import Invalid
 
@@ -34,8 +36,9 @@ class WindowQuery(Query, frozen=True):
 
 
 class SearchQuery(Query, frozen=True):
-    """`job` and `attempt` as in the log's query. `text` is found as it is written; ASCII letters in
-    both cases unless `exact_case`. `offset`: the `searched_to` of the answer before."""
+    """`job` and `attempt` as in the log's query. `text` is found as it is written, ASCII letters in
+    both cases; with `regex` it is a regular expression (RE2) for a part of a line, all letters in
+    both cases. `exact_case`: not in both. `offset`: the `searched_to` of the answer before."""
 
     text: _Wanted
     job: str | None = None
@@ -43,6 +46,7 @@ class SearchQuery(Query, frozen=True):
     offset: Offset = 0
     limit: _Most = 200
     exact_case: bool = False
+    regex: bool = False
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +76,8 @@ class LogWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One line that matches. `offset`: where the match begins; `text`: what is around it."""
+    """One line that matches. `offset`: where the match begins; `text`: what is around it, as a
+    terminal shows it."""
 
     offset: int
     at: str
@@ -130,12 +135,11 @@ async def read_log_window(call: Call) -> LogWindow:
 
 async def search_log(call: Call) -> LogSearch:
     query: SearchQuery = call.query
+    wanted = _wanted(query)
     attempt = await _attempt(call, query.job, query.attempt)
     if attempt is None:
         return LogSearch(matches=(), searched_to=0, log_end=0)
-    found = await call.service.logs.search(
-        attempt.id, query.text, query.offset, query.limit, exact_case=query.exact_case
-    )
+    found = await call.service.logs.search(attempt.id, wanted, query.offset, query.limit)
     matches = (
         LogMatch(
             offset=match.offset,
@@ -146,6 +150,13 @@ async def search_log(call: Call) -> LogSearch:
         for match in found.matches
     )
     return LogSearch(matches=tuple(matches), searched_to=found.searched_to, log_end=found.log_end)
+
+
+def _wanted(query: SearchQuery) -> Wanted:
+    try:
+        return wanted_in(query.text, exact_case=query.exact_case, is_pattern=query.regex)
+    except BadPattern as error:
+        raise Invalid(f"this is no regular expression: {error}", field="text") from None
 
 
 async def _attempt(call: Call, job: str | None, attempt: str | None) -> Attempt | None:
@@ -179,7 +190,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/logs/search",
-        summary="Lines of a log that hold a text; a bounded part of the log for each request",
+        summary="Lines of a log with a text or a pattern; a bounded part of it for each request",
         handler=search_log,
         query=SearchQuery,
         answer=LogSearch,

@@ -29,6 +29,7 @@ from controller.configuration.schema import (
     TaskConfiguration,
     UploadedRepo,
 )
+from controller.configuration.secrecy import may_be_secret
 from controller.lifecycle.model import (
     Amount,
     Band,
@@ -156,8 +157,7 @@ def least_of_dstack(least: Resources) -> Resources:
 def public(written: Mapping[str, object]) -> dict[str, object]:
     """Return a copy without secrets.
 
-    Passwords and the values of environment variables are hidden, because any of these may be
-    secret.
+    Passwords are hidden, and the values of environment variables that may be secret.
     """
     shown = dict(written)
     for name in ("groups", "replicas"):
@@ -175,7 +175,7 @@ def public(written: Mapping[str, object]) -> dict[str, object]:
             for probe in probes
         ]
     if "env" in shown:
-        shown["env"] = _hidden_values(shown["env"])
+        shown["env"] = _shown_values(shown["env"])
     if isinstance(secrets := shown.get("secrets"), Mapping):
         shown["secrets"] = dict.fromkeys(secrets, HIDDEN)
     if isinstance(repos := shown.get("repos"), list | tuple):
@@ -238,12 +238,21 @@ def _hidden_headers(headers: object) -> object:
     return HIDDEN
 
 
-def _hidden_values(env: object) -> object:
+def _shown_values(env: object) -> object:
     if isinstance(env, Mapping):
-        return dict.fromkeys(env, HIDDEN)
+        return {name: _shown_value(name, value) for name, value in env.items()}
     if isinstance(env, list | tuple):
-        return [f"{str(entry).partition('=')[0]}={HIDDEN}" for entry in env]
+        entries = [str(entry).partition("=") for entry in env]
+        return [f"{name}={_shown_value(name, value)}" for name, _, value in entries]
     return HIDDEN
+
+
+def _shown_value(name: object, value: object) -> object:
+    if isinstance(value, int | float):
+        return HIDDEN if may_be_secret(str(name), "") else value
+    if not isinstance(value, str) or may_be_secret(str(name), value):
+        return HIDDEN
+    return value
 
 
 def _policy(configuration: RunFields, defaults: Defaults, retry: RetryPolicy) -> RunPolicy:

@@ -98,7 +98,7 @@ class SshChoice(str):
 
 
 class Env(dict[str, str]):
-    """Environment variables. The values may be secret: only the names are shown."""
+    """Environment variables. The values may be secret: no message repeats one."""
 
     def __repr__(self) -> str:
         return f"Env({sorted(self)})"

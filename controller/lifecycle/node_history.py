@@ -27,6 +27,17 @@ def with_history(before: Node | None, after: Node, at: float, by: str | None = N
     return after if after.history == history else replace(after, history=history)
 
 
+def broken_since(node: Node, uuid: str) -> float | None:
+    """Return when this GPU of the node was found broken (Unix time); None: it is not known any
+    more."""
+    what = _broken(uuid)
+    return next((event.at for event in reversed(node.history) if event.what == what), None)
+
+
+def _broken(uuid: str) -> str:
+    return f"GPU {uuid} is cordoned"
+
+
 def _changes(before: Node, after: Node) -> Iterator[tuple[str, str | None]]:
     """Yield what changed, and why. A link that is being made is no event: how it ends is."""
     if after.status not in (before.status, NodeStatus.CONNECTING):
@@ -58,6 +69,6 @@ def _gpu_changes(
     for gpu in after:
         was_healthy = known[gpu.uuid].healthy if gpu.uuid in known else True
         if was_healthy and not gpu.healthy:
-            yield f"GPU {gpu.uuid} is cordoned", (gpu.message or "").removeprefix("cordoned: ")
+            yield _broken(gpu.uuid), (gpu.message or "").removeprefix("cordoned: ")
         elif gpu.healthy and not was_healthy:
             yield f"GPU {gpu.uuid} is offered again", None

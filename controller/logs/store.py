@@ -10,8 +10,9 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.logs import segments, windows
+from controller.logs.search import Found, Wanted, search
 from controller.logs.segments import SegmentWriter
-from controller.logs.windows import Found, KnownLog, Window
+from controller.logs.windows import KnownLog, Window
 from runner.schemas.frames import Decoder, Frame
 
 P = ParamSpec("P")
@@ -210,16 +211,10 @@ class LogStore:
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(windows.offset_at, known, folder, time_ns)
 
-    async def search(
-        self, attempt_id: str, wanted: str, offset: int, most: int, *, exact_case: bool
-    ) -> Found:
+    async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> Found:
         """Search a bounded part of the log from `offset` on."""
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
-
-        def search() -> Found:
-            return windows.search(known, folder, wanted, offset, most, exact_case=exact_case)
-
-        return await self.in_thread(search)
+        return await self.in_thread(search, known, folder, wanted, offset, most)
 
     def _know(self, attempt_id: str) -> KnownLog:
         """Return what is known of the log; the one that was asked for longest ago is forgotten."""

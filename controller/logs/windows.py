@@ -1,4 +1,4 @@
-"""Windows of one stored log: the rows near an offset or a time, and a search, never the whole log.
+"""Windows of one stored log: the rows near an offset or a time, never the whole log.
 
 These are plain blocking functions for `store.LogStore`. Each reads a bounded number of bytes, so a
 log of many GiB costs a reader no more than a short one. A damaged log ends at the damage.
@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -31,9 +31,6 @@ from runner.schemas.frames import (
 
 ROW_BYTES = 8 << 10
 """A longer line is cut into several rows."""
-SEARCH_BYTES = 32 << 20
-"""So much of the log is searched for one request."""
-SEARCH_SECONDS = 0.5
 COUNT_SECONDS = 0.2
 """So long lines are counted for one window; its rows have no numbers when that is not enough."""
 MOST_ROWS = 1000
@@ -42,7 +39,6 @@ STYLE_BYTES = 64 << 10
 """So far before a window, colours are looked for that go on in it."""
 _MOST_SEQUENCES = 64
 _SGR = re.compile(rb"\x1b\[([0-9;:]*)m")
-_CONTEXT_BYTES = 200
 _PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
@@ -70,23 +66,6 @@ class Window(msgspec.Struct, frozen=True):
     first_line: int | None
     style: str
     rows: tuple[Row, ...]
-
-
-class Match(msgspec.Struct, frozen=True):
-    """A line that matches: `offset` is where the match begins, `text` is what is around it."""
-
-    offset: int
-    time_ns: int
-    stream: Stream
-    text: str
-
-
-class Found(msgspec.Struct, frozen=True):
-    """The matches before `searched_to`, where the next search goes on."""
-
-    matches: tuple[Match, ...]
-    searched_to: int
-    log_end: int
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -316,95 +295,3 @@ def _pieces(payload: bytes) -> Iterator[bytes]:
         line = found.group()
         for start in range(0, len(line), ROW_BYTES):
             yield line[start : start + ROW_BYTES]
-
-
-# -- search ---------------------------------------------------------------------------------
-
-
-def search(
-    known: KnownLog, folder: Path, wanted: str, offset: int, most: int, *, exact_case: bool
-) -> Found:
-    """Return the lines from `offset` on that hold `wanted`. Without `exact_case` ASCII letters
-    match in both cases. At most SEARCH_BYTES or SEARCH_SECONDS of the log are searched."""
-    asked = wanted.encode(errors="replace")
-    needle = asked if exact_case else asked.lower()
-    give_up_at = time.monotonic() + SEARCH_SECONDS
-    matches: list[Match] = []
-    at, kept = offset, list[Frame]()
-    stored = frames(folder, offset)
-    while block := list(_block(stored)):
-        texts = _Joined([*kept, *block])
-        at = texts.end
-        for match in texts.lines_with(needle, exact_case=exact_case):
-            if matches and match.offset <= matches[-1].offset:
-                continue
-            matches.append(match)
-            if len(matches) == most:
-                return Found(tuple(matches), texts.line_end(match.offset), known.end())
-        kept = texts.last_line()
-        if at - offset >= SEARCH_BYTES or time.monotonic() >= give_up_at:
-            break
-    return Found(tuple(matches), at, known.end())
-
-
-def _block(stored: Iterator[Frame]) -> Iterator[Frame]:
-    size = 0
-    for frame in stored:
-        yield frame
-        size += len(frame.payload) + HEADER_SIZE
-        if size >= 1 << 20:
-            return
-
-
-class _Joined:
-    """The text of some frames as one, so that a match may go from one to the next."""
-
-    def __init__(self, joined: list[Frame]) -> None:
-        self._frames = joined
-        self._text = b"".join(frame.payload for frame in joined)
-        self._starts = list(accumulate((len(frame.payload) for frame in joined), initial=0))
-
-    @property
-    def end(self) -> int:
-        return self._frames[-1].end
-
-    def lines_with(self, needle: bytes, *, exact_case: bool) -> Iterator[Match]:
-        """Yield one match for each line."""
-        text = self._text if exact_case else self._text.lower()
-        found = text.find(needle)
-        while found >= 0:
-            after = self._text.find(b"\n", found + len(needle))
-            frame = self._frame(found)
-            begin = max(self._text.rfind(b"\n", 0, found) + 1, found - _CONTEXT_BYTES)
-            end = min(after if after >= 0 else len(text), found + len(needle) + _CONTEXT_BYTES)
-            shown = self._text[begin:end].decode(errors="replace")
-            yield Match(self._offset(found), frame.time_ns, frame.stream, shown)
-            if after < 0:
-                return
-            found = text.find(needle, after)
-
-    def line_end(self, offset: int) -> int:
-        """Return the offset after the line that holds `offset`, as far as it is here."""
-        at = bisect_right(self._frames, offset, key=lambda frame: frame.offset) - 1
-        frame = self._frames[at]
-        inside = self._starts[at] + (0 if frame.dropped else offset - frame.offset)
-        after = self._text.find(b"\n", inside)
-        return self.end if after < 0 else self._offset(after) + 1
-
-    def last_line(self) -> list[Frame]:
-        """Return the frames of the line that is not at its end: its match may go on."""
-        begin = max(self._text.rfind(b"\n") + 1, len(self._text) - ROW_BYTES)
-        at = bisect_right(self._starts, begin) - 1
-        kept = list(islice(self._frames, at, None))
-        cut = begin - self._starts[at]
-        if kept and cut and not kept[0].dropped:
-            tail = tail_from(kept[0], kept[0].offset + cut)
-            kept[:1] = [] if tail is None else [tail]
-        return kept
-
-    def _frame(self, at: int) -> Frame:
-        return self._frames[bisect_right(self._starts, at) - 1]
-
-    def _offset(self, at: int) -> int:
-        frame, start = self._frame(at), self._starts[bisect_right(self._starts, at) - 1]
-        return frame.offset if frame.dropped else frame.offset + at - start

@@ -31,19 +31,37 @@ from controller.scheduling.index import keeps_its_allocations
 
 Key = str | None
 """The id of a run or a node; None: any."""
+_MOST_REMEMBERED = 10_000
 
 
 class Watchers:
     """Callers that wait for changes. They are woken in the order in which they began to watch, so
-    that equal simulations stay equal."""
+    that equal simulations stay equal.
+
+    `revision` counts the changes, so that a caller who read a state earlier can ask whether it is
+    still the latest.
+    """
 
     def __init__(self) -> None:
         self._events: dict[Key, dict[asyncio.Event, None]] = {}
+        self._changed_at: dict[Key, int] = {}
+        """The revision of the latest change of each key, the oldest first."""
+        self._forgotten = 0
+        self.revision = 0
 
     def wake(self, keys: Iterable[Key]) -> None:
+        self.revision += 1
         for key in dict.fromkeys(keys):
+            self._changed_at.pop(key, None)
+            self._changed_at[key] = self.revision
             for event in list(self._events.get(key, ())):
                 event.set()
+        while len(self._changed_at) > _MOST_REMEMBERED:
+            self._forgotten = self._changed_at.pop(next(iter(self._changed_at)))
+
+    def changed_since(self, key: Key, revision: int) -> bool:
+        """Return whether it changed after this revision; also True where that is forgotten."""
+        return self._changed_at.get(key, self._forgotten) > revision
 
     def add(self, key: Key, event: asyncio.Event) -> None:
         self._events.setdefault(key, {})[event] = None

@@ -429,6 +429,15 @@ class RunPipeline:
         or node; ANY_NODE: any node)."""
         return Watch(self._watchers, key)
 
+    @property
+    def revision(self) -> int:
+        """The number of commits that changed a run or a node since this controller started."""
+        return self._watchers.revision
+
+    def changed_since(self, key: str | None, revision: int) -> bool:
+        """Return whether the run or node changed after this revision; True if that is forgotten."""
+        return self._watchers.changed_since(key, revision)
+
     # -- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:

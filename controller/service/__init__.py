@@ -18,6 +18,7 @@ from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
 from controller.service.deployments import DeploymentService
+from controller.service.faults import FaultService
 from controller.service.fleets import FleetService
 from controller.service.gateways import GatewayAccess, GatewayService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
@@ -128,6 +129,7 @@ class ControllerService:
         self.queue = QueueService(turns, clock)
         self.terminals = TerminalService(self.runs, self.ports, terminal_secret)
         self.nodes = NodeService(turns, clock, chance, host_keys)
+        self.faults = FaultService(turns, self.runs, store)
         self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)
         self.fleets = FleetService(turns, clock)
         self.doctor = DoctorService(self.nodes, connect)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from controller.clock import Clock
+from controller.configuration.plan import HIDDEN as MASK
 from controller.configuration.plan import Plan, without_uploads
 from controller.lifecycle.model import Deployment, JobSpec, Run, RunState
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
@@ -172,7 +173,11 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
     after = dict(_flat("", without_uploads(plan.configuration)))
     before.pop("name", None)
     after.pop("name", None)
-    shown = [one for one in dict.fromkeys((*before, *after)) if before.get(one) != after.get(one)]
+    shown = [
+        one
+        for one in dict.fromkeys((*before, *after))
+        if before.get(one) != after.get(one) and not _shows_less(before.get(one), after.get(one))
+    ]
     for field in shown:
         yield Change(field=field, before=before.get(field), after=after.get(field))
     now = run.deployments[-1]
@@ -182,6 +187,12 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
             yield from _hidden_changes(planned.group.name, own, planned.spec, shown)
     if not shown and now.service != plan.service:
         yield Change(field="service", before=None, after="other values of headers or defaults")
+
+
+def _shows_less(before: object, after: object) -> bool:
+    """Return whether one of the two is shown hidden and the other is not, as when a later version
+    shows more: whether they differ is known from the job's own values."""
+    return before is not None and after is not None and MASK in (before, after)
 
 
 def _hidden_changes(

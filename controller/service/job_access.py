@@ -16,7 +16,8 @@ from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from controller.links.base import LinkError, NodeConnection
-from controller.logs.windows import Found, Window
+from controller.logs.search import Found, Wanted
+from controller.logs.windows import Window
 from controller.service.errors import Conflict, Gone, NotFound, ServiceError, Unavailable
 from controller.service.users import require_control
 from controller.store.base import User
@@ -53,9 +54,7 @@ class Logs(Protocol):
     async def offset_at(self, attempt_id: str, time_ns: int) -> int:
         """Return the offset of what was written at this time or next after it."""
 
-    async def search(
-        self, attempt_id: str, wanted: str, offset: int, most: int, *, exact_case: bool
-    ) -> Found:
+    async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> Found:
         """Search a bounded part of the log from `offset` on."""
 
 

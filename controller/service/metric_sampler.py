@@ -19,6 +19,7 @@ from controller.metric_history import (
     YOUNG_SECONDS,
     MetricHistory,
     Sample,
+    of_gpu,
 )
 from controller.service.job_access import JobUse
 
@@ -44,6 +45,22 @@ def sample_of(use: JobUse, now: float) -> Sample | None:
         gpu_utilization=_possible(sum(busy) / len(busy)) if busy else None,
         gpu_memory=_whole(sum(filled)) if filled else None,
     )
+
+
+def gpu_samples_of(use: JobUse, now: float) -> dict[str, Sample]:
+    """Return the sample of each GPU, by the name of its history."""
+    numbers = {uuid: number for number, uuid in enumerate(use.attempt.gpus)}
+    return {
+        of_gpu(use.attempt.id, numbers[gpu.uuid]): Sample(
+            at=now,
+            cpu_seconds=None,
+            memory=None,
+            gpu_utilization=_possible(gpu.utilization),
+            gpu_memory=_whole(gpu.memory_used),
+        )
+        for gpu in use.gpus
+        if gpu.uuid in numbers
+    }
 
 
 def _possible(value: float | None) -> float | None:
@@ -104,6 +121,8 @@ class MetricSampler:
             self._last[attempt.id] = now
         uses = await self._uses.use_of(due)
         samples = [(use.attempt.id, sample_of(use, now)) for use in uses]
+        for use in uses:
+            samples += gpu_samples_of(use, now).items()
         await asyncio.to_thread(self._keep, samples, now)
 
     def _is_due(self, key: str, attempt: Attempt, now: float) -> bool:

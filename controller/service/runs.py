@@ -361,23 +361,40 @@ class RunService:
         return [self._turns.runs.get(state.run.id, state) for state in stored]
 
     async def events(
-        self, key: str | None, *, after: int = 0, before: int | None = None, limit: int, user: User
+        self,
+        key: str | None,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int,
+        user: User,
+        node_id: str | None = None,
     ) -> list[StoredEvent]:
         """Return the events of the run `key`, or of all runs that the user may see, oldest first.
-        With `before`: the latest of those with a lower `seq`.
+        With `before`: the latest of those with a lower `seq`; with `node_id`: those of attempts on
+        that node.
 
         Raises NotFound, Forbidden, StoreUnavailable.
         """
         run_id = None if key is None else (await self.seen(key, user)).run.id
         owner = None if sees_all(user) else user.name
         return await self._store.events(
-            run_id=run_id, after=after, before=before, limit=limit, user=owner
+            run_id=run_id, after=after, before=before, limit=limit, user=owner, node_id=node_id
         )
 
     def changes(self, run_id: str | None) -> Watch:
         """Return a watch that wakes after each commit that changed this run; None: any run or
         node."""
         return self._turns.watch(run_id)
+
+    @property
+    def revision(self) -> int:
+        """The number of changes so far. It begins again when the controller starts."""
+        return self._turns.revision
+
+    def changed_since(self, key: str | None, revision: int) -> bool:
+        """Return whether this run or node (None: any) may have changed after that revision."""
+        return self._turns.changed_since(key, revision)
 
     @asynccontextmanager
     async def watch(self, run_id: str) -> AsyncIterator[RunWatch]:

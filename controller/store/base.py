@@ -293,9 +293,16 @@ class Store(Protocol):
         before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
+        node_id: str | None = None,
     ) -> list[StoredEvent]:
-        """Return the events with `seq` > after, oldest first; of one run, of one user's runs, or of
-        all. With `before`: the latest of those with a lower `seq`."""
+        """Return the events with `seq` > after, oldest first; of one run, of one user's runs, of
+        attempts on one node, or of all. With `before`: the latest of those with a lower `seq`."""
+
+    async def attempts_on(
+        self, node_id: str, *, since: float, limit: int = 1000
+    ) -> list[tuple[str, Attempt]]:
+        """Return the attempts that the node had at this Unix time or later, the newest first, each
+        with the id of its run."""
 
     async def attempts(
         self,

@@ -169,6 +169,7 @@ def events(
     before: int | None = None,
     limit: int,
     user: str | None,
+    node_id: str | None = None,
 ) -> list[StoredEvent]:
     columns = schema.events.c
     query = sa.select(schema.events).where(columns.seq > after).limit(limit)
@@ -181,6 +182,9 @@ def events(
     if user is not None:
         own = sa.select(_runs.id).where(_runs.user == user)
         query = query.where(columns.run_id.in_(own))
+    if node_id is not None:
+        there = sa.select(_attempts.id).where(_attempts.node_id == storable(node_id))
+        query = query.where(columns.attempt_id.in_(there))
     rows = sorted(_rows(connection, query), key=lambda row: row["seq"])
     return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in rows]
 
@@ -328,6 +332,17 @@ def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
     if dialect == "postgresql":
         return sa.func.json_extract_path_text(sa.cast(rest, sa.JSON), "incarnation", name)
     return sa.cast(sa.func.json_extract(rest, f"$.incarnation.{name}"), sa.Text)
+
+
+def attempts_on(
+    connection: sa.Connection, node_id: str, since: float, limit: int
+) -> list[tuple[str, Attempt]]:
+    finished = _attempts.finished_at
+    wanted = (_attempts.node_id == storable(node_id)) & ((finished >= since) | finished.is_(None))
+    query = sa.select(schema.attempts).where(wanted)
+    query = query.order_by(_attempts.submitted_at.desc(), _attempts.id.desc()).limit(limit)
+    rows = connection.execute(query).mappings()
+    return [(row["run_id"], ATTEMPT.value(row)) for row in rows]
 
 
 def attempts_page(

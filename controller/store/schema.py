@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0005"
+SCHEMA_VERSION = "0006"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -219,6 +219,7 @@ attempts = sa.Table(
     _rest(),
     sa.Index("ix_attempts_job_id", "job_id"),
     sa.Index("ix_attempts_run_id", "run_id"),
+    sa.Index("ix_attempts_node_id", "node_id"),
 )
 allocations = sa.Table(
     "allocations",

@@ -260,11 +260,25 @@ class SqlStore:
         before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
+        node_id: str | None = None,
     ) -> list[StoredEvent]:
         return await self._read(
             lambda connection: queries.events(
-                connection, run_id=run_id, after=after, before=before, limit=limit, user=user
+                connection,
+                run_id=run_id,
+                after=after,
+                before=before,
+                limit=limit,
+                user=user,
+                node_id=node_id,
             )
+        )
+
+    async def attempts_on(
+        self, node_id: str, *, since: float, limit: int = 1000
+    ) -> list[tuple[str, Attempt]]:
+        return await self._read(
+            lambda connection: queries.attempts_on(connection, node_id, since, limit)
         )
 
     async def attempts(

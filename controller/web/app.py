@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
@@ -123,6 +124,7 @@ class Dashboard:
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
+        self._marks = live.Marks(service.runs, secrets.token_hex(4))
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
@@ -143,7 +145,7 @@ class Dashboard:
         router.add_get(PATH + "/session", self._headed(self._session))
         for page in PAGES:
             router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
-        add_routes(router, self._service, self._for_api, PATH + "/api")
+        add_routes(router, self._service, self._for_api, PATH + "/api", compressed=True)
         router.add_get(PATH + "/{page:.*}", self._headed(self._missing))
 
     def _headed(self, endpoint: _Endpoint) -> _Endpoint:
@@ -192,7 +194,7 @@ class Dashboard:
             answer = await page.handler(visit)
             assert isinstance(answer, Page)
             context = self._context(visit, answer)
-            text = self._renderer.fragment(answer.template, target, context)
+            text = self._renderer.fragment(answer, target, context)
             return None if text is None else Fragment.of(text)
 
         key = (visit.user.name, visit.user.role, visit.request.path_qs, target)
@@ -227,6 +229,7 @@ class Dashboard:
             user=self._service.gate.users[held.token.user],
             credential=held,
             page_token=self._sessions.page_token(cookie),
+            mark=self._marks.now(),
         )
 
     def _for_api(self, request: web.Request) -> Credential:
@@ -246,8 +249,12 @@ class Dashboard:
             "user": visit.user.name,
             "role": visit.user.role.value,
             "page_token": visit.page_token,
+            "mark": visit.mark,
+            "broken": live.broken(self._service),
+            "now": self._service.clock.now(),
             "here": visit.request.path_qs,
             "theme": _theme(visit.request),
+            "beside": False,
             **page.context,
         }
 
@@ -256,7 +263,7 @@ class Dashboard:
         text = None
         if is_part:
             target = visit.request.headers.get("HX-Target", "")
-            text = self._renderer.fragment(page.template, target, context)
+            text = self._renderer.fragment(page, target, context)
         if text is None:
             text = self._renderer.whole(page.template, context)
         return web.Response(text=text, status=page.status, content_type="text/html")
@@ -320,7 +327,7 @@ class Dashboard:
         task = asyncio.current_task()
         assert task is not None
         with self._service.gate.until_it_ends(visit.credential, task.cancel):
-            return await live.stream(visit, self._assets.version, HEADERS)
+            return await live.stream(visit, self._assets.version, self._marks, HEADERS)
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         """Tell a page whose stream was refused whether it is still logged in."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.api.documents import EventView
+from controller.api.documents import EventView, NodeView
 from controller.api.events import event_view
+from controller.api.nodes import get_node
 from controller.service.errors import Invalid
 from controller.store.base import StoredEvent
 from controller.web.pages import Page, PageRoute, Visit
@@ -53,19 +54,45 @@ def event_row(event: EventView, names: Mapping[str, str]) -> EventRow:
     )
 
 
+def with_own_events(rows: Sequence[EventRow], node: NodeView) -> list[EventRow]:
+    """Return the events of a node's jobs and its own, the newest first."""
+    own = [
+        EventRow(
+            at=event.at,
+            what=event.what,
+            because=f"{event.by} asked for it" if event.by else "",
+            said=event.why or "",
+        )
+        for event in reversed(node.events)  # of one instant the later one comes first
+    ]
+    return sorted([*own, *rows], key=lambda row: row.at, reverse=True)
+
+
 async def list_events(visit: Visit) -> Page:
     before = _before(visit.query("before"))
-    run = visit.query("run") or None
-    stored = await visit.service.runs.events(run, before=before, limit=ROWS + 1, user=visit.user)
+    run, name = visit.query("run") or None, visit.query("node")
+    node = await get_node(visit.as_call(node=name)) if name else None
+    stored = await visit.service.runs.events(
+        run,
+        before=before,
+        limit=ROWS + 1,
+        user=visit.user,
+        node_id=None if node is None else node.id,
+    )
     shown = stored[-ROWS:]
+    rows = await event_rows(visit, shown)
+    if node is not None and run is None and before == AFTER_ALL:
+        rows = with_own_events(rows, node)
     return Page(
         template="events.html",
         title="Events",
         section="Events",
         context={
-            "rows": await event_rows(visit, shown),
+            "rows": rows,
             "older": shown[0].seq if len(stored) > ROWS else None,
             "run": run or "",
+            "node": name,
+            "nodes": sorted(visit.service.nodes.names().values()),
             "is_newest": before == AFTER_ALL,
         },
     )

@@ -1,7 +1,8 @@
-"""One stream for each open page: what changed, so that the page asks for its fragments again.
+"""One stream for each browser: what changed, so that its open pages ask for their fragments again.
 
-The stream names topics and carries no content. A page that connects again hears that everything may
-have changed, so nothing has to be kept for it.
+The stream names topics and carries no content of them. A document says at which mark it was made;
+its stream is told which of its topics changed since, so a document is not fetched a second time
+when nothing did. A mark of another controller, or none, counts as the oldest.
 """
 
 from __future__ import annotations
@@ -14,70 +15,142 @@ import msgspec
 from aiohttp import web
 
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.service import ControllerService
 from controller.service.errors import Invalid, NotFound
+from controller.service.runs import RunService
 from controller.web.pages import Visit
 
 ANY = "any"
 """The topic of all runs and nodes; other topics are the id of a run."""
 PAUSE_SECONDS = 0.2
 """Changes in this time after a line are told together."""
-MOST_TOPICS = 8
+_FOR_BROKEN = ""
+"""Is no topic of a page: any change may be one of what is broken."""
+MAX_TOPICS = 64
+"""All pages of a browser share its stream."""
 
 
-async def stream(visit: Visit, version: str, headers: Mapping[str, str]) -> web.StreamResponse:
-    """Answer a page's stream: `hello` at once, `changed` with a topic, `beat` when nothing changes.
+class Marks:
+    """Writes the revisions of this controller so that those of another one are not taken for its
+    own. `started`: differs for each start of a controller."""
 
-    Raises Invalid.
+    def __init__(self, runs: RunService, started: str) -> None:
+        self._runs = runs
+        self._started = started
+
+    def now(self) -> str:
+        return f"{self._started}-{self._runs.revision}"
+
+    def changed_since(self, topic: str, mark: str) -> bool:
+        started, _, revision = mark.partition("-")
+        if started != self._started or not (revision.isascii() and revision.isdecimal()):
+            return True
+        return self._runs.changed_since(key_of(topic), int(revision))
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """`version`: of the scripts; `now`: the controller's clock (Unix seconds); `broken`: as in
+    `Broken`."""
+
+    version: str
+    mark: str
+    now: float
+    broken: dict[str, int]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    topic: str
+    mark: str
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """How many things of each entry of the navigation need a person."""
+
+    broken: dict[str, int]
+
+
+class Beat(msgspec.Struct, frozen=True):
+    mark: str
+    now: float
+
+
+def broken(service: ControllerService) -> dict[str, int]:
+    return {"Nodes": len(service.faults.broken_nodes())}
+
+
+def key_of(topic: str) -> str | None:
+    return None if topic in (ANY, _FOR_BROKEN) else topic
+
+
+async def stream(
+    visit: Visit, version: str, marks: Marks, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Answer the stream of a browser: `hello` at once, `changed` with a topic, `beat` when nothing
+    changes.
+
+    Raises Invalid, StoreUnavailable.
     """
     topics = await _topics(visit)
+    clock = visit.service.clock
     response = web.StreamResponse(
         headers={**headers, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     )
     with registered(visit.request, cancel_this()), reader_may_leave():
         await response.prepare(visit.request)
-        await response.write(_line("hello", version))
-        async for changed in _changes(visit, topics):
-            for topic in changed:
-                await response.write(_line("changed", topic))
-            if not changed:
-                await response.write(_line("beat", ""))
+        async with AsyncExitStack() as stack:
+            events = {
+                topic: await stack.enter_async_context(visit.service.runs.changes(key_of(topic)))
+                for topic in (*topics, _FOR_BROKEN)
+            }
+            told = broken(visit.service)
+            hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=told)
+            await response.write(_line("hello", hello))
+            for topic, mark in topics.items():
+                if marks.changed_since(topic, mark):
+                    await response.write(_line("changed", Changed(topic, hello.mark)))
+            async for changed, mark in _changes(events, marks):
+                if told != (told := broken(visit.service)):
+                    await response.write(_line("broken", Broken(told)))
+                for topic in (one for one in changed if one in topics):
+                    await response.write(_line("changed", Changed(topic, mark)))
+                if not changed:
+                    await response.write(_line("beat", Beat(mark, clock.now())))
     return response
 
 
-async def _topics(visit: Visit) -> list[str]:
-    topics = list(dict.fromkeys(visit.request.query.getall("topic", ())))
-    if len(topics) > MOST_TOPICS:
-        raise Invalid(f"a page follows at most {MOST_TOPICS} topics", field="topic")
-    return [topic for topic in topics if topic == ANY or await _is_seen(visit, topic)]
+async def _topics(visit: Visit) -> dict[str, str]:
+    """Return the mark that each topic of the request (`TOPIC` or `TOPIC:MARK`) is known at, without
+    the runs that the user may not see: one of them must not end the stream of all other pages."""
+    given = visit.request.query.getall("topic", ())
+    topics = {topic: mark for topic, _, mark in (one.partition(":") for one in given)}
+    if len(topics) > MAX_TOPICS:
+        raise Invalid(f"a browser follows at most {MAX_TOPICS} topics", field="topic")
+    return {topic: mark for topic, mark in topics.items() if await _may_follow(visit, topic)}
 
 
-async def _is_seen(visit: Visit, topic: str) -> bool:
-    """Return whether the user hears of this run. One that expired while its page was open, or that
-    is another user's, has nothing to tell."""
+async def _may_follow(visit: Visit, topic: str) -> bool:
+    if topic == ANY:
+        return True
     try:
         await visit.service.runs.seen(topic, visit.user)
     except NotFound:
-        return False
+        return False  # another user's, or one that expired while its page was open
     return True
 
 
-async def _changes(visit: Visit, topics: list[str]) -> AsyncIterator[list[str]]:
-    """Yield the topics that changed; none: a heartbeat is due."""
-    async with AsyncExitStack() as stack:
-        events = {
-            topic: await stack.enter_async_context(
-                visit.service.runs.changes(None if topic == ANY else topic)
-            )
-            for topic in topics
-        }
-        while True:
-            await _first_of(events.values())
-            changed = [topic for topic, event in events.items() if event.is_set()]
-            for topic in changed:
-                events[topic].clear()
-            yield changed
-            if changed:
-                await asyncio.sleep(PAUSE_SECONDS)
+async def _changes(
+    events: Mapping[str, asyncio.Event], marks: Marks
+) -> AsyncIterator[tuple[list[str], str]]:
+    """Yield the topics that changed, and the mark at which they did; none: a heartbeat is due."""
+    while True:
+        await _first_of(events.values())
+        mark = marks.now()
+        changed = [topic for topic, event in events.items() if event.is_set()]
+        for topic in changed:
+            events[topic].clear()
+        yield changed, mark
+        if changed:
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def _first_of(events: Iterable[asyncio.Event]) -> None:
@@ -94,5 +167,5 @@ async def _first_of(events: Iterable[asyncio.Event]) -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _line(event: str, data: str) -> bytes:
-    return f"event: {event}\ndata: {msgspec.json.encode(data).decode()}\n\n".encode()
+def _line(event: str, said: Hello | Changed | Broken | Beat) -> bytes:
+    return f"event: {event}\ndata: {msgspec.json.encode(said).decode()}\n\n".encode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from urllib.parse import quote
 
 import msgspec
 
@@ -10,14 +11,15 @@ from controller.api import nodes as api
 from controller.api.documents import FleetView, GpuView, NodeView
 from controller.api.fleets import list_fleets
 from controller.api.paging import PageQuery
+from controller.api.views import iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.errors import Invalid
+from controller.service.faults import Hit
 from controller.service.nodes import Holder
-from controller.web.events import EventRow, event_rows
+from controller.web.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from controller.web.pages import Done, Page, PageRoute, Visit
 
 PAGE_OF_NODES = 1000
-_MOST_RUNS = 20
 _MOST_EVENTS = 50
 _BAR = 1000
 GIB = 1 << 30
@@ -44,8 +46,9 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as its fleet's table shows it. `trouble`: why it gets no work, if so. `silent_since`:
-    when a node was heard last that is not connected; `heard`: the word for it without a time."""
+    """A node as its fleet's table shows it. `trouble`: what is wrong with it, or why it gets no
+    work. `silent_since`: when a node was heard last that is not connected; `heard`: the word for
+    it without a time. `is_broken`: it needs a person."""
 
     id: str
     name: str
@@ -58,6 +61,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     heard: str
     silent_since: str | None
     runs: int
+    is_broken: bool
 
 
 class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +81,18 @@ class JobHere(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
+class HitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that had a broken GPU. `ended_at` None: its attempt has not ended."""
+
+    run_id: str | None
+    run: str
+    job: str
+    attempt_id: str
+    gpu: str
+    said: str
+    ended_at: str | None
+
+
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """A button. `question` is asked before; `asks_reason`: a field for why stands beside it."""
 
@@ -91,8 +107,7 @@ def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
     name = f"{gpu.name} {gpu.uuid}"
     if not gpu.healthy:
         state, sign = "cordoned", "✕"
-        why = (gpu.message or "the node reports a fault").removeprefix("cordoned: ")
-        said = f"{name}: cordoned: {why}"
+        said = f"{name}: cordoned: {_why_broken(gpu)}"
     elif holder is not None or gpu.in_use:
         state, sign = "used", "■"
         said = f"{name}: used by {holder.name if holder else 'a run'}"
@@ -119,7 +134,7 @@ def _short(amount: float) -> str:
     return f"{amount:.2f}".rstrip("0").rstrip(".")
 
 
-def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
+def node_row(node: NodeView, holders: Mapping[str, Holder], *, is_broken: bool = False) -> NodeRow:
     trouble = _trouble(node)
     is_connected = node.status.lower() == "connected"
     silent_since = None if is_connected else node.last_seen_at
@@ -139,6 +154,7 @@ def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
         heard="now" if is_connected else "never" if silent_since is None else "",
         silent_since=silent_since,
         runs=len(node.runs),
+        is_broken=is_broken,
     )
 
 
@@ -154,7 +170,19 @@ def _trouble(node: NodeView) -> str:
         told.append(node.message)
     if len(node.controllers) > 1:
         told.append(f"{len(node.controllers)} controllers may log in")
+    if broken := [gpu for gpu in node.gpus if not gpu.healthy]:
+        told.append(_broken(broken, len(node.gpus)))
     return "; ".join(told)
+
+
+def _broken(gpus: Sequence[GpuView], of: int) -> str:
+    verb = "is" if len(gpus) == 1 else "are"
+    whys = dict.fromkeys(_why_broken(gpu) for gpu in gpus)
+    return f"{len(gpus)} of {of} GPU{'' if of == 1 else 's'} {verb} broken ({'; '.join(whys)})"
+
+
+def _why_broken(gpu: GpuView) -> str:
+    return (gpu.message or "the node reports a fault").removeprefix("cordoned: ")
 
 
 def _because(reason: str | None) -> str:
@@ -165,6 +193,7 @@ def fleets_of(
     fleets: Sequence[FleetView],
     nodes: Sequence[NodeView],
     holders: Mapping[str, Mapping[str, Holder]],
+    broken: Collection[str] = (),
 ) -> tuple[FleetRows, ...]:
     """Return the fleets with their nodes, in the order of their names; empty ones come last."""
     placements = {fleet.name: fleet.placement for fleet in fleets}
@@ -173,7 +202,9 @@ def fleets_of(
     found = []
     for name in names:
         rows = tuple(
-            node_row(node, holders.get(node.id, {})) for node in nodes if node.fleet == name
+            node_row(node, holders.get(node.id, {}), is_broken=node.id in broken)
+            for node in nodes
+            if node.fleet == name
         )
         found.append(
             FleetRows(name=name, placement=placements.get(name), nodes=rows, summary=_summary(rows))
@@ -234,10 +265,24 @@ def jobs_on(node_id: str, states: Sequence[RunState]) -> tuple[JobHere, ...]:
     )
 
 
+def hit_row(hit: Hit) -> HitRow:
+    return HitRow(
+        run_id=hit.run_id,
+        run=hit.run,
+        job=hit.job,
+        attempt_id=hit.attempt_id,
+        gpu=hit.gpu,
+        said=": ".join(one for one in (hit.status, hit.reason) if one),
+        ended_at=iso_or_none(hit.ended_at),
+    )
+
+
 async def list_nodes(visit: Visit) -> Page:
     answer = await api.list_nodes(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
     fleets = await list_fleets(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
-    rows = fleets_of(fleets.fleets, answer.nodes, visit.service.nodes.holders(visit.user))
+    broken = visit.service.faults.broken_nodes()
+    holders = visit.service.nodes.holders(visit.user)
+    rows = fleets_of(fleets.fleets, answer.nodes, holders, broken)
     return Page(
         template="nodes.html",
         title="Nodes",
@@ -245,6 +290,7 @@ async def list_nodes(visit: Visit) -> Page:
         context={
             "fleets": rows,
             "has_nodes": bool(answer.nodes),
+            "broken_rows": [row for fleet in rows for row in fleet.nodes if row.is_broken],
             "are_more": answer.next_cursor is not None,
         },
     )
@@ -264,38 +310,21 @@ async def show_node(visit: Visit) -> Page:
             "address": f"/dashboard/nodes/{node.id}",
             "row": node_row(node, holders.get(node.id, {})),
             "jobs": jobs_on(node.id, states),
-            "events": with_own_events(await _events_on(visit, node.id, states[:_MOST_RUNS]), node),
+            "hits": [hit_row(one) for one in await visit.service.faults.hits(stored, visit.user)],
+            "events": with_own_events(await _events_on(visit, node.id), node),
+            "all_events": f"/dashboard/events?node={quote(node.name)}",
             "actions": actions_of(node) if visit.is_admin else (),
             "may_clear": visit.is_admin,
         },
     )
 
 
-async def _events_on(visit: Visit, node_id: str, states: Sequence[RunState]) -> list[EventRow]:
+async def _events_on(visit: Visit, node_id: str) -> list[EventRow]:
     """Return the latest events of attempts on the node, the newest first."""
-    found = []
-    for state in states:
-        here = {one.id for job in state.jobs for one in job.attempts if one.node_id == node_id}
-        stored = await visit.service.runs.events(
-            state.run.id, before=1 << 62, limit=_MOST_EVENTS, user=visit.user
-        )
-        found += [one for one in stored if one.event.attempt_id in here]
-    newest = sorted(found, key=lambda one: one.seq, reverse=True)[:_MOST_EVENTS]
-    return await event_rows(visit, newest)
-
-
-def with_own_events(rows: Sequence[EventRow], node: NodeView) -> list[EventRow]:
-    """Return the events of a node's jobs and its own, the newest first."""
-    own = [
-        EventRow(
-            at=event.at,
-            what=event.what,
-            because=f"{event.by} asked for it" if event.by else "",
-            said=event.why or "",
-        )
-        for event in reversed(node.events)  # of one instant the later one comes first
-    ]
-    return sorted([*own, *rows], key=lambda row: row.at, reverse=True)
+    stored = await visit.service.runs.events(
+        None, before=AFTER_ALL, limit=_MOST_EVENTS, user=visit.user, node_id=node_id
+    )
+    return await event_rows(visit, stored)
 
 
 async def act(visit: Visit) -> Done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     credential: Credential
     page_token: str
     """The token of the document that this answer may become."""
+    mark: str
+    """Tells the live stream which changes the answer holds."""
 
     @property
     def token(self) -> StoredToken:
@@ -70,6 +72,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """The entry of the navigation that it belongs to."""
     context: Mapping[str, Any] = {}
     status: int = 200
+    beside: Mapping[str, tuple[str, ...]] = {}
+    """The fragments that come with one, so that a change of all of them is asked for once."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +114,12 @@ def dated(sentence: str) -> Markup:
     return Markup(_MOMENT.sub(_MOMENT_SHOWN, str(escape(sentence))))
 
 
+def few(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of these names, and how many there are besides."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 _MOMENT_SHOWN = r'<time class="moment" datetime="\g<0>">\g<0></time>'
 
 
@@ -125,19 +135,24 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters["dated"] = dated
+        self._environment.filters["few"] = few
         self._environment.globals["asset"] = assets.address
         self._environment.globals["version"] = lambda: assets.version
 
     def whole(self, template: str, context: Mapping[str, Any]) -> str:
         return self._environment.get_template(template).render(context)
 
-    def fragment(self, template: str, block: str, context: Mapping[str, Any]) -> str | None:
-        """Return one block of the template; None: it has none of this name.
+    def fragment(self, page: Page, block: str, context: Mapping[str, Any]) -> str | None:
+        """Return one block of the page's template, with what comes beside it; None: the template
+        has none of this name.
 
         Without the line break at its end, which would stay on the page after each replacement.
         """
-        found = self._environment.get_template(template)
-        render = found.blocks.get(block)
-        if render is None:
+        found = self._environment.get_template(page.template)
+        if block not in found.blocks:
             return None
-        return "".join(render(found.new_context(dict(context)))).strip()
+        told = [(block, False), *((one, True) for one in page.beside.get(block, ()))]
+        return "".join(
+            "".join(found.blocks[name](found.new_context({**context, "beside": beside}))).strip()
+            for name, beside in told
+        )

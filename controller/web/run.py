@@ -4,69 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.documents import ExplainView, JobView, RunView
+from controller.api.documents import ExplainView, RunView
 from controller.api.runs import get_run
 from controller.api.scheduling import explain_run
 from controller.api.views import iso
 from controller.configuration.written import as_yaml
-from controller.lifecycle.model import Attempt, Run, RunState, RunType
-from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
-from controller.lifecycle.statuses import (
-    FINAL_ATTEMPT_STATUSES,
-    FINAL_RUN_STATUSES,
-    AttemptStatus,
-    RunStatus,
-)
+from controller.lifecycle.model import Run, RunState, RunType
+from controller.lifecycle.reasons import RUN_SENTENCES
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
 from controller.service.errors import Invalid
 from controller.service.terminals import why_no_ssh
 from controller.store.base import StoredEvent
 from controller.web.dev_environments import ways_of
-from controller.web.durations import lasting
 from controller.web.events import AFTER_ALL, event_rows
+from controller.web.jobs import as_sentence, chosen_jobs, jobs_page, offered, ran_for
 from controller.web.pages import Done, Page, PageRoute, Visit
-from controller.web.runs import gpus_of, has_ended
-from controller.web.states import Badge, badge
+from controller.web.runs import badges, gpus_of, has_ended
 
-MOST_EVENTS = 200
-MOST_JOBS = 200
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """A span of an attempt's life, as a part of a line that is `WIDTH` wide."""
-
-    name: str
-    left: float
-    width: float
-    said: str
-
-
-class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`why`: the reason with its sentence and message; `pending`: why it has no allocation."""
-
-    id: str
-    number: int
-    badge: Badge
-    status: str
-    why: str
-    pending: str
-    node: str
-    gpus: int
-    exit_code: int | None
-    incarnation: str
-    phases: tuple[Phase, ...]
-    submitted_at: str
-
-
-class JobRows(msgspec.Struct, frozen=True, kw_only=True):
-    """`note`: what is special about the job."""
-
-    id: str
-    label: str
-    badge: Badge
-    pending: str
-    note: str
-    can_abort: bool
-    attempts: tuple[AttemptRow, ...]
+MOST_EVENTS = 100
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,99 +37,6 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True):
 
     missing: tuple[tuple[str, str], ...]
     is_offered: bool
-
-
-WIDTH = 1000.0
-
-
-def phases(attempt: Attempt, begin: float, end: float) -> tuple[Phase, ...]:
-    """Return the attempt's phases on a line from `begin` to `end` (Unix seconds); a phase that
-    lasts reaches the end."""
-    marks = (
-        ("waiting", attempt.submitted_at),
-        ("starting", attempt.provisioned_at),
-        ("pulling", attempt.pulling_at),
-        ("running", attempt.running_at),
-        ("terminating", attempt.terminating_at),
-        ("", attempt.finished_at),
-    )
-    reached = [(name, at) for name, at in marks if at is not None]
-    span = max(end - begin, 0.001)
-    found = []
-    for (name, start), (_, stop) in zip(reached, [*reached[1:], ("", end)], strict=True):
-        if name:
-            found.append(
-                Phase(
-                    name=name,
-                    left=round((start - begin) / span * WIDTH, 2),
-                    width=round(max(max(stop, start) - start, 0.0) / span * WIDTH, 2),
-                    said=f"{name} for {lasting(stop - start)}",
-                )
-            )
-    return tuple(found)
-
-
-def job_rows(state: RunState, view: RunView, now: float) -> list[JobRows]:
-    """Return the jobs with their attempts, the newest attempt first."""
-    begin = min(
-        (one.submitted_at for job in state.jobs for one in job.attempts),
-        default=state.run.submitted_at,
-    )
-    end = now if state.run.finished_at is None else state.run.finished_at
-    rows = []
-    for job, shown in zip(state.jobs, view.jobs, strict=True):
-        last = job.attempts[-1] if job.attempts else None
-        is_live = last is not None and last.status not in FINAL_ATTEMPT_STATUSES
-        pairs = list(zip(job.attempts, shown.attempts, strict=True))
-        rows.append(
-            JobRows(
-                id=job.id,
-                label=f"{job.group}/{job.cookie}",
-                badge=badge(shown.state),
-                pending=shown.pending_reason or shown.not_ready or "",
-                note=_note(shown),
-                can_abort=is_live and state.run.status is not RunStatus.TERMINATING,
-                attempts=tuple(
-                    AttemptRow(
-                        id=one.id,
-                        number=one.number,
-                        badge=badge(seen.state),
-                        status=one.status.value,
-                        why=_why(one),
-                        pending=(one.pending_reason.sentence() if one.pending_reason else ""),
-                        node=seen.node or "",
-                        gpus=len(one.gpus),
-                        exit_code=one.exit_code,
-                        incarnation="" if one.incarnation is None else str(one.incarnation.number),
-                        phases=phases(one, begin, end),
-                        submitted_at=seen.submitted_at,
-                    )
-                    for one, seen in reversed(pairs)
-                ),
-            )
-        )
-    return rows
-
-
-def _note(job: JobView) -> str:
-    said = (
-        "" if job.rank is None else f"rank {job.rank}",
-        "abandoned" if job.abandoned else "",
-        "scaled down" if job.scaled_down else "",
-    )
-    return ", ".join(one for one in said if one)
-
-
-def _why(attempt: Attempt) -> str:
-    if attempt.reason is None:
-        return attempt.message or ""
-    told = f"{attempt.reason}: {ROWS[attempt.reason].sentence}"
-    return f"{told} {_as_sentence(attempt.message)}" if attempt.message else told
-
-
-def _as_sentence(message: str) -> str:
-    ends = "" if message.endswith((".", "!", "?")) else "."
-    return f"{message[0].upper()}{message[1:]}{ends}"
 
 
 def actions(state: RunState) -> list[Action]:
@@ -262,7 +124,7 @@ def sentence_of(state: RunState) -> str:
     if run.reason is not None:
         said.append(RUN_SENTENCES[run.reason])
     if run.message:
-        said.append(_as_sentence(run.message))
+        said.append(as_sentence(run.message))
     return " ".join(said)
 
 
@@ -277,28 +139,32 @@ def terminal_of(state: RunState) -> Terminal:
 
 
 async def show_run(visit: Visit) -> Page:
-    """Raises NotFound, Forbidden, StoreUnavailable."""
-    service = visit.service
+    """Raises NotFound, Forbidden, Invalid, StoreUnavailable."""
+    service, now = visit.service, visit.service.clock.now()
+    chosen = chosen_jobs(visit)
     state = await service.runs.seen(visit.path("run"), visit.user)
     run_id = state.run.id
     view = await get_run(visit.as_call(run=run_id))
     explanation: ExplainView | None = None
     if state.run.status not in FINAL_RUN_STATUSES:
         explanation = what_it_waits_for(await explain_run(visit.as_call(run=run_id)))
-    jobs = job_rows(state, view, service.clock.now())
+    run_address = f"/dashboard/runs/{run_id}"
     events, older = await _events(visit, run_id)
     return Page(
         template="run.html",
         title=state.run.name,
         section="Runs",
+        beside={"overview": ("jobs", "offered", "events")},
         context={
             "run": view,
-            "run_address": f"/dashboard/runs/{run_id}",
+            "run_address": run_address,
             "sentence": sentence_of(state),
             "gpus": gpus_of(state),
-            "jobs": jobs[:MOST_JOBS],
+            "badges": badges(state),
+            "ran": ran_for(state, now),
+            "jobs": jobs_page(state, view, chosen, run_address, now),
+            "offered": offered(view, visit.query("job"), visit.query("attempt")),
             "occurrences": occurrence_rows(state.run),
-            "jobs_left_out": max(len(jobs) - MOST_JOBS, 0),
             "explanation": explanation,
             "actions": actions(state),
             "groups": scalable(view),
@@ -366,7 +232,7 @@ async def abort_job(visit: Visit) -> Done:
 
 
 PAGES: tuple[PageRoute, ...] = (
-    PageRoute(path="/runs/{run}", handler=show_run),
+    PageRoute(path="/runs/{run}", handler=show_run, shared=True),
     PageRoute(method="POST", path="/runs/{run}/actions/{action}", handler=act),
     PageRoute(method="POST", path="/runs/{run}/scale", handler=scale),
     PageRoute(method="POST", path="/runs/{run}/jobs/{job}/abort", handler=abort_job),

@@ -69,10 +69,16 @@ class _Around:
         before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
+        node_id: str | None = None,
     ) -> list[StoredEvent]:
         return await self._inner.events(
-            run_id=run_id, after=after, before=before, limit=limit, user=user
+            run_id=run_id, after=after, before=before, limit=limit, user=user, node_id=node_id
         )
+
+    async def attempts_on(
+        self, node_id: str, *, since: float, limit: int = 1000
+    ) -> list[tuple[str, Attempt]]:
+        return await self._inner.attempts_on(node_id, since=since, limit=limit)
 
     async def attempts(
         self,

@@ -345,7 +345,9 @@ class MemoryStore:
         before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
+        node_id: str | None = None,
     ) -> list[StoredEvent]:
+        there = {one.id for _, one in self._attempts() if one.node_id == node_id}
         found = [
             stored
             for stored in self._opened().events
@@ -353,8 +355,26 @@ class MemoryStore:
             and (before is None or stored.seq < before)
             and run_id in (None, stored.event.run_id)
             and (user is None or self._owner(stored.event.run_id) == user)
+            and (node_id is None or stored.event.attempt_id in there)
         ]
         return found[:limit] if before is None else found[-limit:]
+
+    def _attempts(self) -> Iterator[tuple[str, Attempt]]:
+        for state in self._opened().runs.values():
+            for job in state.jobs:
+                for attempt in job.attempts:
+                    yield state.run.id, attempt
+
+    async def attempts_on(
+        self, node_id: str, *, since: float, limit: int = 1000
+    ) -> list[tuple[str, Attempt]]:
+        found = [
+            (run_id, one)
+            for run_id, one in self._attempts()
+            if one.node_id == node_id and (one.finished_at is None or one.finished_at >= since)
+        ]
+        found.sort(key=lambda pair: (pair[1].submitted_at, pair[1].id), reverse=True)
+        return found[:limit]
 
     def _owner(self, run_id: str) -> str | None:
         state = self._opened().runs.get(run_id)

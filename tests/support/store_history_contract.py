@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Incarnation
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes, Store
@@ -103,6 +104,42 @@ class HistoryContract(Opened):
         assert await store.attempts("run1", incarnation="2", occurrence=5) == attempts[4:5]
         assert await store.attempts("run1", incarnation="7" * 30) == []
         assert await store.attempts("run1", incarnation="'") == []
+
+    async def test_the_attempts_and_events_of_one_node_are_told(self, store: Store) -> None:
+        first, second = a_run("first", name="one"), a_run("second", name="two", user="ben")
+        elsewhere = [
+            msgspec.structs.replace(one, node_id="other", submitted_at=300.0 + one.number)
+            for one in second.jobs[0].attempts[1:]
+        ]
+        attempts = (*second.jobs[0].attempts[:1], *elsewhere)
+        job = msgspec.structs.replace(second.jobs[0], attempts=attempts)
+        events = [
+            Event(run_id=run_id, attempt_id=attempt, kind=EventKind.CONNECTION, cause="x", at=1.0)
+            for run_id, attempt in (
+                ("first", "first-attempt-0"),
+                ("second", "second-attempt-0"),
+                ("second", "second-attempt-1"),
+                ("first", None),
+            )
+        ]
+        await store.commit(submission(first, msgspec.structs.replace(second, jobs=(job,))))
+        await store.commit(Changes(events=tuple(events)))
+
+        async def ids(node: str, since: float = 0.0, limit: int = 9) -> list[tuple[str, str]]:
+            found = await store.attempts_on(node, since=since, limit=limit)
+            return [(run_id, one.id) for run_id, one in found]
+
+        assert await ids("node1") == [
+            ("second", "second-attempt-0"),
+            ("first", "first-attempt-1"),
+            ("first", "first-attempt-0"),
+        ]
+        assert await ids("node1", since=150.5) == [("first", "first-attempt-1")]
+        assert await ids("other") == [("second", "second-attempt-1")]
+        assert len(await ids("node1", limit=1)) == 1
+        there = await store.events(node_id="node1")
+        assert [one.event.attempt_id for one in there] == ["first-attempt-0", "second-attempt-0"]
+        assert len(await store.events(node_id="node1", user="ben")) == 1
 
     async def test_use_of_places_that_left_the_state_still_counts(self, store: Store) -> None:
         now = time.time()

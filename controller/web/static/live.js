@@ -1,20 +1,28 @@
-// The live stream. An element with data-live="TOPIC" gets the event `changed` when the topic changed;
-// with hx-get and hx-trigger="changed" it asks for itself again, and only what differs is replaced.
-// A hidden tab holds no connection.
-const STALE = 25000; // milliseconds without a heartbeat: the machine slept, or the network went
-let source = null;
-let last = 0;
-let retry = 500;
-let timer = 0;
+// What is live on a page. An element with data-live="TOPIC" gets the event `changed` when the topic
+// changed; with hx-get and hx-trigger="changed" it asks for itself again, and only what differs is
+// replaced. A hidden tab follows nothing.
+import { lasting } from "./dates.js";
+import { setClock } from "./clock.js";
+import { first, hub } from "./worker.js";
 
-const page = document.querySelector('meta[name="fairlead-page"]').content;
-const version = document.querySelector('meta[name="fairlead-version"]').content;
+const SILENT = 35000; // milliseconds without a word of the hub: it is gone
+const OLD = 5000; // milliseconds after which the page says how old its data are
+const said = (name) => document.querySelector(`meta[name="fairlead-${name}"]`).content;
+const page = said("page");
+const version = said("version");
+const marks = new Map(); // up to which change each topic is known
+let port = null;
+let heard = Date.now();
+let fresh = Date.now(); // what is shown was right at this time
+let state = "connecting";
 
 function topics() {
-  return [...new Set([...document.querySelectorAll("[data-live]")].map((one) => one.dataset.live))];
+  const every = [...document.querySelectorAll("[data-live]")].map((one) => one.dataset.live);
+  return Object.fromEntries(every.map((topic) => [topic, marks.get(topic) ?? said("mark")]));
 }
 
 const waiting = new Set(); // ids of elements that changed again while they could not be replaced
+const behind = new Set(); // ids of elements whose latest change could not be fetched
 const question = document.getElementById("confirm");
 
 // A button that asks, or whose request is under way, must stay on the page: its answer is lost with it.
@@ -22,14 +30,18 @@ function isActing() {
   return question.open || document.querySelector("[hx-post].htmx-request") !== null;
 }
 
+const rests = new WeakMap(); // until when an element is not asked for again: a big one costs more
+
 function refresh(one) {
-  if (isActing() || one.classList.contains("htmx-request")) waiting.add(one.id);
+  const rest = (rests.get(one) ?? 0) - Date.now();
+  if (rest > 0) setTimeout(tellAgain, rest);
+  if (rest > 0 || isActing() || one.classList.contains("htmx-request")) waiting.add(one.id);
   else one.dispatchEvent(new CustomEvent("changed", { bubbles: false }));
 }
 
 function tell(topic) {
   for (const one of document.querySelectorAll("[data-live]")) {
-    if (topic === null || one.dataset.live === topic) refresh(one);
+    if (one.dataset.live === topic) refresh(one);
   }
 }
 
@@ -50,6 +62,18 @@ function tellAgain() {
   }
 }
 
+function answered({ detail: { elt, successful, requestConfig } }) {
+  if (requestConfig.verb === "post") {
+    if (successful) elt.querySelectorAll("input").forEach((field) => typed.delete(field));
+    tellAgain();
+  } else if (elt.matches("[data-live]")) {
+    if (successful) behind.delete(elt.id);
+    else behind.add(elt.id);
+    rests.set(elt, Date.now() + Math.min(3 * (Date.now() - elt.askedAt), 5000));
+    show();
+  }
+}
+
 const typed = new WeakSet(); // fields that a reader has filled in and not sent
 
 // What the reader has typed and unfolded stays when the part around it changes.
@@ -57,96 +81,102 @@ function belongsToReader(name, element) {
   return (name === "open" && element.localName === "details") || (name === "value" && typed.has(element));
 }
 
-function show(text) {
+// Whether the page is live, and how old its data are if not.
+function show() {
   const shown = document.getElementById("connection");
+  const isLive = state === "live" && !behind.size;
+  if (isLive) fresh = Date.now();
+  const age = Date.now() - fresh;
+  const old = isLive || age < OLD ? "" : `, the data are ${lasting(age / 1000)} old`;
+  const text = (isLive ? "live" : state === "live" ? "not refreshed" : state) + old;
   if (shown.textContent !== text) shown.textContent = text;
-  shown.dataset.state = text;
+  shown.dataset.state = isLive ? "live" : old ? "old" : state;
 }
 
-function close() {
-  clearTimeout(timer);
-  if (source) source.abort();
-  source = null;
+function hear({ data }) {
+  heard = Date.now();
+  if (data.version && data.version !== version) return location.reload();
+  if (data.now) setClock(data.now);
+  if (data.broken) showBroken(data.broken);
+  if (data.state) state = data.state === "refused" ? "reconnecting" : data.state;
+  if (data.state === "refused") askForLogin();
+  if (data.mark) for (const topic of data.changed ? [data.changed] : marks.keys()) marks.set(topic, data.mark);
+  if (data.changed) tell(data.changed);
+  if (data.state === "live") for (const id of behind) if (document.getElementById(id)) refresh(document.getElementById(id));
+  show();
 }
 
-// The events of the stream: the name of each, and what it says.
-async function* events(body) {
-  let rest = "";
-  for await (const part of chunks(body.pipeThrough(new TextDecoderStream()).getReader())) {
-    const blocks = (rest + part).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const [, name, said] = block.match(/^event: (.*)\ndata: (.*)$/);
-      yield [name, JSON.parse(said)];
-    }
+// Count in the navigation what needs a person.
+function showBroken(counts) {
+  for (const shown of document.querySelectorAll("[data-broken]")) {
+    const count = counts[shown.dataset.broken] ?? 0;
+    shown.hidden = !count;
+    shown.firstElementChild.textContent = count;
   }
 }
 
-async function* chunks(reader) {
-  for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
-}
-
-async function later() {
-  close();
-  show("reconnecting");
+async function askForLogin() {
   try {
     const answer = await fetch("/dashboard/session", { headers: { "X-Fairlead-Page": page } });
     if (answer.status === 401 || answer.status === 403) location.reload();
+    else setTimeout(open, 5000);
   } catch {
-    // The controller is away.
+    setTimeout(open, 5000); // the controller is away
   }
-  clearTimeout(timer);
-  timer = setTimeout(open, retry);
-  retry = Math.min(retry * 2, 5000);
 }
 
-// An EventSource cannot send the document's token in a header, and no address may hold it.
-async function open() {
-  close();
-  if (document.hidden) return;
-  const query = new URLSearchParams();
-  for (const topic of topics()) query.append("topic", topic);
-  const opened = new AbortController();
-  source = opened;
-  last = Date.now();
-  try {
-    const headers = { "X-Fairlead-Page": page };
-    const answer = await fetch(`/dashboard/stream?${query}`, { headers, signal: opened.signal });
-    if (answer.ok) await listen(answer.body);
-  } catch {
-    // The controller is away, or this page closed the stream.
-  }
-  if (source === opened) later();
+async function connect(opened) {
+  port?.postMessage({ leave: true });
+  port = await opened;
+  port.onmessage = hear;
+  open();
 }
 
-async function listen(body) {
-  for await (const [name, said] of events(body)) {
-    last = Date.now();
-    if (name === "hello") {
-      if (said !== version) location.reload();
-      retry = 500;
-      show("live");
-      tell(null); // what changed before the stream was open
-    } else if (name === "changed") tell(said);
-  }
+function open() {
+  if (document.hidden || !port) return;
+  const follow = topics();
+  for (const topic of Object.keys(follow)) marks.set(topic, follow[topic]);
+  port.postMessage({ follow, token: page });
+  show();
+}
+
+function close() {
+  state = "connecting";
+  port?.postMessage({ leave: true });
+}
+
+function check() {
+  show();
+  if (document.hidden || !port) return;
+  port.postMessage({ here: true });
+  if (Date.now() - heard < SILENT) return;
+  heard = Date.now();
+  state = "reconnecting";
+  connect(hub());
 }
 
 export function follow() {
-  open();
+  connect(first);
   document.body.addEventListener("htmx:beforeSwap", keepWhileActing);
   document.body.addEventListener("htmx:afterSettle", tellAgain);
-  document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
-    if (detail.requestConfig.verb !== "post") return;
-    if (detail.successful) detail.elt.querySelectorAll("input").forEach((field) => typed.delete(field));
-    tellAgain();
-  });
+  document.body.addEventListener("htmx:beforeRequest", ({ detail }) => (detail.elt.askedAt = Date.now()));
+  document.body.addEventListener("htmx:afterRequest", answered);
   document.body.addEventListener("input", (event) => typed.add(event.target));
   Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) => !belongsToReader(name, element);
   question.addEventListener("close", tellAgain);
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-  addEventListener("online", open);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return close();
+    open();
+    age();
+  });
+  addEventListener("online", () => port?.postMessage({ again: true }));
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
-  setInterval(() => { if (source && Date.now() - last > STALE) open(); }, 5000);
-  setInterval(() => { if (source) document.querySelectorAll("[data-aging]").forEach(refresh); }, 60000);
+  setInterval(check, 5000);
+  setInterval(() => { if (state === "live") age(); }, 60000);
+}
+
+// What the controller writes grows old without a change: how long a run runs, what it still waits for.
+function age() {
+  document.querySelectorAll("[data-aging]").forEach(refresh);
 }

@@ -3,12 +3,14 @@
 
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
-import { askForRun, offer } from "./run.js";
+import { jobs, offer, setAddress, whenJobsChange } from "./run.js";
 
 const WINDOW = { size: 16 * 1024, rows: 120 };
 const MOST_ROWS = 600;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MOST_MATCHES = 5000;
+const DRAW_EVERY = 250; // milliseconds between two drawings of what a job prints
+const END = 1e9; // a place below the end of any view
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };
 
@@ -19,44 +21,47 @@ export class LogView {
     this.view = this.part("view");
     this.chunks = [];
     this.logEnd = 0;
+    this.queue = []; // frames that came and are not drawn yet
+    this.drawing = null;
+    this.drawnAt = 0;
     this.wanted = "";
+    this.marks = null; // finds what is searched for in a row
     this.matches = [];
     this.match = -1;
     this.busy = false;
     this.generation = 0;
     this.closed = new AbortController();
     this.listen();
-    this.opened = this.open();
+    this.open();
   }
 
   // -- which log ----------------------------------------------------------------------------
 
-  async open() {
+  open() {
     const asked = new URLSearchParams(location.search);
-    await this.fillChoices();
+    this.fillChoices(jobs());
     const wanted = [...this.part("choice").options].find(
       (one) => one.value === asked.get("attempt") || one.dataset.job === asked.get("job"),
     );
     if (wanted) wanted.selected = true;
-    this.choose();
+    this.choose({ search: asked.get("search") ?? "", isRegex: asked.has("regex"), match: asked.get("match") });
+    whenJobsChange((every) => {
+      this.fillChoices(every);
+      if (!this.attempt) this.choose();
+    });
   }
 
   // One choice for each attempt of each job, a job's latest first.
-  async fillChoices() {
-    try {
-      const run = await askForRun(this.root.dataset.run);
-      const options = run.jobs.flatMap((job) =>
-        [...job.attempts].reverse().map((attempt) => {
-          const option = new Option(`${job.group}/${job.cookie}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
-          option.dataset.job = job.id;
-          option.dataset.live = attempt.finished_at === null ? "yes" : "";
-          return option;
-        }),
-      );
-      offer(this.part("choice"), options);
-    } catch (error) {
-      this.say(error.message);
-    }
+  fillChoices(every) {
+    const options = every.flatMap((job) =>
+      job.attempts.map((attempt) => {
+        const option = new Option(`${job.label}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
+        option.dataset.job = job.id;
+        option.dataset.live = attempt.isLive ? "yes" : "";
+        return option;
+      }),
+    );
+    offer(this.part("choice"), options);
     this.offerNewer();
   }
 
@@ -70,7 +75,8 @@ export class LogView {
     button.textContent = `Show ${newest?.text ?? ""}`;
   }
 
-  choose() {
+  // `search` and `match` are those of the address, when the page opens.
+  choose({ search = "", isRegex = false, match = null } = {}) {
     const chosen = this.part("choice").selectedOptions[0];
     this.offerNewer();
     this.unfollow();
@@ -79,8 +85,9 @@ export class LogView {
     this.logEnd = 0;
     this.atLineStart = true;
     this.view.replaceChildren();
+    this.part("search").value = search;
+    this.part("regex").checked = isRegex;
     this.search("");
-    this.part("search").value = "";
     if (!chosen) {
       this.say("The run has no attempt yet.");
       return;
@@ -88,18 +95,15 @@ export class LogView {
     this.attempt = chosen.value;
     const file = this.part("download");
     file.href = `/dashboard/runs/${this.root.dataset.run}/log.txt?attempt=${this.attempt}`;
-    if (chosen.dataset.live) this.follow();
+    if (search) this.search(search, { from: Number(match ?? 0) });
+    else if (chosen.dataset.live) this.follow();
     else this.showEnd();
   }
 
   // -- what the reader does -----------------------------------------------------------------
 
   listen() {
-    this.root.addEventListener("changed", async () => {
-      await this.opened;
-      await this.fillChoices();
-      if (!this.attempt) this.choose();
-    }, { signal: this.closed.signal });
+    document.addEventListener("click", (event) => this.clicked(event), { signal: this.closed.signal });
     const on = (name, event, act) =>
       this.part(name)?.addEventListener(event, act, { signal: this.closed.signal });
     this.view.addEventListener("scroll", () => this.scrolled(), { passive: true });
@@ -112,7 +116,7 @@ export class LogView {
     });
     on("choice", "change", () => {
       this.choose();
-      history.replaceState(history.state, "", `?attempt=${this.attempt}#log`); // for a reload, and to share
+      setAddress({ attempt: this.attempt, job: "", search: "", regex: "", match: "" }, "#log");
     });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
@@ -122,12 +126,26 @@ export class LogView {
     on("next", "click", () => this.step(1));
     on("previous", "click", () => this.step(-1));
     on("search", "change", (event) => event.target.value !== this.wanted && this.search(event.target.value));
+    on("regex", "change", () => this.search(this.part("search").value));
     on("search", "keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
       if (event.target.value !== this.wanted) this.search(event.target.value);
       else this.step(event.shiftKey ? -1 : 1);
     });
+  }
+
+  // A link to a log that is offered here changes what is shown, and asks for no other page.
+  clicked(event) {
+    const link = event.target.closest?.("a[data-log-of]");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    const wanted = [...this.part("choice").options].find((one) => one.value === link.dataset.logOf);
+    if (!wanted) return;
+    event.preventDefault();
+    wanted.selected = true;
+    this.part("choice").dispatchEvent(new Event("change"));
+    this.root.scrollIntoView();
+    this.view.focus({ preventScroll: true });
   }
 
   close() {
@@ -257,10 +275,14 @@ export class LogView {
     }
   }
 
-  // The elements of one row's text; plain text needs none.
+  // The elements of one row's text, with what is searched for marked; plain text needs none.
   parts(ansi, text) {
-    return ansi.pieces(text).flatMap((piece) => {
-      const parts = marked(piece.text, this.wanted.toLowerCase());
+    const pieces = ansi.pieces(text);
+    const places = this.marks ? this.marks(pieces.map((piece) => piece.text).join("")) : [];
+    let at = 0;
+    return pieces.flatMap((piece) => {
+      const parts = marked(piece.text, at, places);
+      at += piece.text.length;
       const isPlain = !piece.classes.length && !piece.fg && !piece.bg;
       return isPlain ? parts : [element(piece, parts)];
     });
@@ -294,9 +316,12 @@ export class LogView {
     if (row.ends && chunk.line !== null) chunk.line += 1;
   }
 
+  rows() {
+    return this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
+  }
+
   trim(side) {
-    const rows = () => this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
-    while (this.chunks.length > 2 && rows() > MOST_ROWS) {
+    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) {
       if (side === "bottom") {
         this.chunks.pop().node.remove();
         continue;
@@ -336,8 +361,10 @@ export class LogView {
   }
 
   scrolled() {
-    if (this.socket && !this.isAtEnd() && this.view.scrollTop < this.lastTop) this.unfollow();
+    const isFollowed = this.socket && this.isAtEnd();
+    if (this.socket && !isFollowed && this.view.scrollTop < this.lastTop) this.unfollow();
     this.lastTop = this.view.scrollTop;
+    if (isFollowed) return this.place(this.logEnd);
     this.fill();
     this.placed();
   }
@@ -348,7 +375,6 @@ export class LogView {
 
   // Move the slider to where the view is in the whole log.
   placed() {
-    const place = this.part("place");
     if (!this.chunks.length) return;
     const top = this.view.getBoundingClientRect().top;
     const shown =
@@ -356,10 +382,14 @@ export class LogView {
       this.chunks.at(-1);
     const box = shown.node.getBoundingClientRect();
     const within = box.height ? Math.max(0, Math.min(1, (top - box.top) / box.height)) : 0;
+    const isEnd = this.isAtEnd() && this.chunks.at(-1).end >= this.logEnd;
+    this.place(isEnd ? this.logEnd : shown.start + within * (shown.end - shown.start));
+  }
+
+  place(offset) {
+    const place = this.part("place");
     place.max = this.logEnd;
-    place.value = this.isAtEnd() && this.chunks.at(-1).end >= this.logEnd
-      ? this.logEnd
-      : shown.start + within * (shown.end - shown.start);
+    place.value = offset;
     place.setAttribute("aria-valuetext", `${Math.round((100 * place.value) / (this.logEnd || 1))} %`);
   }
 
@@ -377,6 +407,7 @@ export class LogView {
     this.part("follow").checked = false;
     this.following = null;
     clearTimeout(this.again);
+    this.queue = [];
     const socket = this.socket;
     this.socket = null;
     socket?.close();
@@ -393,6 +424,7 @@ export class LogView {
     socket.onmessage = (event) => this.socket === socket && this.came(JSON.parse(event.data));
     socket.onclose = (event) => {
       if (this.socket !== socket) return;
+      this.drawQueued();
       this.socket = null;
       if (event.code === 1000) {
         this.say("The log is complete.");
@@ -404,8 +436,26 @@ export class LogView {
     };
   }
 
+  // Rows are drawn some times a second: a job may print hundreds, each in a frame of its own, and
+  // each drawing costs a layout.
   came(frame) {
+    this.queue.push(frame);
+    const wait = this.drawnAt + DRAW_EVERY - performance.now();
+    this.drawing ??= setTimeout(() => this.drawQueued(), Math.max(wait, 0));
+  }
+
+  drawQueued() {
+    this.drawing = null;
+    this.drawnAt = performance.now();
+    const frames = this.queue.splice(0);
+    if (!this.socket || !frames.length) return;
     this.say("");
+    frames.forEach((frame) => this.addFrame(frame));
+    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) this.chunks.shift().node.remove();
+    this.view.scrollTop = END; // without asking for the height, which costs another layout
+  }
+
+  addFrame(frame) {
     let chunk = this.chunks.at(-1);
     if (chunk && frame.offset < chunk.end) return;
     if (!chunk || chunk.end - chunk.start > WINDOW.size || chunk.rows > WINDOW.rows) {
@@ -421,9 +471,6 @@ export class LogView {
     for (const row of this.rowsOf(frame)) this.addRow(chunk, row);
     chunk.end = frame.end;
     this.logEnd = Math.max(this.logEnd, frame.end);
-    this.trim("top");
-    this.view.scrollTop = this.view.scrollHeight;
-    this.lastTop = this.view.scrollTop;
   }
 
   rowsOf(frame) {
@@ -438,19 +485,27 @@ export class LogView {
 
   // -- searching ----------------------------------------------------------------------------
 
-  async search(wanted) {
+  // Search from the beginning on, and go to the first match at `from` or after it.
+  async search(wanted, { from = this.chunks[0]?.start ?? 0 } = {}) {
+    const regex = this.part("regex").checked;
     this.wanted = wanted;
+    this.marks = wanted ? marksOf(wanted, regex) : null;
     this.matches = [];
     this.match = -1;
     this.searching?.abort();
     const searching = new AbortController();
     this.searching = searching;
     this.count("");
-    if (!wanted) return;
-    const from = this.chunks[0]?.start ?? 0;
+    if (!wanted) {
+      this.redraw();
+      if (this.attempt) setAddress({ search: "", regex: "", match: "" });
+      return;
+    }
+    setAddress({ search: wanted, regex: regex ? "yes" : "" }, "#log");
+    this.say("");
     try {
       for (let offset = 0; ; ) {
-        const query = { attempt: this.attempt, text: wanted, offset, limit: 1000 };
+        const query = { attempt: this.attempt, text: wanted, offset, limit: 1000, regex };
         const found = await ask(this.path("search"), query, searching.signal);
         this.matches.push(...found.matches.map((match) => match.offset));
         offset = found.searched_to;
@@ -465,9 +520,12 @@ export class LogView {
         if (isDone || many) break;
       }
       if (this.match < 0 && this.matches.length) await this.goTo(0);
+      if (!this.chunks.length) await this.showEnd();
       this.redraw();
     } catch (error) {
-      if (error.name !== "AbortError") this.say(error.message);
+      if (error.name === "AbortError") return;
+      if (!this.chunks.length) await this.showEnd();
+      this.say(error.message);
     }
   }
 
@@ -485,6 +543,7 @@ export class LogView {
   async goTo(match) {
     this.match = match;
     this.count(this.more);
+    setAddress({ match: String(this.matches[match]) }, "#log");
     await this.showOffset(this.matches[match]);
     this.redraw();
   }
@@ -495,20 +554,32 @@ export class LogView {
   }
 }
 
-// The text as strings, and what is searched for as <mark> elements between them.
-function marked(text, wanted) {
-  const folded = text.toLowerCase();
-  if (!wanted || folded.length !== text.length) return [text];
-  const parts = [];
-  let from = 0;
-  for (let at = folded.indexOf(wanted); at >= 0; at = folded.indexOf(wanted, from)) {
-    const mark = document.createElement("mark");
-    mark.textContent = text.slice(at, at + wanted.length);
-    if (at > from) parts.push(text.slice(from, at));
-    parts.push(mark);
-    from = at + wanted.length;
+// What finds a text, or a pattern that this browser knows too, in a row: [begin, end] of each place.
+function marksOf(wanted, isRegex) {
+  try {
+    const source = isRegex ? wanted : wanted.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const pattern = new RegExp(source, "gi");
+    return (text) => [...text.matchAll(pattern)].map((match) => [match.index, match.index + match[0].length]);
+  } catch {
+    return null; // a pattern of RE2 alone: the line of a match is marked
   }
-  if (from < text.length || !parts.length) parts.push(text.slice(from));
+}
+
+// The text of a piece as strings, and what of it is at one of these places as <mark> elements. The
+// piece begins at `from` in its row.
+function marked(text, from, places) {
+  const parts = [];
+  let at = 0;
+  for (const [begin, end] of places) {
+    const [first, last] = [Math.max(begin - from, at), Math.min(end - from, text.length)];
+    if (first >= last) continue;
+    if (first > at) parts.push(text.slice(at, first));
+    const mark = document.createElement("mark");
+    mark.textContent = text.slice(first, last);
+    parts.push(mark);
+    at = last;
+  }
+  if (at < text.length || !parts.length) parts.push(text.slice(at));
   return parts;
 }
 

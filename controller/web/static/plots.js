@@ -1,8 +1,10 @@
 // The use of a run's jobs over time, from the history that the controller keeps.
 
-import uPlot from "./vendor/uPlot.esm.js";
 import { ask } from "./asking.js";
+import { now } from "./clock.js";
+import { offer, whenJobsChange } from "./run.js";
 
+let uPlot = null;
 const GIB = 2 ** 30;
 const KINDS = [
   { name: "cpu", title: "CPU cores", scale: 1 },
@@ -25,6 +27,8 @@ class Plots {
     this.part = (name) => root.querySelector(`[data-plots-part="${name}"]`);
     this.made = [];
     this.part("span").addEventListener("change", () => this.refresh());
+    this.part("of").addEventListener("change", () => this.refresh());
+    whenJobsChange((jobs) => this.offerAttempts(jobs));
     new ResizeObserver(() => this.resize()).observe(this.part("plots"));
     setInterval(() => document.hidden || this.refresh(), AGAIN);
     const redraw = () => this.made.forEach((plot) => plot.redraw(false));
@@ -33,13 +37,25 @@ class Plots {
     this.refresh();
   }
 
+  // All jobs at once, each with its latest attempt, or one attempt with each of its GPUs.
+  offerAttempts(jobs) {
+    const every = jobs.flatMap((job) =>
+      job.attempts.map((one) => new Option(`${job.label}, attempt ${one.number} (${one.state})`, one.id)),
+    );
+    offer(this.part("of"), [new Option("all jobs", ""), ...every]);
+    this.only = every.length === 1 ? every[0].value : "";
+  }
+
   async refresh() {
     const seconds = this.part("span").value;
-    this.end = Date.now() / 1000;
+    const attempt = this.part("of").value || this.only;
     try {
       const path = `runs/${this.root.dataset.run}/metrics/history`;
-      const { jobs } = await ask(path, { seconds, points: 240 });
-      this.draw(jobs.filter((job) => job.points.length));
+      const query = { seconds, points: 240, ...(attempt ? { attempt, gpus: true } : {}) };
+      const { jobs, until } = await ask(path, query);
+      this.end = (until ? Date.parse(until) : now()) / 1000;
+      const each = jobs.flatMap(({ gpus, ...job }) => [job, ...(gpus ?? []).map((gpu, at) => asJob(gpu, at))]);
+      this.draw(each.filter((job) => job.points.length));
     } catch (error) {
       this.part("status").textContent = error.message;
     }
@@ -48,7 +64,7 @@ class Plots {
   draw(jobs) {
     const times = [...new Set(jobs.flatMap((job) => job.points.map((point) => seconds(point))))];
     times.sort((one, other) => one - other);
-    const kinds = KINDS.filter(({ name }) => jobs.some((job) => job.points.some((point) => point[name] !== null)));
+    const kinds = KINDS.filter((kind) => jobs.some((job) => has(job, kind)));
     const shape = JSON.stringify([kinds.map((kind) => kind.name), jobs.map(label)]);
     if (shape !== this.shape) this.make(kinds, jobs);
     this.shape = shape;
@@ -85,6 +101,7 @@ class Plots {
         stroke: COLOURS[at % COLOURS.length],
         dash: DASHES[Math.floor(at / COLOURS.length) % DASHES.length],
         spanGaps: true,
+        show: has(job, kind),
         value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(2)),
       }));
       const options = { width: box.clientWidth || 400, height: 180, axes: [{ ...axis, space: 80, values: labels }, axis], scales: { x: { range: (plot) => this.span(plot.data[0][0]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), 1.1 * Math.max(high ?? 1, 0.01)] } }, series: [{ value: (_, at) => (at ? EXACT.format(at * 1000) : "–") }, ...series], legend: { show: jobs.length <= 8 } };
@@ -116,6 +133,11 @@ class Plots {
   }
 }
 
+// Whether anything of this kind was measured of the job.
+function has(job, { name }) {
+  return job.points.some((point) => point[name] !== null);
+}
+
 function seconds(point) {
   return Math.round(Date.parse(point.at) / 1000);
 }
@@ -127,11 +149,30 @@ function labels(plot, ticks, _axis, _space, step) {
 }
 
 function label(job) {
-  return `${job.group}/${job.cookie}`;
+  return job.gpu ?? `${job.group}/${job.cookie}`;
+}
+
+// A GPU is drawn beside its job, as one that has GPU values alone.
+function asJob({ uuid, points }, at) {
+  const shown = points.map(({ at, utilization, memory }) => ({
+    at,
+    cpu: null,
+    memory: null,
+    gpu_utilization: utilization,
+    gpu_memory: memory,
+  }));
+  return { gpu: `GPU ${at} (${uuid})`, points: shown };
 }
 
 function scaled(value, kind) {
   return value === null || value === undefined ? null : value / kind.scale;
 }
 
-for (const root of document.querySelectorAll("[data-plots]")) new Plots(root);
+// The plots are below the log, and their library is large: both come when the reader comes near.
+const near = new IntersectionObserver(async (seen) => {
+  if (!seen.some((one) => one.isIntersecting)) return;
+  near.disconnect();
+  uPlot = (await import("./vendor/uPlot.esm.js")).default;
+  for (const root of document.querySelectorAll("[data-plots]")) new Plots(root);
+}, { rootMargin: "300px" });
+for (const root of document.querySelectorAll("[data-plots]")) near.observe(root);

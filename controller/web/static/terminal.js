@@ -1,7 +1,7 @@
 // A shell in a running job. It ends when it is closed, and with the page.
 
 import { ask, openSocket } from "./asking.js";
-import { offer, whenAskedFor } from "./run.js";
+import { offer, whenJobsChange } from "./run.js";
 
 // xterm writes its styles into <style> elements, which the page's policy forbids. A stand-in takes
 // the text and gives it to a stylesheet of the document, which is allowed.
@@ -45,13 +45,13 @@ class Shell {
     });
     this.part("close").addEventListener("click", () => this.close());
     addEventListener("pagehide", () => this.close());
-    whenAskedFor((run) => this.offerJobs(run.jobs));
+    whenJobsChange((jobs) => this.offerJobs(jobs));
   }
 
   offerJobs(jobs) {
     const without = this.root.dataset.without.split(" ");
     const options = jobs.map((job) => {
-      const option = new Option(`${job.group}/${job.cookie}`, job.id);
+      const option = new Option(job.label, job.id);
       option.disabled = without.includes(job.group);
       return option;
     });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -23,9 +24,11 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.service.submissions import Submission
 from controller.store.base import Changes
 from tests.doubles.node import FakeConnection
-from tests.e2e.dashboard.conftest import AXE, LIVE, SERIOUS, visit
-from tests.unit.api.conftest import Controller
+from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
+from tests.unit.api.asking import write_log
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.store.samples import a_run, submission
+from tests.unit.web.test_jobs import a_sweep
 
 pytestmark = pytest.mark.e2e
 
@@ -34,6 +37,7 @@ TOO_WIDE = """() => [...document.querySelectorAll("html, nav, main, .scroll, tbo
     .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
     .map((one) => `${one.tagName}.${one.className} ${one.scrollWidth} > ${one.clientWidth}`)"""
 """What would scroll sideways, or be cut off."""
+CHANGED = "document.getElementById('overview').dispatchEvent(new CustomEvent('changed'))"
 WIDEST = """() => Math.max(...[...document.querySelectorAll("main table, main section")]
     .map((one) => one.getBoundingClientRect().width))"""
 LABEL = "getComputedStyle(document.querySelector('td[data-label=Status]'), '::before').content"
@@ -105,6 +109,141 @@ async def test_the_list_and_a_run_follow_what_happens(
     await expect(page.locator(".status-line")).to_contain_text("terminated")
     await expect(page.locator("#overview .status-killed").first).to_be_visible()
     assert errors == []
+
+
+async def test_seven_windows_of_a_browser_share_one_stream_and_are_all_live(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    first = await visit(chromium, controller, address_of(site), "admin")
+    pages = [first, *[await first.context.new_page() for _ in range(7)]]
+    for page in pages:
+        page.set_default_timeout(PATIENCE)
+        await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+        await page.locator(LIVE).wait_for()
+    user = controller.service.gate.users["admin"]
+    await controller.service.actions.suspend(run_id, abort_running=False, user=user)
+
+    for page in pages:
+        await expect(page.locator(".status-line")).to_contain_text("It is suspended")
+
+
+async def test_a_run_of_300_jobs_is_filtered_and_read_on_one_document(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await controller.store.commit(submission(a_sweep()))
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/sweep")
+    await page.locator(LIVE).wait_for()
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url))
+    await page.evaluate("document.body.dataset.same = 'yes'")
+
+    await page.locator(".states a", has_text="failed").click()
+    rows = page.locator("#jobs a[id^=job-]")
+    await expect(rows).to_have_text(["main/7", "main/107", "main/207"])
+    await rows.nth(1).click()
+    await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
+    await page.wait_for_url("**/runs/sweep?state=failed&attempt=of-107-attempt-0#log")
+
+    assert await page.evaluate("document.body.dataset.same") == "yes"
+    parts = [one.partition("/dashboard/runs/")[2] for one in asked]
+    assert [one for one in parts if one] == ["sweep?state=failed"]
+    await page.reload()
+    await expect(rows).to_have_count(3)
+    await expect(page.locator("[data-log-part=choice]")).to_have_value("of-107-attempt-0")
+    async with page.expect_request_finished(lambda one: "/runs/sweep?state=failed" in one.url):
+        await page.evaluate(CHANGED)
+    await expect(rows).to_have_count(3)
+
+    find = page.get_by_label("Find")
+    await find.fill("nothing like it")
+    await page.get_by_role("link", name="Show all jobs").click()
+    await expect(rows).to_have_count(50)
+    await expect(find).to_have_value("")
+
+
+async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_the_address(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    state = await controller.service.runs.get(run_id)
+    attempt = state.jobs[0].attempts[0].id
+    lines = [f"step \x1b[32m{at}\x1b[0m loss 0.{at:03}\n".encode() for at in range(2000)]
+    await write_log(controller, attempt, *lines)
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    search, count = (page.locator(f"[data-log-part={name}]") for name in ("search", "count"))
+    marks = page.locator(".log-here mark")
+
+    await search.fill("STEP 1234 loss")
+    await search.press("Enter")
+    await expect(count).to_have_text("1 of 1")
+    await expect(marks).to_have_text(["step ", "1234", " loss"])
+
+    await page.get_by_role("button", name="Start").click()
+    await expect(page.locator(".log-text").first).to_have_text("step 0 loss 0.000")
+    await page.get_by_label("Regular expression").check()
+    await search.fill(r"^step 1\d00 loss 0\.1[0-2]00$")
+    await search.press("Enter")
+    await expect(count).to_have_text("1 of 3")
+    await search.press("Enter")
+    await expect(count).to_have_text("2 of 3")
+    await expect(marks).to_have_text(["step ", "1100", " loss 0.1100"])
+    offset = sum(len(line) for line in lines[:1100])
+    await page.wait_for_url(lambda url: f"&match={offset}&regex=yes#log" in url)
+    await page.reload()
+    await expect(count).to_have_text("2 of 3")
+    await expect(marks).to_have_text(["step ", "1100", " loss 0.1100"])
+
+    await search.fill("a(b")
+    await search.press("Enter")
+    status = page.locator("#log [data-log-part=status]")
+    await expect(status).to_contain_text("this is no regular expression: missing )")
+
+
+async def test_a_login_leads_on_to_the_log_that_was_asked_for(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    page = await (await chromium.new_context()).new_page()
+    asked = f"{address_of(site)}/dashboard/runs/{run_id}?search=loss#log"
+    await page.goto(asked)
+    await page.get_by_label("Your token").fill("wrong")
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await page.get_by_label("Your token").fill(ADMIN_TOKEN)
+    await page.get_by_role("button", name="Log in").click()
+    await page.wait_for_url(asked)
+    await page.locator(LIVE).wait_for()
+
+
+async def test_a_page_says_how_old_its_data_are(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.clock.install()
+    await page.reload()
+    await page.locator(LIVE).wait_for()
+
+    await site.close()
+
+    connection = page.locator("#connection")
+    await expect(connection).to_contain_text("reconnecting")
+    await page.clock.fast_forward(61_000)
+    await expect(connection).to_have_text("reconnecting, the data are 1 min old")
+    await expect(connection).to_have_attribute("data-state", "old")
+
+
+async def test_ages_are_counted_by_the_clock_of_the_controller(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await submit(controller, "train")
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.clock.install(time=0)  # this browser believes that it is 1970
+    await page.reload()
+    age = page.locator("tr", has_text="train").locator("time")
+    await expect(age).to_have_text(re.compile(r"^\d+ s ago$"))
 
 
 async def test_two_users_see_their_own_runs(
@@ -269,7 +408,7 @@ async def test_what_a_reader_typed_unfolded_and_selected_outlives_a_change(
     await page.locator(LIVE).wait_for()
     await page.locator("details", has_text="place 1 in the queue").locator("summary").click()
     await wanted.fill("3")
-    await page.locator(".status-line").select_text()
+    await page.locator(".status-line strong").select_text()
 
     user = service.gate.users["admin"]
     await service.actions.scale(run_id, group="main", nodes=2, user=user)

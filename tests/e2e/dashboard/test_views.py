@@ -45,6 +45,23 @@ ROOM_ABOVE = """(plot, [red, green, blue]) => {
     }
 }"""
 """Pixels between a curve and the top of its plot."""
+CHATTY = """\
+import itertools, time
+for number in itertools.count():
+    print(f"\\033[32m{number}\\033[0m of a job that prints 350 lines a second", flush=True)
+    number % 35 or time.sleep(0.1)
+"""
+DRAWINGS = """(wanted) => new Promise((done) => {
+    const view = document.querySelector("[data-log-part=view]");
+    const last = () => Number([...view.querySelectorAll(".log-number")].at(-1).dataset.number);
+    const first = last();
+    let drawings = 0;
+    new MutationObserver(() => {
+        drawings += 1;
+        if (last() - first >= wanted) done([drawings, last() - first]);
+    }).observe(view, {childList: true, subtree: true});
+})"""
+"""How often the view was drawn until so many lines had come, and the lines."""
 COMMANDS = f"""\
 commands:
 - printf '{TROUBLE}\\n'
@@ -238,6 +255,25 @@ def test_a_retry_is_offered_beside_the_log_of_the_attempt_before(
     bed.controller.cli("stop", "again", "--abort").succeeded()
 
 
+def test_a_log_that_grows_fast_is_drawn_a_few_times_a_second(
+    page: Page, bed: Bed, tmp_path: Path
+) -> None:
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    bed.apply(tmp_path, "chatty", f"commands: ['python3 {tmp_path}/chatty.py']\n")
+    wait_until(lambda: bed.run("chatty")["status"] == "running", what="the job to run")
+    opened(page, bed, "chatty")
+    page.locator(".log-row").first.wait_for()
+
+    drawings, lines = page.evaluate(DRAWINGS, 1000)
+
+    assert lines >= 1000
+    assert drawings < lines / 20
+    page.locator("[data-log-part=view]").hover()
+    page.mouse.wheel(0, -2000)
+    expect(page.locator("[data-log-part=follow]")).not_to_be_checked()
+    bed.controller.cli("stop", "chatty", "--abort").succeeded()
+
+
 def test_a_big_log_is_scrolled_and_searched_by_windows(
     page: Page, bed: Bed, tmp_path: Path
 ) -> None:
@@ -383,6 +419,37 @@ def test_plots_draw_a_curve_for_each_job_and_tell_its_latest_value(page: Page, b
     page.click("summary:has-text('latest values')")
     cells = page.locator("[data-plots-part=latest] tr").last.locator("td")
     expect(cells).to_have_text(["right/0", "10.00", "2.00", *["\N{EN DASH}"] * 2])
+
+
+def test_plots_show_each_gpu_of_an_attempt_that_ended_long_ago(page: Page, bed: Bed) -> None:
+    asked: list[str] = []
+    at = "2020-01-02T03:04:05.000Z"
+    used = {"cpu": 3.0, "memory": 2**30, "gpu_utilization": 50.0, "gpu_memory": 2**31}
+    gpus = [
+        {"uuid": f"GPU-{name}", "points": [{"at": at, "utilization": busy, "memory": 2**30}]}
+        for name, busy in (("a", 10.0), ("b", 90.0))
+    ]
+    job = {"group": "main", "cookie": 0, "points": [{"at": at, **used}], "gpus": gpus}
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"jobs": [job], "until": at})
+
+    page.route("**/metrics/history*", answer)
+    opened(page, bed, "shown")
+    choice = page.locator("[data-plots-part=of]")
+    choice.scroll_into_view_if_needed()
+    attempt = bed.run("shown")["jobs"][0]["attempts"][0]["id"]
+    choice.select_option(attempt)
+    page.click("summary:has-text('latest values')")
+    rows = page.locator("[data-plots-part=latest] tr")
+    expect(rows).to_have_count(3)
+    none = "\N{EN DASH}"
+    expect(rows.nth(2).locator("td")).to_have_text(["GPU 1 (GPU-b)", none, none, "90.00", "1.00"])
+    expect(page.locator(".plot h3")).to_have_text(
+        ["CPU cores", "Memory GiB", "GPU %", "GPU memory GiB"]
+    )
+    assert f"attempt={attempt}&gpus=true" in asked[-1]
 
 
 def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(

@@ -62,6 +62,17 @@ async def test_a_search_gives_the_places_of_the_matches(
     assert [match["text"] for match in found["matches"]] == ["line 10", "line 11", "line 12"]
     assert (found["searched_to"], found["log_end"]) == (104, 160)
     assert not (await asked(api, SEARCH, text="LINE 1", exact_case=True))["matches"]
+    found = await asked(api, SEARCH, text="LINE .[05]$", regex=True)
+    assert [match["text"] for match in found["matches"]] == [
+        f"line {at:02}" for at in (0, 5, 10, 15)
+    ]
+
+
+async def test_a_search_for_what_is_no_pattern_is_refused(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="hello")
+    async with api.get(SEARCH, params={"text": "a(b", "regex": "true"}) as answer:
+        status, _, field = await error_of(answer)
+    assert (status, field) == (400, "text")
 
 
 async def test_a_log_that_has_not_begun_is_empty(api: TestClient[Any, Any]) -> None:

@@ -99,6 +99,48 @@ def sampler_of(controller: Controller, clock: Times) -> MetricSampler:
     return MetricSampler(service.metrics, service.metric_history, clock, lambda: live.values())
 
 
+async def test_each_gpu_of_a_job_has_a_history_of_its_own(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    attempt = await PlayedNode(controller).runs("hello", gpus=("GPU-1", "GPU-0"))
+    clock, begun = Times(), controller.service.clock.now()
+    sampler = sampler_of(controller, clock)
+    for passed in (-200.0, -100.0):
+        clock.at = begun + passed
+        connection.shim.metrics = msgspec.structs.replace(
+            connection.shim.metrics,
+            gpus=tuple(
+                GpuMetrics(
+                    uuid=f"GPU-{n}",
+                    index=n,
+                    name="H100",
+                    memory=80,
+                    healthy=True,
+                    utilization=50 * n,
+                    memory_used=n + 7,
+                )
+                for n in (0, 1, 2)
+            ),
+        )
+        await sampler.tick()
+
+    async def history(query: str) -> dict[str, Any]:
+        async with api.get(f"/v1/runs/hello/metrics/history?{query}") as answer:
+            (job,) = (await answer.json())["jobs"]
+            found: dict[str, Any] = job
+            return found
+
+    told = await history(f"attempt={attempt}&gpus=true")
+    assert [one["uuid"] for one in told["gpus"]] == ["GPU-1", "GPU-0"]
+    values = [
+        [(point["utilization"], point["memory"]) for point in one["points"]] for one in told["gpus"]
+    ]
+    assert values == [[(50.0, 8)] * 2, [(0.0, 7)] * 2]
+    assert {point["gpu_utilization"] for point in told["points"]} == {25.0}
+    assert (await history(f"attempt={attempt}"))["gpus"] == []
+
+
 async def test_running_jobs_are_sampled_often_at_first_and_then_once_a_minute(
     api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from aiohttp.test_utils import TestClient
 
 from tests.unit.api.conftest import Controller
@@ -92,21 +93,41 @@ async def test_a_file_that_changes_nothing_makes_no_deployment(api: TestClient[A
     assert (made["changes"], made["service"]["deployment"]) == ([], 0)
 
 
+async def test_a_change_of_a_variable_that_is_no_secret_is_shown(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, env={"NCCL_DEBUG": "INFO"})
+    _, asked = await deploy(api, only_ask=True, env={"NCCL_DEBUG": "WARN"})
+    assert asked["changes"] == [{"field": "env.NCCL_DEBUG", "before": "INFO", "after": "WARN"}]
+
+
+async def test_a_value_that_an_earlier_version_hid_is_no_change(
+    api: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("controller.configuration.plan.may_be_secret", lambda *_: True)
+        await submit(api, env={"NCCL_DEBUG": "INFO"})
+    _, same = await deploy(api, only_ask=True, env={"NCCL_DEBUG": "INFO"})
+    _, other = await deploy(api, only_ask=True, env={"NCCL_DEBUG": "WARN"})
+    assert same["changes"] == []
+    assert [one["field"] for one in other["changes"]] == ["group main: env.NCCL_DEBUG"]
+
+
 async def test_other_values_of_variables_are_a_change_and_are_not_shown(
     api: TestClient[Any, Any],
 ) -> None:
-    await submit(api, env={"A": "one", "B": "kept"})
-    _, asked = await deploy(api, only_ask=True, env={"A": "canary", "B": "kept"})
+    await submit(api, env={"A_KEY": "one", "B": "kept"})
+    _, asked = await deploy(api, only_ask=True, env={"A_KEY": "canary", "B": "kept"})
 
     assert asked["changes"] == [
-        {"field": "group main: env.A", "before": "(not shown)", "after": "(another value)"}
+        {"field": "group main: env.A_KEY", "before": "(not shown)", "after": "(another value)"}
     ]
     assert "canary" not in str(asked)
     _, both = await deploy(
-        api, only_ask=True, env={"A": "canary", "B": "kept", "C": "new"}, auth=False
+        api, only_ask=True, env={"A_KEY": "canary", "B": "kept", "C": "new"}, auth=False
     )
     fields = [one["field"] for one in both["changes"]]
-    assert fields.count("group main: env.A") == 1
+    assert fields.count("group main: env.A_KEY") == 1
     assert [field for field in fields if field.endswith("env.C")] == ["env.C"]
 
 

@@ -369,8 +369,8 @@ def test_monitoring_by_rank_holds_for_all_groups() -> None:
 
 
 def test_secrets_in_a_groups_env_are_in_nothing_that_is_shown() -> None:
-    shown = public({"groups": [{"name": "a", "env": {"T": "hunter2"}}, "hunter"]})
-    assert shown == {"groups": [{"name": "a", "env": {"T": "***"}}, "hunter"]}
+    shown = public({"groups": [{"name": "a", "env": {"PASS": "hunter2"}}, "hunter"]})
+    assert shown == {"groups": [{"name": "a", "env": {"PASS": "***"}}, "hunter"]}
 
 
 def test_the_submitting_environment_fills_a_groups_env_and_overrides_it() -> None:

@@ -188,8 +188,8 @@ def test_a_shown_configuration_holds_no_secret(env: object) -> None:
 
 
 def test_hidden_values_keep_their_names() -> None:
-    assert public({"env": {"A": "x"}})["env"] == {"A": "***"}
-    assert public({"env": ["A=x"]})["env"] == ["A=***"]
+    assert public({"env": {"API_KEY": "x"}})["env"] == {"API_KEY": "***"}
+    assert public({"env": ["API_KEY=x"]})["env"] == ["API_KEY=***"]
     assert public({"env": "x"})["env"] == "***"
     assert public({"registry_auth": "x"})["registry_auth"] == {}
 

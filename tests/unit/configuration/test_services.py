@@ -154,7 +154,9 @@ def test_probes_rate_limits_model_and_headers_arrive() -> None:
 
 def test_values_of_headers_are_not_shown() -> None:
     probe = {"type": "http", "headers": [{"name": "X-Key", "value": "canary"}]}
-    plan = planned(probes=[probe], headers={"X-Key": "canary"}, replicas=[{"env": {"A": "canary"}}])
+    plan = planned(
+        probes=[probe], headers={"X-Key": "canary"}, replicas=[{"env": {"KEY": "canary"}}]
+    )
 
     assert "canary" not in str(plan.configuration)
 

@@ -1,4 +1,4 @@
-"""Windows and searches of a stored log: rows without gap or repetition, from any place."""
+"""Windows of a stored log: rows without gap or repetition, from any place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from controller.logs.windows import (
     ROW_BYTES,
     STYLE_BYTES,
     KnownLog,
-    Match,
     Row,
     offset_at,
-    search,
     split,
     window_before,
     window_from,
@@ -200,46 +198,3 @@ def test_a_time_is_found(tmp_path: Path) -> None:
     assert offset_at(log.known, tmp_path, 20 * SECOND) == 190
     assert offset_at(log.known, tmp_path, 0) == 0
     assert offset_at(log.known, tmp_path, 99 * SECOND) == 500
-
-
-def found(
-    log: Log, wanted: str, *, offset: int = 0, most: int = 100, exact: bool = False
-) -> list[tuple[int, str]]:
-    answer = search(log.known, log.folder, wanted, offset, most, exact_case=exact)
-    return [(match.offset, match.text) for match in answer.matches]
-
-
-def test_a_search_gives_each_line_once_with_its_offset(tmp_path: Path) -> None:
-    log = Log(tmp_path, b"an error, one Error\nfine\n", b"ERROR two\n")
-    assert found(log, "error") == [(3, "an error, one Error"), (25, "ERROR two")]
-    assert found(log, "ERROR", exact=True) == [(25, "ERROR two")]
-    assert found(log, "error", offset=25) == [(25, "ERROR two")]
-
-
-def test_a_search_goes_on_after_the_last_match_that_it_gave(tmp_path: Path) -> None:
-    log = Log(tmp_path, *(b"hit %d\n" % number for number in range(9)))
-    first = search(log.known, tmp_path, "hit", 0, 4, exact_case=False)
-    rest = search(log.known, tmp_path, "hit", first.searched_to, 9, exact_case=False)
-    assert texts_of(first.matches) == ["hit 0", "hit 1", "hit 2", "hit 3"]
-    assert texts_of(rest.matches) == ["hit 4", "hit 5", "hit 6", "hit 7", "hit 8"]
-    assert rest.searched_to == rest.log_end
-
-
-def test_a_match_goes_from_one_block_to_the_next(tmp_path: Path) -> None:
-    block = 1 << 20
-    log = Log(tmp_path, b"x" * (block - 4) + b"\nnee", b"dle end\n", b"y" * (block - 3) + b"nee")
-    log.add(b"dle\n")
-    assert found(log, "needle")[0] == (block - 3, "needle end")
-    assert [offset for offset, _ in found(log, "needle")] == [block - 3, 2 * block + 5]
-
-
-def test_a_search_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.logs.windows.SEARCH_BYTES", 1)
-    log = Log(tmp_path, b"x" * (1 << 20), b"\nneedle\n")
-    first = search(log.known, tmp_path, "needle", 0, 9, exact_case=False)
-    assert (first.matches, first.searched_to) == ((), 1 << 20)
-    assert found(log, "needle", offset=first.searched_to) == [((1 << 20) + 1, "needle")]
-
-
-def texts_of(matches: tuple[Match, ...]) -> list[str]:
-    return [match.text for match in matches]

@@ -130,3 +130,19 @@ def test_watchers_are_woken_in_the_order_in_which_they_came() -> None:
         watchers.add("r", event)
     watchers.wake(["r", None])
     assert woken == list(range(20))
+
+
+def test_what_changed_after_a_revision_is_known_until_it_is_forgotten() -> None:
+    watchers = Watchers()
+    watchers.wake(("first", None))
+    then = watchers.revision
+    watchers.wake(("second", None))
+    assert [watchers.changed_since(key, then) for key in ("first", "second", None)] == [
+        False,
+        True,
+        True,
+    ]
+    for number in range(10_000):
+        watchers.wake((f"run-{number}",))
+    assert watchers.changed_since("second", then)
+    assert not watchers.changed_since("run-9999", watchers.revision)

@@ -21,7 +21,7 @@ CONFIGURATION = {
     "type": "task",
     "name": "train",
     "commands": ["true"],
-    "env": {"A": "hidden-value"},
+    "env": {"NCCL_DEBUG": "INFO", "API_TOKEN": "hidden-value"},
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -72,8 +74,8 @@ async def test_a_run_with_many_events_shows_the_latest_and_leads_to_the_older(
     older = shown.split("/dashboard/events?")[1].split('"')[0].replace("&amp;", "&")
     before = await admin.fragment(f"/dashboard/events?{older}", "rows")
 
-    assert [f">n{at:03}<" in shown for at in (249, 50, 49)] == [True, True, False]
-    assert ">n049<" in before
+    assert [f">n{at:03}<" in shown for at in (249, 150, 149)] == [True, True, False]
+    assert ">n149<" in before
 
 
 async def _told_why(browser: Browser, run_id: str) -> None:
@@ -113,7 +115,7 @@ async def test_a_page_hears_of_its_users_runs_alone(admin: Browser, ada: Browser
         for browser, run in ((admin, foreign), (ada, own)):
             await browser.act(f"/dashboard/runs/{run['id']}/actions/abort")
         heard = await stream.content.readuntil(b"\n\n")
-    assert heard.decode() == f'event: changed\ndata: "{own["id"]}"\n\n'
+    assert heard.startswith(f'event: changed\ndata: {{"topic":"{own["id"]}"'.encode())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ async def test_a_run_shows_its_configuration_without_its_secrets(admin: Browser)
     text = await (await admin.open(f"/dashboard/runs/{run['id']}")).text()
 
     assert "commands:" in text
+    assert "NCCL_DEBUG: INFO" in text
     assert "hidden-value" not in text
 
 
@@ -310,8 +313,47 @@ async def test_an_open_page_hears_of_a_change_at_once(admin: Browser) -> None:
         heard = await stream.content.readuntil(b"\n\n")
         lasted = asyncio.get_running_loop().time() - began
 
-    assert heard == b'event: changed\ndata: "any"\n\n'
+    assert heard.startswith(b'event: changed\ndata: {"topic":"any","mark":"')
     assert lasted < 5
+
+
+async def test_a_stream_tells_only_what_changed_since_the_document_was_made(
+    admin: Browser,
+) -> None:
+    run = await submit(admin)
+    before = await mark_of_a_page(admin)
+    await admin.act(f"/dashboard/runs/{run['id']}/actions/abort")
+    after = await mark_of_a_page(admin)
+
+    told = [await first_told(admin, f"{run['id']}:{mark}", "any:") for mark in (before, after)]
+
+    assert [topic for topic, _ in told] == [run["id"], "any"]
+    assert all(hello["mark"] == after and hello["now"] > 0 for _, hello in told)
+
+
+async def mark_of_a_page(browser: Browser) -> str:
+    text = await (await browser.open("/dashboard/runs")).text()
+    return text.split('name="fairlead-mark" content="')[1].partition('"')[0]
+
+
+async def first_told(browser: Browser, *topics: str) -> tuple[str, dict[str, Any]]:
+    """Return the first topic that a new stream says has changed, and what it says at first."""
+    async with await browser.stream(*topics) as stream:
+        told = [await stream.content.readuntil(b"\n\n") for _ in range(2)]
+    hello, changed = (json.loads(one.partition(b"data: ")[2]) for one in told)
+    return changed["topic"], hello
+
+
+async def test_a_run_of_another_user_does_not_end_the_stream_of_a_browser(
+    admin: Browser, ada: Browser
+) -> None:
+    foreign = await submit(admin, name="secret-plan")
+    async with await ada.stream(foreign["id"], "any") as stream:
+        told = [await stream.content.readuntil(b"\n\n") for _ in range(2)]
+        await admin.act(f"/dashboard/runs/{foreign['id']}/actions/abort")
+        told.append(await stream.content.readuntil(b"\n\n"))
+    assert b'"topic":"any"' in told[1] + told[2]
+    assert foreign["id"].encode() not in b"".join(told)
 
 
 async def test_files_have_addresses_that_change_with_them(admin: Browser) -> None:
