@@ -157,7 +157,9 @@ class Bed:
             await asyncio.gather(task, return_exceptions=True)
 
     def listed(self) -> list[str]:
-        return [Path(line).name for line in (self.shown / "shown.list").read_text().splitlines()]
+        file = self.shown / "shown.list"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [Path(line).name for line in lines]
 
 
 @pytest.fixture
