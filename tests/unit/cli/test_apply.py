@@ -222,7 +222,7 @@ async def test_the_file_may_stand_without_its_option(start: Fairlead, task: str)
     unknown = await of(start, "apply", "--detatch", task)
     assert (unknown.status, "--detatch" in unknown.err) == (2, True)
     standard_input = await of(start, "apply", "-d", "-")
-    assert "standard input: a configuration is a mapping" in standard_input.err
+    assert "standard input: is empty; a configuration is a mapping" in standard_input.err
 
 
 async def test_an_interrupt_in_a_pipe_detaches_and_the_run_goes_on(
