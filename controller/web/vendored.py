@@ -1,25 +1,20 @@
 """Brings what the dashboard takes from npm into `static/vendor`, each package checked by its hash.
 
 `./dev setup` calls it, and so does the build of a wheel (`setup.py`): an install serves the files
-that the tests have seen. It imports only the standard library, because a build has nothing else.
+that the tests have seen. npm checks each package by its integrity in package-lock.json; where there
+is no npm, both bring it as a wheel. It imports only the standard library, as a build has no more.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 WEB = Path(__file__).parent
 SERVED: Mapping[str, tuple[str, ...]] = {
@@ -31,20 +26,12 @@ SERVED: Mapping[str, tuple[str, ...]] = {
 }
 """The files of each package that browsers get; their license goes with them."""
 FOR_TESTS: Mapping[str, tuple[str, ...]] = {"axe-core": ("axe.min.js",)}
-REGISTRY = "https://registry.npmjs.org"
-SECONDS = 60.0
 _LICENSE = "LICENSE"
 _STAMP = ".stamp"
 
 
 class VendorError(Exception):
     """A package cannot be brought; the message is a sentence."""
-
-
-class _Package(NamedTuple):
-    name: str
-    version: str
-    integrity: str
 
 
 def bring(web: Path = WEB, keep: Path | None = None) -> None:
@@ -58,7 +45,7 @@ def bring(web: Path = WEB, keep: Path | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="fairlead-npm-") as scratch:
         folder = Path(scratch) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
-        _fetch(web, folder, wanted)
+        _fetch(web, folder)
         _copy(folder / "node_modules", web / "static" / "vendor")
     (web / "static" / "vendor" / _STAMP).write_text(_digest(web) + "\n")
 
@@ -100,14 +87,11 @@ def _copy(modules: Path, vendor: Path) -> None:
         shutil.copyfile(modules / package / file, vendor / kept)
 
 
-def _fetch(web: Path, folder: Path, wanted: Mapping[str, tuple[str, ...]]) -> None:
+def _fetch(web: Path, folder: Path) -> None:
     npm = shutil.which("npm")
-    if npm is not None:  # it knows the user's registries, logins and proxies
-        _npm_ci(npm, web, folder)
-        return
-    for package in _locked(web):
-        if package.name in wanted:
-            _download(package, folder / "node_modules", (*wanted[package.name], _LICENSE))
+    if npm is None:
+        raise VendorError("npm is missing, and the build brought none")
+    _npm_ci(npm, web, folder)
 
 
 def _npm_ci(npm: str, web: Path, folder: Path) -> None:
@@ -118,46 +102,6 @@ def _npm_ci(npm: str, web: Path, folder: Path) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise VendorError(f"`npm ci` failed: {lines[0]}")
-
-
-def _locked(web: Path) -> list[_Package]:
-    packages = json.loads((web / "package-lock.json").read_text())["packages"]
-    return [
-        _Package(place.removeprefix("node_modules/"), found["version"], found["integrity"])
-        for place, found in packages.items()
-        if place
-    ]
-
-
-def _download(package: _Package, modules: Path, files: tuple[str, ...]) -> None:
-    # npm takes its variables in any case.
-    environ = {name.lower(): value for name, value in os.environ.items()}
-    registry = environ.get("npm_config_registry", REGISTRY).rstrip("/")
-    short = package.name.rpartition("/")[2]
-    url = f"{registry}/{package.name}/-/{short}-{package.version}.tgz"
-    try:
-        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-            content = answer.read()
-    except (OSError, ValueError) as error:
-        raise VendorError(f"{url} cannot be fetched: {getattr(error, 'reason', error)}") from None
-    algorithm, _, expected = package.integrity.partition("-")
-    if base64.b64encode(hashlib.new(algorithm, content).digest()).decode() != expected:
-        raise VendorError(f"{url} is not what package-lock.json has: its {algorithm} differs")
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.seek(0)
-        with tarfile.open(fileobj=file, mode="r:gz") as archive:
-            _extract(archive, modules / package.name, files)
-
-
-def _extract(archive: tarfile.TarFile, folder: Path, files: tuple[str, ...]) -> None:
-    """Only the named files: the archive decides no path."""
-    for file in files:
-        member = archive.extractfile(f"package/{file}")
-        assert member is not None
-        place = folder / file
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(member.read())
 
 
 def main() -> int:

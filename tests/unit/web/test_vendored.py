@@ -1,17 +1,8 @@
-"""What the dashboard takes from npm, where there is no npm: fetched from its registry, checked."""
+"""What the dashboard takes from npm: fetched once, with its licenses, and not changed since."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-import json
-import shutil
-import tarfile
-import threading
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import os
 from pathlib import Path
 
 import pytest
@@ -21,52 +12,28 @@ from controller.web.vendored import SERVED, VendorError, bring, is_complete
 from tests.support.installed import CHECKOUT
 
 
-class QuietFiles(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def packed(files: dict[str, bytes]) -> bytes:
-    """A package as npm's registry has it."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"package/{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
-
-
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a registry; this machine has no npm."""
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{server.server_port}/")
-    monkeypatch.setattr(shutil, "which", lambda program: None)
-    yield folder
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def web(tmp_path: Path, registry: Path) -> Path:
-    """The dashboard's folder with a lock of what the registry has."""
-    packages: dict[str, object] = {"": {}}
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of packages that this machine's npm brings."""
+    folder, programs = tmp_path / "packages", tmp_path / "bin"
     for name, files in SERVED.items():
-        content = packed({file: f"{name} {file}".encode() for file in (*files, "LICENSE")})
-        place = registry / name / "-" / f"{name.rpartition('/')[2]}-1.0.0.tgz"
-        place.parent.mkdir(parents=True)
-        place.write_bytes(content)
-        digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
-        packages[f"node_modules/{name}"] = {"version": "1.0.0", "integrity": f"sha512-{digest}"}
+        for file in (*files, "LICENSE"):
+            place = folder / name / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f"{name} {file}")
+    programs.mkdir()
+    (programs / "npm").write_text(f"#!/bin/sh\ncp -r {folder} node_modules\n")
+    (programs / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture
+def web(tmp_path: Path, packages: Path) -> Path:
     folder = tmp_path / "web"
     folder.mkdir()
-    (folder / "package-lock.json").write_text(json.dumps({"packages": packages}))
+    for name in ("package.json", "package-lock.json"):
+        (folder / name).write_text("{}")
     return folder
 
 
@@ -78,11 +45,11 @@ def test_each_file_comes_with_its_license(web: Path) -> None:
     assert (vendor / "addon-fit.LICENSE.txt").read_text() == "@xterm/addon-fit LICENSE"
 
 
-def test_what_is_complete_is_not_fetched_again(web: Path, registry: Path) -> None:
+def test_what_is_complete_is_not_fetched_again(web: Path, packages: Path) -> None:
     bring(web)
-    (registry / "uplot/-/uplot-1.0.0.tgz").unlink()
+    (packages / "uplot/dist/uPlot.esm.js").write_text("newer")
     bring(web)
-    assert is_complete(web)
+    assert (web / "static/vendor/uPlot.esm.js").read_text() == "uplot dist/uPlot.esm.js"
 
 
 def test_a_file_that_was_changed_is_fetched_again(web: Path) -> None:
@@ -94,17 +61,11 @@ def test_a_file_that_was_changed_is_fetched_again(web: Path) -> None:
     assert script.read_text() == "htmx.org dist/htmx.min.js"
 
 
-def test_another_package_than_the_pinned_one_is_refused(web: Path, registry: Path) -> None:
-    (registry / "uplot/-/uplot-1.0.0.tgz").write_bytes(packed({"dist/uPlot.esm.js": b"another"}))
-    with pytest.raises(VendorError, match=r"uplot-1\.0\.0\.tgz is not what package-lock\.json has"):
+def test_a_machine_without_npm_says_so(web: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(VendorError, match="npm is missing"):
         bring(web)
     assert not (web / "static/vendor").exists()
-
-
-def test_a_registry_that_lacks_the_package_is_named(web: Path, registry: Path) -> None:
-    (registry / "uplot/-/uplot-1.0.0.tgz").unlink()
-    with pytest.raises(VendorError, match=r"/uplot/-/uplot-1\.0\.0\.tgz cannot be fetched: "):
-        bring(web)
 
 
 def test_what_this_checkout_serves_is_what_npm_checked() -> None:
