@@ -16,6 +16,7 @@ from controller.configuration.services import is_gateway_name
 from controller.gateways.manager import GatewayManager
 from controller.gateways.session import GatewayAway, GatewaySession, HostTaken
 from controller.gateways.snapshots import url_of
+from controller.lifecycle.dev_environment import browser_service
 from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Run, RunState
 from controller.lifecycle.services.policy import Https, ServicePolicy
@@ -345,9 +346,9 @@ class GatewayService:
             ) from None
 
     def url(self, run: Run) -> str | None:
-        """Return the address of a service at a host name of its own: its gateway's, else the
-        controller's. None: it has none."""
-        service = run.service
+        """Return the address of a service, or of an IDE in the browser, at a host name of its own:
+        its gateway's, else the controller's. None: it has none."""
+        service = run.service or browser_service(run.policy.dev_environment)
         if service is None:
             return None
         gateway = self._gateways.gateways.get(service.gateway or "")

@@ -8,6 +8,7 @@ import re
 
 from aiohttp import web
 
+from controller.lifecycle.dev_environment import browser_service
 from controller.lifecycle.model import Run
 from controller.proxy.browser_login import beginning, entrance
 from controller.proxy.headers import own_origin
@@ -38,10 +39,11 @@ class Opening:
         name, state = visit.path("service"), visit.query("state")
         there = visit.query("next") or "/"
         run = (await visit.service.runs.seen(name, visit.user)).run
-        if run.service is None or run.name != name:
+        service = run.service or browser_service(run.policy.dev_environment)
+        if service is None or run.name != name:
             raise NotFound(f"there is no service {name} that you may use", field="service")
         origin = self._origin(visit, run)
-        if not run.service.auth:
+        if not service.auth:
             location = f"{origin}/"
         elif state:
             if not _STATE.fullmatch(state):

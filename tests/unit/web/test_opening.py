@@ -151,3 +151,17 @@ async def test_an_open_service_needs_no_code(admin: Browser) -> None:
     await submit(admin, type="service", name="api", port=8000, auth=False)
     status, there = await opened(admin, "api")
     assert (status, urlsplit(there).hostname, urlsplit(there).path) == (303, "api.localhost", "/")
+
+
+@pytest.mark.parametrize("ide", ["jupyter", "code-server"])
+async def test_an_ide_in_the_browser_opens_as_a_service_does(admin: Browser, ide: str) -> None:
+    await submit(admin, type="dev-environment", name="desk", commands=[], ide=ide)
+    status, there = await opened(admin, f"desk?state={STATE}")
+    place = urlsplit(there)
+    assert (status, place.hostname, place.path) == (303, "desk.localhost", "/.fairlead/enter")
+
+
+@pytest.mark.parametrize("fields", [{}, {"type": "dev-environment", "commands": [], "ide": "zed"}])
+async def test_a_run_without_a_page_is_not_opened(admin: Browser, fields: dict[str, Any]) -> None:
+    await submit(admin, **{"name": "train", **fields})
+    assert (await opened(admin, "train"))[0] == 404
