@@ -45,6 +45,8 @@ STILL = """
 <object data="AT-notes/still-object"></object><video src="AT-notes/still-video"></video>
 """
 """What a page can do where no script runs."""
+END = '<img src="AT-home/end">'
+"""It is asked for once the page's script has run, or was passed over."""
 ATTACK = (Path(__file__).parent / "attack.js").read_text()
 
 
@@ -140,7 +142,7 @@ class Bed:
                 "home": self.service("evil"),
                 "host": self.mode.host,
             }
-            page = f"<!doctype html><title>evil</title>{STILL}<script>{ATTACK}</script>"
+            page = f"<!doctype html><title>evil</title>{STILL}<script>{ATTACK}</script>{END}"
             for name, value in where.items():
                 page = page.replace(f"AT-{name}", value)
             text = page.replace("WHERE", json.dumps(where))

@@ -54,12 +54,20 @@ async def open_service(tab: Tab, bed: Bed, name: str, sign: str) -> None:
         await tab.go(f"{bed.origin}/dashboard/open/{name}")
         await shown(tab, sign)
     else:  # no driver can ask a page that runs no scripts
-        await tab.go(f"{bed.service(name)}/")
-        await eventually(lambda: bed.evil)
+        await tab.set_off(f"{bed.service(name)}/")
+        await eventually(lambda: any(one.path.endswith("/end") for one in bed.evil))
 
 
-@pytest.mark.parametrize("browser", BROWSERS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "browser"),
+    [
+        (mode, browser)
+        for mode in MODES
+        for browser in BROWSERS
+        # Firefox' driver hangs at times when it leaves a page of an opaque origin.
+        if MODES[mode].has_own_origins or browser == "chromium"
+    ],
+)
 async def test_a_hostile_page_gets_nothing_of_its_visitor(
     controller: Controller, tmp_path: Path, mode: str, browser: str
 ) -> None:
