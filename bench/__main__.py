@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from bench import logs, memory, report, starts
+from bench import history, logs, memory, report, starts
 from bench.parts import running_parts
+from shim.settings import NetworkKind
 
 T = TypeVar("T")
 
@@ -22,11 +23,11 @@ def main() -> None:
     if os.geteuid() != 0:
         raise SystemExit("bench: it starts its own dockerd and sshd: run it as root")
     machine = report.machine()
-    with running_parts() as parts:
+    with running_parts(networks=given.networks) as parts:
         measured = report.Report(
-            command="./dev bench",
+            command=f"./dev bench --networks {given.networks}",
             measured_at=report.now(),
-            machine=machine,
+            machine=f"{machine}; {report.engine(parts.docker)}",
             memory=_said("idle memory", lambda: memory.measure(parts)),
             starts=_said("starts", lambda: starts.measure(parts, given.starts)),
             throughput=_said("logs", lambda: logs.measure(parts, given.mebibytes, given.logs)),
@@ -34,6 +35,7 @@ def main() -> None:
     if given.json:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(measured)) + b"\n")
     print(report.markdown(measured))
+    history.conclude(report.figures(measured), given.release, measured.machine)
 
 
 def _said(what: str, measure: Callable[[], T]) -> T:
@@ -45,6 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write all figures there too")
+    history.add_option(parser)
+    add(
+        "--networks",
+        type=NetworkKind,
+        choices=[NetworkKind.AGENT, NetworkKind.DOCKER],
+        default=NetworkKind.AGENT,
+        help="who connects containers: the shim, as on a node that can have that, or the engine "
+        "(default: %(default)s)",
+    )
     add("--starts", type=int, default=10, metavar="N", help="tries (default: %(default)s)")
     add("--logs", type=int, default=3, metavar="N", help="tries (default: %(default)s)")
     add("--mebibytes", type=int, default=512, metavar="N", help="of log (default: %(default)s)")

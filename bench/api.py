@@ -6,18 +6,24 @@ import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from websockets.sync.client import connect
 
-from bench.parts import Parts
-from runner.schemas.frames import HEADER_SIZE, span_at
+from fairlead.wire.frames import HEADER_SIZE, span_at
+from tests.support.processes import ControllerProcess
+
+
+class Bed(Protocol):
+    @property
+    def controller(self) -> ControllerProcess: ...
+
 
 FINAL = frozenset({"done", "failed", "terminated"})
 
 
-def submit(parts: Parts, file: Path, name: str) -> str:
+def submit(parts: Bed, file: Path, name: str) -> str:
     """Submit a run and return its id."""
     body = {"configuration": msgspec.json.decode(file.read_bytes()), "name": name}
     connection = http.client.HTTPConnection("127.0.0.1", parts.controller.port)
@@ -29,7 +35,7 @@ def submit(parts: Parts, file: Path, name: str) -> str:
     return str(answer["id"])
 
 
-def first_attempt(parts: Parts, run_id: str) -> str:
+def first_attempt(parts: Bed, run_id: str) -> str:
     return next(
         str(run["jobs"][0]["attempts"][0]["id"])
         for run in _watch(parts, run_id)
@@ -37,12 +43,12 @@ def first_attempt(parts: Parts, run_id: str) -> str:
     )
 
 
-def wait_final(parts: Parts, run_id: str) -> str:
+def wait_final(parts: Bed, run_id: str) -> str:
     """Return the status with which the run ended."""
     return next(str(run["status"]) for run in _watch(parts, run_id) if run["status"] in FINAL)
 
 
-def log_messages(parts: Parts, run_id: str, attempt_id: str) -> Iterator[bytes]:
+def log_messages(parts: Bed, run_id: str, attempt_id: str) -> Iterator[bytes]:
     """Yield whole frames as they come, to the end of the attempt."""
     url = f"ws://127.0.0.1:{parts.controller.port}/v1/runs/{run_id}/logs/ws?attempt={attempt_id}"
     options: dict[str, Any] = {"compression": None, "max_size": 64 << 20, "proxy": None}
@@ -60,7 +66,7 @@ def payload_size(message: bytes) -> int:
     return size
 
 
-def _watch(parts: Parts, run_id: str) -> Iterator[dict[str, Any]]:
+def _watch(parts: Bed, run_id: str) -> Iterator[dict[str, Any]]:
     connection = http.client.HTTPConnection("127.0.0.1", parts.controller.port)
     try:
         connection.request("GET", f"/v1/runs/{run_id}/watch", headers=_headers(parts))
@@ -71,5 +77,5 @@ def _watch(parts: Parts, run_id: str) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
-def _headers(parts: Parts) -> dict[str, str]:
+def _headers(parts: Bed) -> dict[str, str]:
     return {"Authorization": f"Bearer {parts.controller.token}"}

@@ -25,10 +25,10 @@ from playwright.async_api import Page, Response, async_playwright
 
 from bench import report
 from controller.lifecycle.model import Band, RunState
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.support.processes import ControllerProcess
 from tests.unit.store.samples import a_run, submission
 
@@ -53,6 +53,16 @@ WATCH = """() => {
         }
     }).observe(document.querySelector("main"), {childList: true, subtree: true});
 }"""
+
+LIVE = """() => {
+    const look = () => {
+        const shown = document.getElementById("connection");
+        if (shown?.dataset.state === "live") window.live ??= performance.now();
+    };
+    const options = {subtree: true, childList: true, attributes: true};
+    new MutationObserver(look).observe(document, options);
+}"""
+"""Notes when a page is live, in milliseconds since the click that led to it."""
 
 
 # -- the database -------------------------------------------------------------------------------
@@ -81,7 +91,25 @@ def ended_run(number: int, now: float) -> RunState:
     return replace(state, run=run, jobs=(replace(job, attempts=attempts),), allocations=places)
 
 
-async def fill(folder: Path, many: int) -> None:
+def run_of_jobs(jobs: int, now: float) -> RunState:
+    """An ended run with that number of jobs, each with two attempts."""
+    state = ended_run(0, now)
+    (job,) = state.jobs
+    (first, second), places = job.attempts, state.allocations
+    every, held = [], []
+    for cookie in range(jobs):
+        mark = f"-{cookie}"
+        attempts = tuple(
+            replace(one, id=one.id + mark, job_id=job.id + mark, allocation_id=place.id + mark)
+            for one, place in zip((first, second), places, strict=True)
+        )
+        every.append(replace(job, id=job.id + mark, cookie=cookie, index=cookie, attempts=attempts))
+        held += [replace(one, id=one.id + mark, job_id=job.id + mark) for one in places]
+    run = replace(state.run, id="large", name="large", submitted_at=now)
+    return replace(state, run=run, jobs=tuple(every), allocations=tuple(held))
+
+
+async def fill(folder: Path, many: int, jobs: int) -> None:
     store = SqlStore(SqliteDatabase(folder))
     await store.open()
     now = time.time()
@@ -89,6 +117,7 @@ async def fill(folder: Path, many: int) -> None:
         states = [ended_run(one, now) for one in range(begin, min(begin + _BATCH, many))]
         runs: Changes = submission(*states)
         await store.commit(runs)
+    await store.commit(submission(run_of_jobs(jobs, now)))
     await store.close()
 
 
@@ -239,9 +268,32 @@ async def _measure(controller: ControllerProcess, given: argparse.Namespace) -> 
         _row(name, f"{p50:.0f} ({p99:.0f}) ms", "≤ 250 ms")
         more = (process.memory_info().rss - before) / MIB
         _row(f"controller with {given.pages} open pages", f"+ {more:.1f} MiB", "≤ 20 MiB")
+        await _run_of_jobs(page, controller.url, given)
         await _day(page, browser, token, given)
         for task in tasks:
             task.cancel()
+
+
+async def until_live(page: Page, url: str, name: str, tries: int) -> list[float]:
+    """Return the milliseconds from the click on a run's name until its page was live."""
+    await page.add_init_script(f"({LIVE})()")
+    took = []
+    for _ in range(tries):
+        await page.goto(f"{url}/dashboard/runs?text={name}")
+        await page.locator('#connection[data-state="live"]').wait_for()
+        await page.get_by_role("link", name=name, exact=True).click()
+        await page.wait_for_url("**/dashboard/runs/*")
+        await page.locator('#connection[data-state="live"]').wait_for()
+        took.append(float(await page.evaluate("window.live")))
+    return took
+
+
+async def _run_of_jobs(page: Page, url: str, given: argparse.Namespace) -> None:
+    fresh = await page.context.new_page()
+    cuts = quantiles(await until_live(fresh, url, "large", given.tries), n=20)
+    await fresh.close()
+    name = f"a run with {given.jobs} jobs, from the click until it is live: p50 (p95)"
+    _row(name, f"{cuts[9]:.0f} ({cuts[18]:.0f}) ms", "≤ 300 ms")
 
 
 async def _day(page: Page, browser: Opened, token: str, given: argparse.Namespace) -> None:
@@ -262,14 +314,15 @@ def main() -> None:
     add("--tries", type=int, default=100, metavar="N", help="of each list")
     add("--changes", type=int, default=100, metavar="N", help="whose way to the screen is timed")
     add("--pause", type=float, default=0.5, metavar="N", help="seconds between them")
+    add("--jobs", type=int, default=300, metavar="N", help="of the run that is opened")
     add("--day", type=int, default=300, metavar="N", help="changes that a page lives through")
     given = parser.parse_args()
-    machine = report.machine_without_docker()
+    machine = report.machine()
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as name:
         controller = ControllerProcess(Path(name) / "controller")
         controller.start()
         controller.stop()
-        asyncio.run(fill(controller.data, given.runs))
+        asyncio.run(fill(controller.data, given.runs, given.jobs))
         controller.start()
         try:
             print(f"`./dev bench dashboard`, {given.runs} runs ({machine}):\n")

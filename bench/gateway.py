@@ -25,19 +25,19 @@ import uvloop
 
 from bench import report
 from bench.services import ANSWER, Load, answers, ask_load, program
-from gateway import agent
-from gateway.haproxy import Ports
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     Certificate,
     GatewayNode,
     GatewayReplica,
     GatewayService,
     Snapshot,
 )
+from fairlead.wire.shim import TaskInfo, TaskStatus, TaskTimes
+from gateway import agent
+from gateway.haproxy import Ports
 from gateway.state import AgentState
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.daemon import disk_threads
-from shim.schemas import TaskInfo, TaskStatus, TaskTimes
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
@@ -134,7 +134,9 @@ def _plain(place: Place) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _bed() -> Iterator[tuple[Place, psutil.Process]]:
+    # Short, whatever $TMPDIR says: the path of a unix socket has at most 107 bytes (unix(7)).
     folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
+    # sshd opens the sockets in it as another user, and mkdtemp makes it 0700.
     folder.chmod(0o755)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -184,6 +186,7 @@ async def _measure(place: Place, serving: psutil.Process, seconds: float) -> Non
         cpu = 0.0
         for _ in range(ROUNDS):
             for port in ports:
+                # User and system time; psutil adds that of children after them, such as ssh.
                 before = sum(serving.cpu_times()[:2])
                 load = await ask_load(port, "/", connections, seconds / ROUNDS, HOST)
                 rounds[port].append(load)
@@ -227,7 +230,7 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         raise SystemExit("bench: it starts its own sshd: run it as root")
-    print(f"`./dev bench gateway` ({report.machine_without_docker()}):\n")
+    print(f"`./dev bench gateway` ({report.machine()}):\n")
     with _bed() as (place, serving):
         uvloop.run(_measure(place, serving, given.seconds))
 

@@ -6,17 +6,21 @@ import msgspec
 import psutil
 
 from bench.parts import Parts
+from bench.runner_start import cpu_seconds
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """MiB. `runner` is the first process of a container (entrypoint and runner) whose job
-    sleeps."""
+    """MiB of RSS. `runner` is the first process of a container (entrypoint and runner) whose job
+    sleeps; `runner_alone`: its PSS, without what it shares with other runners. `runner_cpu`:
+    seconds of CPU time that it has used until then."""
 
     shim: float
     runner: float
+    runner_alone: float
+    runner_cpu: float
     controller: float
 
 
@@ -30,6 +34,8 @@ def measure(parts: Parts) -> Memory:
         return Memory(
             shim=_resident(parts.shim.pid),
             runner=_resident(int(pid)),
+            runner_alone=psutil.Process(int(pid)).memory_full_info().pss / MIB,
+            runner_cpu=cpu_seconds(int(pid)),
             controller=_resident(parts.controller.pid),
         )
     finally:

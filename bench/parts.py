@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.runtime.build import Builder
+from shim.settings import NetworkKind
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
@@ -37,6 +38,7 @@ class Parts:
     docker: DockerDaemon
     shim: ShimProcess
     controller: ControllerProcess
+    networks: NetworkKind = NetworkKind.DOCKER
 
     @property
     def fairlead(self) -> str:
@@ -62,7 +64,8 @@ class Parts:
         Docker is idle."""
         wait_until(lambda: not self.docker.docker("ps", "-aq"), 30, "all containers to be gone")
         time.sleep(_TIDYING_SECONDS)
-        wait_until(self._has_one_spare_network, 30, "the networks to be tidied up")
+        if self.networks is NetworkKind.DOCKER:
+            wait_until(self._has_one_spare_network, 30, "the networks to be tidied up")
 
     def _has_one_spare_network(self) -> bool:
         ours = self.docker.docker("network", "ls", "-q", "--filter", "label=fairlead.install")
@@ -70,7 +73,9 @@ class Parts:
 
 
 @contextmanager
-def running_parts(*shim_options: str) -> Iterator[Parts]:
+def running_parts(
+    *shim_options: str, networks: NetworkKind = NetworkKind.DOCKER
+) -> Iterator[Parts]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -81,15 +86,15 @@ def running_parts(*shim_options: str) -> Iterator[Parts]:
         sshd = SshDaemon(folder / "ssh")
         stack.callback(sshd.stop)
         sshd.start()
-        options: list[str | Path] = ["--runtime", runtime, *shim_options]
+        options: list[str | Path] = ["--runtime", runtime, "--networks", networks, *shim_options]
         shim = ShimProcess(folder / "n", "docker", *options, env=docker.env)
         stack.callback(shim.close)
         shim.start()
         controller = ControllerProcess(folder / "c")
         stack.callback(controller.close)
         controller.start()
-        _introduce(controller, sshd, shim)
-        yield Parts(folder, docker, shim, controller)
+        introduce(controller, sshd, shim)
+        yield Parts(folder, docker, shim, controller, networks)
 
 
 def _docker(folder: Path, stack: ExitStack) -> DockerDaemon:
@@ -102,7 +107,7 @@ def _docker(folder: Path, stack: ExitStack) -> DockerDaemon:
     return docker
 
 
-def _introduce(controller: ControllerProcess, sshd: SshDaemon, shim: ShimProcess) -> None:
+def introduce(controller: ControllerProcess, sshd: SshDaemon, shim: ShimProcess) -> None:
     sshd.authorize(controller.public_key)
     address = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
     trust = ["--socket", str(shim.socket), "--host-key", sshd.host_key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import msgspec
 from bench.logs import Throughput
 from bench.memory import Memory
 from bench.starts import Starts
-from tests.support.daemons import run
+from tests.support.docker_daemon import DockerDaemon
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +28,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def machine() -> str:
     """Return the machine's description. Call it before anything is measured: other load is part of
     what explains a figure."""
-    docker = run(["docker", "--version"]).split(",")[0].removeprefix("Docker version ")
-    return (
-        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
-        f"Docker {docker}, load average {os.getloadavg()[0]:.1f} before"
-    )
-
-
-def machine_without_docker() -> str:
-    """Return the machine's description as `machine` does, without asking for Docker."""
     return (
         f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
         f"load average {os.getloadavg()[0]:.1f} before"
     )
+
+
+def engine(docker: DockerDaemon) -> str:
+    """Return the versions of what starts containers: the server's, not those of the command."""
+    found = json.loads(docker.docker("version", "--format", "{{json .Server}}"))
+    parts = {one["Name"]: one["Version"] for one in found.get("Components", ())}
+    names = {"Engine": "dockerd", "containerd": "containerd", "runc": "runc"}
+    return ", ".join(f"{name} {parts.get(part, 'unknown')}" for part, name in names.items())
 
 
 def now() -> str:
@@ -69,7 +69,20 @@ def markdown(report: Report) -> str:
             "",
         ),
         ("shim, idle", f"{memory.shim:.0f} MiB", "", "", "≤ 60 MiB"),
-        ("runner, idle", f"{memory.runner:.0f} MiB", "", "", "≤ 45 MiB"),
+        (
+            "runner, idle (PSS)",
+            f"{memory.runner:.0f} MiB ({memory.runner_alone:.0f})",
+            "",
+            "",
+            "≤ 20 MiB",
+        ),
+        (
+            "runner: CPU time until its job runs",
+            f"{memory.runner_cpu * 1000:.0f} ms",
+            "",
+            "",
+            "≤ 80 ms",
+        ),
         ("controller, idle", f"{memory.controller:.0f} MiB", "", "", "≤ 120 MiB"),
         (
             "job's stdout → WebSocket client (beside `docker logs -f`)",
@@ -87,6 +100,22 @@ def markdown(report: Report) -> str:
         f"`{report.command}` on one machine ({report.machine}), through a real sshd; medians of "
         f"{tries} starts and {len(logs.docker)} logs:\n\n{table}\n"
     )
+
+
+def figures(report: Report) -> dict[str, float]:
+    """Return the figures that releases are compared by."""
+    starts, memory, logs = report.starts, report.memory, report.throughput
+    docker = median(starts.docker)
+    return {
+        "start.command": median(starts.command) / docker,
+        "start.api": median(starts.api) / docker,
+        "start.final": median(starts.final) / median(starts.docker_final),
+        "memory.shim": memory.shim,
+        "memory.runner": memory.runner,
+        "memory.controller": memory.controller,
+        "logs.websocket": median(logs.websocket),
+        "logs.command": median(logs.command),
+    }
 
 
 def _seconds(ours: float, theirs: float) -> tuple[str, str, str]:

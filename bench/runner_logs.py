@@ -16,8 +16,8 @@ from pathlib import Path
 
 import aiohttp
 
+from fairlead.wire.runner import JobSpec, SubmitRequest
 from runner.client import BASE_URL, RunnerClient
-from runner.schemas import JobSpec, SubmitRequest
 
 DEFAULT_MIB = 1024
 _START_LIMIT = 10.0

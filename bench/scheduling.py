@@ -23,9 +23,10 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.scheduling.placement import Told
+from controller.lifecycle.runs.submission import new_run
+from controller.scheduling.placement import ReportsByRun
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from fairlead.model.spec import PlannedGroup
 
 NODES = 5_000
 JOBS = 5_000
@@ -95,8 +96,8 @@ class Bench:
         """Run a turn that is not measured."""
         self._decide(self.pipeline.place(1.0))
 
-    def _decide(self, told: Told) -> None:
-        for run_id, some in told.items():
+    def _decide(self, reports: ReportsByRun) -> None:
+        for run_id, some in reports.items():
             state = decide(self.states[run_id], some, 1.0, _id).state
             self.states[run_id] = state
             self.pipeline.run_changed(run_id, state)

@@ -29,15 +29,14 @@ import uvloop
 from aiohttp import web
 
 from bench import report
+from common.proxy.entry import Proxy, Settings, tidy, to_services
+from common.proxy.view import Replica, Service
 from controller.clock import SystemClock
 from controller.lifecycle.model import NodeAddress
 from controller.links.base import NodeConnection
-from controller.links.ssh import SshLink
-from controller.proxy.access import GateAccess
-from controller.proxy.entry import Proxy, Settings, tidy, to_services
-from controller.proxy.registered import through_runners
-from controller.proxy.view import Replica, Service
-from controller.service.users import Gate
+from controller.links.clients import SshLink
+from controller.proxy.registered import GateAccess, through_runners
+from controller.service.accounts.users import Gate
 from tests.doubles.proxy import NotedTraffic, PlantedServices
 from tests.support.ssh_daemon import SshDaemon, free_port
 from tests.support.waiting import wait_until
@@ -223,6 +222,7 @@ async def _stalled_streams(port: int, path: str, many: int) -> list[asyncio.Stre
         writer.write(_head(f"{path}/stream/256"))
         writers.append(writer)
         del reader
+    # Until all that lies between is full: the kernel's buffers, SSH's windows, the proxy.
     await asyncio.sleep(3)
     return writers
 
@@ -266,6 +266,7 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         task = ("--task", str(folder / "task"), "--socket", place.socket, "--peers", "any")
         stack.enter_context(program("entrypoint.main", *task))
         wait_until(Path(place.socket).exists, 20)
+        # sshd opens it as the user who logs in.
         Path(place.socket).chmod(0o666)
         stack.enter_context(program("bench.services", "--app", str(place.app)))
         proxy = stack.enter_context(program("bench.services", "--proxy", str(described)))
@@ -282,6 +283,7 @@ def answers(port: int) -> bool:
 
 async def _rows(place: Place, proxy: psutil.Process, seconds: float) -> AsyncIterator[Row]:
     for connections in (1, 32):
+        # The first requests open the SSH channels, which later ones find.
         await ask_load(place.listen, PATH + "/", connections, 0.5)
         app = await ask_load(place.app, "/", connections, seconds)
         before = sum(proxy.cpu_times()[:2])
@@ -343,7 +345,7 @@ def main() -> None:
     elif os.geteuid() != 0:
         raise SystemExit("bench: it starts its own sshd: run it as root")
     else:
-        print(f"`./dev bench services` ({report.machine_without_docker()}):\n")
+        print(f"`./dev bench services` ({report.machine()}):\n")
         with _bed() as (place, proxy):
             uvloop.run(_measure(place, proxy, given))
 

@@ -47,12 +47,12 @@ def measure(parts: Parts, tries: int) -> Starts:
 
     def apply() -> None:
         argv = [parts.fairlead, "apply", "-f", str(task), "-n", next(names)]
-        command.append(_of_process(argv, parts.env))
+        command.append(of_process(argv, parts.env))
 
     turns: tuple[Callable[[], None], ...] = (
-        lambda: docker.append(_of_process(parts.docker_run("--rm", argv=_ARGV), parts.env)),
+        lambda: docker.append(of_process(parts.docker_run("--rm", argv=_ARGV), parts.env)),
         apply,
-        lambda: through_api.append(_of_api(parts, task, next(names))),
+        lambda: through_api.append(of_api(parts, task, next(names))),
     )
     every: tuple[list[Any], ...] = (docker, command, through_api)
     for number in range(tries + 1):
@@ -71,7 +71,7 @@ def measure(parts: Parts, tries: int) -> Starts:
     )
 
 
-def _of_process(argv: Sequence[str], env: dict[str, str]) -> tuple[float, float]:
+def of_process(argv: Sequence[str], env: dict[str, str]) -> tuple[float, float]:
     begin = time.perf_counter()
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
@@ -88,7 +88,7 @@ def _of_process(argv: Sequence[str], env: dict[str, str]) -> tuple[float, float]
     return first, final
 
 
-def _of_api(parts: Parts, task: Path, name: str) -> float:
+def of_api(parts: api.Bed, task: Path, name: str) -> float:
     begin = time.perf_counter()
     run_id = api.submit(parts, task, name)
     messages = api.log_messages(parts, run_id, api.first_attempt(parts, run_id))

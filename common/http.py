@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -15,14 +14,14 @@ from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-from common.errors import Refused
+from common.json_bodies import decode_body
+from fairlead.wire.errors import Refused
 
 JSON = "application/json"
 HEAD_SECONDS = 75.0
 """A server that strangers reach closes a connection on which no whole head came for so long, after
 its opening or its last answer. aiohttp's own time is an hour."""
 BROKEN_BODY = "the body does not match its Content-Length or Transfer-Encoding"
-_MISSING = re.compile(r"missing required field `([^`]+)`")
 _T = TypeVar("_T")
 
 
@@ -49,18 +48,7 @@ async def read_body(request: web.Request, kind: type[_T], whole: str | None = No
 
     Raises Refused (400) with the field, or with `whole` when no single field is wrong.
     """
-    try:
-        return msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        missing = _MISSING.search(message)
-        names = (path.rstrip("`"), missing[1] if missing else "")
-        field = ".".join(filter(None, names)) or whole
-        raise Refused(400, "invalid", message, field) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, "invalid", f"the body is not valid JSON: {error}", whole) from None
-    except RecursionError:
-        raise Refused(400, "invalid", "the body is nested too deeply", whole) from None
+    return decode_body(await request.read(), kind, whole)
 
 
 def errors_as_json(

@@ -54,6 +54,7 @@ class RelayEnd(asyncio.Protocol):
         other, self.other = self.other, None
         if other is None:
             return
+        # A reset stays a reset: the other side must not take what it got for all.
         if exc is None:
             other.close()
         else:

@@ -1,4 +1,5 @@
 """The controller takes runs, places them on nodes, and follows them to their end."""
 
-__version__ = "0.1.0"
+from fairlead import __version__ as __version__
+
 API_VERSIONS = ("v1",)

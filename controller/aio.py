@@ -72,6 +72,7 @@ class Slots:
         try:
             await given
         except asyncio.CancelledError:
+            # Cancelled after it got the slot and before it ran: the slot goes to the next.
             if not given.cancelled():
                 self._give_back()
             raise
@@ -89,13 +90,13 @@ class Slots:
 
 
 T = TypeVar("T")
-MOST_AT_A_STRETCH = 32
+MAX_AT_A_STRETCH = 32
 """Items are counted, time is not, so that equal simulations stay equal."""
 
 
 async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items and let other tasks run in between. `items` must not change meanwhile."""
     for number, item in enumerate(items):
-        if number and number % MOST_AT_A_STRETCH == 0:
+        if number and number % MAX_AT_A_STRETCH == 0:
             await asyncio.sleep(0)
         yield item

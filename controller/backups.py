@@ -21,9 +21,9 @@ import sqlalchemy as sa
 
 from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, write_private
 from controller.store import schema
-from controller.store.base import as_store_error
 from controller.store.lease import LEASE_SECONDS, Lease
 from controller.store.sql import Database
+from controller.store.sql_errors import as_store_error
 from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
 
 _BESIDE = (IDENTITY_NAME, ADMIN_TOKEN_NAME)
@@ -73,6 +73,7 @@ def restore(archive: Path, data: Path, *, force: bool, now: float) -> int:
     target = SqliteDatabase(data)
     target.enter(_HOLDER)
     try:
+        # In the data folder: a rename does not leave its file system (rename(2)).
         with tempfile.TemporaryDirectory(dir=data, prefix=".restore-") as folder:
             _unpack(archive, Path(folder))
             _check(archive, Path(folder) / DATABASE_NAME)
@@ -121,7 +122,9 @@ def _copy_database(source: Path, target: Path) -> None:
     """Copy the database as one moment; writers go on, and what they write meanwhile is not in the
     copy."""
     with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
+        # In one step: SQLite begins a copy again when another process writes between two steps.
         live.backup(copy, pages=-1)
+        # The copy is in WAL mode as its source is, and alone it must not need a -wal file.
         copy.execute("PRAGMA journal_mode=DELETE")
 
 
@@ -187,6 +190,7 @@ def _check(archive: Path, database: Path) -> None:
 def _move(folder: Path, data: Path) -> None:
     """Move the files, the database last: a restore that was cut off before that has not
     happened."""
+    # SQLite would play the write-ahead log of the old database into the restored one.
     for suffix in ("-wal", "-shm"):
         (data / f"{DATABASE_NAME}{suffix}").unlink(missing_ok=True)
     for name in (*_BESIDE, DATABASE_NAME):

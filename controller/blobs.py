@@ -27,19 +27,18 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from common.durable import sync_folder
+from fairlead.wire.blobs import MAX_PARTS, Part
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """The limit of one blob, unless the operator sets another."""
-MOST_TIMES_OF_USER = 10
+MAX_TIMES_OF_USER = 10
 """A user may store so many blobs of the largest size, unless the operator sets another limit."""
-LEAST_CHARGED = 4096
+MIN_CHARGED = 4096
 """Bytes that a file takes on a disk, however small it is."""
 KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
-MAX_PARTS = 16_384
-"""Parts of one blob."""
 MIN_REMEMBERED_PART = 4096
 """Parts that are smaller on average are not remembered: nobody is charged for their names, which
 would take more than some 2 % of the blob."""
@@ -66,13 +65,6 @@ class PartsMissing(Exception):
     """Parts that were not sent are in no blob of the user; the message says what to do."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive bytes of a blob, named by their sha256."""
-
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-
-
 class _Place(msgspec.Struct, frozen=True):
     """Where the bytes of a part are: in which blob, and from which offset on."""
 
@@ -91,13 +83,13 @@ class BlobStore:
         self,
         folder: Path,
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
         most_of_user: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
-        enough = MOST_TIMES_OF_USER * most_bytes
+        enough = MAX_TIMES_OF_USER * most_bytes
         self._most_of_user = enough if most_of_user is None else most_of_user
         self._now = now
         self._arriving: Counter[str] = Counter()
@@ -121,6 +113,7 @@ class BlobStore:
         try:
             size = await self._receive(arriving, digest, pieces, user)
             turn = self._keeping.setdefault(user, asyncio.Lock())
+            # One at a time: two uploads that end together would each count the same room as free.
             async with turn:
                 await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
         except BaseException:
@@ -180,6 +173,7 @@ class BlobStore:
             with await asyncio.to_thread(_create, path) as file:
                 async for piece in pieces:
                     size += len(piece)
+                    # Counted as it comes: uploads at the same time share the user's room.
                     self._arriving[user] += len(piece)
                     self._check_size(size)
                     self._check_room(room - self._arriving[user])
@@ -211,7 +205,8 @@ class BlobStore:
         self, arriving: Path, digest: str, size: int, user: str, parts: Sequence[Part]
     ) -> None:
         used = self._used(user, digest)
-        self._check_room(self._most_of_user - used - max(size, LEAST_CHARGED))
+        self._check_room(self._most_of_user - used - max(size, MIN_CHARGED))
+        # The mark comes after its blob: a crash in between leaves a blob that nobody may use yet.
         os.replace(arriving, self._path(digest))
         sync_folder(self._folder)
         mark = self._marks(user) / digest
@@ -238,9 +233,10 @@ class BlobStore:
         """Return the bytes of this user's other blobs."""
         total = 0
         for mark in self._marks(user).iterdir():
+            # A sweep in another thread removes a blob before its mark.
             with suppress(FileNotFoundError):
                 if mark.name != but:
-                    total += max(self._path(mark.name).stat().st_size, LEAST_CHARGED)
+                    total += max(self._path(mark.name).stat().st_size, MIN_CHARGED)
         return total
 
     def _touch(self, digest: str) -> int | None:

@@ -1,6 +1,6 @@
 """The controller as a process: it opens what it needs, serves until it is stopped, and closes all.
 
-`Assembly` joins the working parts, in the same way for the real process and for the simulation.
+Begin with `serve`. The working parts are joined in `assembly`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -20,208 +20,67 @@ import asyncssh
 import msgspec
 from aiohttp import web
 
-from controller import identity
+from common.links import host_keys
+from common.links.errors import why_unreachable
+from common.proxy.entry import Proxy
+from common.proxy.entry import Settings as ProxySettings
+from controller import following, identity
 from controller.api.app import make_runner
-from controller.api.join import make_join_runner
-from controller.api.origins import Origins
-from controller.blobs import MOST_BYTES, BlobStore
-from controller.clock import Chance, Clock, SystemClock, system_chance
-from controller.configuration.plan import Defaults
-from controller.gateways.link import GatewayLink, SocketGatewayLink
-from controller.gateways.manager import GatewayManager
-from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
-from controller.lifecycle.model import Node
-from controller.links import ssh
-from controller.links.base import NodeConnection, NodeLink, why_unreachable
-from controller.links.clients import LocalLink
-from controller.links.ssh import SshLink
+from controller.api.http.origins import Origins
+from controller.api.machines.join import make_join_runner
+from controller.assembly import Assembly, NodeSettings
+from controller.blobs import MAX_BYTES, BlobStore
+from controller.clock import SystemClock, system_chance
+from controller.gateways.link import SocketGatewayLink
+from controller.gateways.manager import Settings as GatewaySettings
+from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.model import Node, RunState
+from controller.links.base import NodeLink
+from controller.links.clients import LocalLink, SshLink
 from controller.logs.store import LogStore
+from controller.machines.manager import MachineSettings
 from controller.metric_history import MetricHistory
-from controller.nodes.drains import DrainDeadlines
-from controller.nodes.engines import EngineAbsences
-from controller.nodes.manager import NodeManager
-from controller.nodes.session import Settings
-from controller.nodes.strays import StrayTasks
 from controller.outputs.bucket import Bucket
 from controller.outputs.store import DEFAULT_LIMIT, OutputStore
 from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
-from controller.pipelines import dev_environments, service_replicas
-from controller.pipelines.autoscaling import Autoscaler
-from controller.pipelines.cluster import Clusters, secret_of
-from controller.pipelines.effects import EffectRunner
-from controller.pipelines.job_running import JobRunningPipeline
-from controller.pipelines.job_terminating import JobTerminatingPipeline
-from controller.pipelines.log_collection import LogCollector
-from controller.pipelines.output_collection import OutputCollector
-from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import SecretSource
-from controller.proxy.access import GateAccess
-from controller.proxy.entry import Proxy
-from controller.proxy.entry import Settings as ProxySettings
-from controller.proxy.probes import try_probe
-from controller.proxy.registered import CountedTraffic, RegisteredServices, through_runners
-from controller.retention import Retention, RetentionTimes
-from controller.scheduling.scheduler import JobSubmittedPipeline
-from controller.service import ControllerService
-from controller.service.metric_sampler import MetricSampler
-from controller.service.progress import PullsInProgress
-from controller.service.user_data import JoinPoint
-from controller.service.users import Gate
-from controller.store.base import (
-    Boot,
-    Gateway,
-    LeaseLost,
-    Snapshot,
-    Store,
-    StoreError,
-    StoreUnavailable,
+from controller.pipelines.performers.cluster import secret_of
+from controller.proxy.registered import (
+    CountedTraffic,
+    GateAccess,
+    RegisteredServices,
+    through_runners,
 )
+from controller.relay import Relay
+from controller.retention import Retention, RetentionTimes
+from controller.server_config import ProviderConfig
+from controller.service import ControllerService, LiveParts, Stores
+from controller.service import Settings as ServiceSettings
+from controller.service.accounts.users import Gate
+from controller.service.jobs.metric_sampler import MetricSampler
+from controller.service.machines.gateways import GatewayAccess
+from controller.service.machines.user_data import JoinPoint, UserData, render
+from controller.service.runs.progress import PullsInProgress
+from controller.store import peers
+from controller.store.base import Boot, Snapshot, Store
+from controller.store.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable
+from controller.store.lease import LEASE_SECONDS
+from controller.store.peers import Peers
 from controller.store.sql import Database, SqlStore
 from controller.store.sqlite import SqliteDatabase
-from controller.tls import (
-    CertificateFiles,
-    CertificateUnusable,
-    ServerCertificate,
-    own_certificate,
-)
+from controller.tls import CertificateFiles, CertificateUnusable, ServerCertificate, own_certificate
 from controller.traffic.routes import RouteTable
-from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from controller.web.app import Dashboard, session_key
-from gateway.schemas import Browsers, ProxyLimits
-from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
-
-
-class Assembly:
-    """Turns, node sessions and effects over one opened store.
-
-    `node_failure`: how a node's silence is judged. `progress` gets the bytes of images being
-    pulled, by attempt id; they are never stored. `cluster_secret`: what the SSH keys of multi-node
-    runs are derived from. `cluster_networks`: where their jobs reach each other. `secrets`: what
-    `${{ secrets.NAME }}` stands for. `gateway_limits` and `gateway_browsers`: what holds for the
-    proxy of this controller holds at gateways too.
-    """
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        boot: Boot,
-        snapshot: Snapshot,
-        logs: LogStore,
-        progress: MutableMapping[str, PullProgress],
-        make_link: Callable[[Node], NodeLink],
-        clock: Clock,
-        chance: Chance,
-        blobs: BlobStore,
-        node_failure: NodeFailure = DEFAULT_NODE_FAILURE,
-        cluster_secret: bytes,
-        cluster_networks: Sequence[IPv4Network] = (),
-        secrets: SecretSource,
-        outputs: OutputStore,
-        make_gateway_link: Callable[[Gateway], GatewayLink],
-        gateway_limits: ProxyLimits | None = None,
-        gateway_browsers: Browsers | None = None,
-    ) -> None:
-        fence = Fence(boot.epoch, boot.token)
-        self._progress = progress
-        self._pulls: dict[str, PullProgress] = {}
-        """The progress of pulls alone: what `_progress` has of an attempt may be of its outputs."""
-        self.turns = RunPipeline(
-            store, clock, chance, JobSubmittedPipeline(chance.new_id, snapshot.past_use)
-        )
-        settings = Settings(failure=node_failure, fence=fence)
-        self.nodes = NodeManager(self.turns, make_link, clock, chance, settings)
-        self._drains = DrainDeadlines(self.turns, clock)
-        self._engines = EngineAbsences(self.turns, clock, node_failure.lost_after)
-        restored = boot.restored_at is not None
-        collector = LogCollector(self.turns, logs)
-        output_collector = OutputCollector(self.turns, outputs, progress)
-        self._strays = StrayTasks(
-            self.turns, store, fence, collector, output_collector, restored=restored
-        )
-        clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
-        running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
-        terminating = JobTerminatingPipeline(self.turns, fence, clock, output_collector)
-        self.traffic = Traffic(clock.now)
-        self.routes = RouteTable()
-        self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
-        performers = running.performers | terminating.performers
-        self.gateways = GatewayManager(
-            turns=self.turns,
-            store=store,
-            routes=self.routes,
-            traffic=self.traffic,
-            make_link=make_gateway_link,
-            connect=self.nodes.connection,
-            chance=chance,
-            controller_id=boot.installation_id,
-            gateways=snapshot.gateways,
-            limits=gateway_limits,
-            browsers=gateway_browsers,
-        )
-        performers |= service_replicas.performers(
-            self.turns, self.traffic, self.gateways, fence, try_probe
-        )
-        performers |= dev_environments.performers(self.turns, self.traffic, clock)
-        self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
-        self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
-        self._store = store
-        self._leftovers = snapshot.leftover_allocations
-        self.routes.committed(tuple(self.turns.runs.values()))
-        self.turns.listen(self._effects)
-        self.turns.listen(self.routes)
-        self.turns.listen(self.gateways)
-
-    async def run(self) -> None:
-        """Work until cancelled. Raises LeaseLost, StoreUnavailable."""
-        for run_id in dict.fromkeys(place.run_id for place in self._leftovers):
-            ended = await self._store.find_run(run_id)
-            if ended is not None:
-                self.turns.remember(ended)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self.turns.run(), name="turns")
-                group.create_task(self.nodes.run(self), name="nodes")
-                group.create_task(self._drains.run(), name="drains")
-                group.create_task(self._engines.run(), name="engines")
-                group.create_task(self.autoscaler.run(), name="autoscaler")
-                group.create_task(self.gateways.run(), name="gateways")
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            await self._strays.close()
-            await self._effects.close()
-
-    # -- what node sessions tell (SessionListener) ------------------------------------------
-
-    def connected(self, node_id: str) -> None:
-        self._effects.repeat(node_id)
-        self.gateways.node_connected(node_id)
-
-    def task_seen(self, node_id: str, info: TaskInfo) -> None:
-        if info.status is TaskStatus.PULLING and info.pull is not None:
-            self._pulls[info.id] = self._progress[info.id] = info.pull
-        elif info.status is not TaskStatus.PULLING:
-            pull = self._pulls.pop(info.id, None)
-            if pull is not None and self._progress.get(info.id) is pull:
-                del self._progress[info.id]  # else it is that of a collection by now
-
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
-        return await self._strays.settle(node_id, connection, info)
-
-    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
-        await self._strays.release_idle(connection)
-
+from fairlead.configuration.plan import Defaults
+from fairlead.wire.gateway import Browsers, ProxyLimits
 
 log = logging.getLogger(__name__)
+# A sixth of the lease's time: a slow disk or a database that restarts costs no lease.
 LEASE_RENEWAL_SECONDS = 5.0
+SHARED_RENEWAL_SECONDS = 1.0
 SHUTDOWN_SECONDS = 2.0
 TIDYING_SECONDS = 3600.0
-
-
-class CannotStart(Exception):
-    """The controller cannot start; the message says what the operator must change."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     join: tuple[str, int] | None = None
     """HOST and PORT at which booted nodes tell their address; None: they do not."""
     defaults: Defaults = Defaults()
-    most_upload: int = MOST_BYTES
+    most_upload: int = MAX_BYTES
     """The limit of one upload, in bytes."""
     most_uploads_of_user: int | None = None
     """The limit of all uploads of one user, in bytes; None: ten times that of one."""
@@ -253,9 +112,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cluster_networks: tuple[IPv4Network, ...] = ()
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
     first."""
+    providers: Mapping[str, ProviderConfig] = {}
+    """The providers of machines, by name."""
     proxy: ProxySettings = ProxySettings()
     secrets_key: Path | None = None
     """The file with the key of stored secrets; None: one in the data folder."""
+    peers: Peers | None = None
+    """This controller among those of its database; None: it is the only one."""
+
+    @property
+    def secrets_key_file(self) -> Path:
+        return self.secrets_key or self.data / SECRETS_KEY_NAME
+
+
+class CannotStart(Exception):
+    """The controller cannot start; the message says what the operator must change."""
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -267,182 +138,275 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with contextlib.AsyncExitStack() as stack:
-        work = await stack.enter_async_context(_controller(options, ready))
-        stopped = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if work in done:
-            await work
+    if options.peers is not None:
+        await _among_peers(options, options.peers, ready, stop)
+        return
+    async with _controller(options, ready) as work:
+        await _until_stopped(work, stop)
+
+
+async def _until_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> None:
+    stopped = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if work in done:
+        await work
+
+
+async def _among_peers(
+    options: Options, peers: Peers, ready: Callable[[str], None], stop: asyncio.Event
+) -> None:
+    """Carry connections to the leader until it is gone, then lead. Raises as `serve` does."""
+    peers.keys = await asyncio.to_thread(_fingerprint, options)
+    wait = following.Wait(peers, stop)
+    await wait.begin()
+    async with contextlib.AsyncExitStack() as closing:
+        listening = await _listening(options)
+        closing.callback(listening.close)
+        relay = Relay()
+        closing.push_async_callback(relay.close)
+        await relay.listen(listening)
+        ready(peers.url)
+        while await wait.until_it_may_lead(relay):
+            try:
+                async with _controller(options, relay.hand_over, listening) as work:
+                    log.info("this controller leads now")
+                    await _until_stopped(work, stop)
+                    return
+            except CannotStart as error:
+                # Another one was faster, or the leader is of a version that shows itself nowhere.
+                if not isinstance(error.__cause__, LeaseHeld):
+                    raise
+
+
+async def _listening(options: Options) -> socket.socket:
+    """Return a socket that listens at the API's address. Raises CannotStart."""
+
+    def bound() -> socket.socket:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        return socket.create_server((options.host, options.port), family=family, backlog=1024)
+
+    try:
+        return await asyncio.to_thread(bound)
+    except OSError as error:
+        raise _cannot_listen(options, error) from error
 
 
 @contextlib.asynccontextmanager
 async def _controller(
-    options: Options, ready: Callable[[str], None]
+    options: Options, ready: Callable[[str], None], listening: socket.socket | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
-    data, certificate = options.data, _certificate(options)
-    store = SqlStore(options.database or SqliteDatabase(data))
-    logs = LogStore(data / "logs")
-    outputs = OutputStore(data / "outputs", options.most_outputs)
-    blobs = BlobStore(
-        data / "blobs", most_bytes=options.most_upload, most_of_user=options.most_uploads_of_user
-    )
-    try:
-        try:
-            join = await _join_point(options)
-            point = None if join is None else join[1]
-            machinery, service, dashboard = await _open(store, logs, outputs, blobs, options, point)
-        except CertificateUnusable as error:
-            raise CannotStart(f"--join: {error}") from error
-        except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
-            raise CannotStart(str(error)) from error
-        retention = Retention(
-            store,
-            logs,
-            outputs,
-            SystemClock(),
-            options.keep,
-            lambda: tuple(machinery.turns.runs.values()),
-        )
-        sampler = MetricSampler(
-            service.metrics,
-            service.metric_history,
-            SystemClock(),
-            lambda: tuple(machinery.turns.runs.values()),
-        )
-        work = asyncio.create_task(
-            _work(
-                machinery,
-                store,
-                blobs,
-                retention,
-                sampler,
-                certificate,
-                _uploads(options, outputs),
-            ),
-            name="controller",
-        )
-        proxy = Proxy(
-            services=RegisteredServices(machinery.routes, machinery.turns),
-            traffic=CountedTraffic(machinery.traffic),
-            access=GateAccess(service.gate),
-            connect=through_runners(machinery.nodes.connection),
-            settings=options.proxy,
-            prove=dashboard.opening.prove,
-        )
+    """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
+    API there."""
+    certificate = _certificate(options)
+    async with contextlib.AsyncExitStack() as closing:
+        # The stack closes in reverse: first what listens, last the stores that all others use.
+        stores = await _stores(options, closing)
+        opened = await _open(options, stores)
+        work = asyncio.create_task(_work(options, opened, certificate), name="controller")
+        closing.push_async_callback(_end, work)
+        proxy = _proxy(options, opened)
+        closing.callback(proxy.close)
         api = make_runner(
-            service,
+            opened.service,
             shutdown_timeout=SHUTDOWN_SECONDS,
             proxy=proxy,
             origins=Origins(options.allowed_origins),
-            mounts=(dashboard.mount,),
+            mounts=(opened.dashboard.mount,),
         )
-        joining = make_join_runner(
-            service.registrations,
-            asyncio.get_running_loop().time,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-        )
-        try:
-            if join is not None:
-                await _listen_for_nodes(joining, *join)
-            ready(await _listen(api, options, certificate))
-            yield work
-        finally:
-            await joining.cleanup()
-            await api.cleanup()
-            proxy.close()
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-    finally:
-        await asyncio.to_thread(logs.close)
-        await asyncio.to_thread(outputs.close)
-        await store.close()
+        closing.push_async_callback(api.cleanup)
+        if opened.join is not None:
+            now = asyncio.get_running_loop().time
+            registrations = opened.service.registrations
+            joining = make_join_runner(registrations, now, shutdown_timeout=SHUTDOWN_SECONDS)
+            closing.push_async_callback(joining.cleanup)
+            await _listen_for_nodes(joining, opened.join)
+        ready(await _listen(api, options, certificate, listening))
+        yield work
 
 
-async def _open(
-    store: Store,
-    logs: LogStore,
-    outputs: OutputStore,
-    blobs: BlobStore,
-    options: Options,
-    join: JoinPoint | None,
-) -> tuple[Assembly, ControllerService, Dashboard]:
-    clock, chance, progress = SystemClock(), system_chance(), PullsInProgress()
+async def _end(work: asyncio.Task[None]) -> None:
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+async def _stores(options: Options, closing: contextlib.AsyncExitStack) -> Stores:
+    """Return the stores, which `closing` closes."""
+    data = options.data
+    stores = Stores(
+        store=SqlStore(
+            options.database or SqliteDatabase(data),
+            lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
+        ),
+        logs=LogStore(data / "logs"),
+        outputs=OutputStore(data / "outputs", options.most_outputs),
+        blobs=BlobStore(
+            data / "blobs",
+            most_bytes=options.most_upload,
+            most_of_user=options.most_uploads_of_user,
+        ),
+    )
+    closing.push_async_callback(stores.store.close)
+    closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
+    closing.push_async_callback(asyncio.to_thread, stores.logs.close)
+    return stores
+
+
+class _Join(msgspec.Struct, frozen=True):
+    """Where nodes tell their address, and the TLS with which that is served."""
+
+    point: JoinPoint
+    context: ssl.SSLContext
+
+
+class _Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller over its opened stores; nothing works or listens yet."""
+
+    stores: Stores
+    assembly: Assembly
+    service: ControllerService
+    dashboard: Dashboard
+    join: _Join | None
+
+
+async def _open(options: Options, stores: Stores) -> _Opened:
+    """Raises CannotStart."""
+    try:
+        join = await _join_point(options)
+        known = await _known(options, stores.store)
+    except CertificateUnusable as error:
+        raise CannotStart(f"--join: {error}") from error
+    except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
+        raise CannotStart(str(error)) from error
+    snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
+    _require_providers(options, snapshot)
+    progress, routes = PullsInProgress(), RouteTable()
+    gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
+    assembly = Assembly(
+        stores,
+        known.boot,
+        snapshot,
+        clock=clock,
+        chance=chance,
+        progress=progress,
+        routes=routes,
+        nodes=_node_settings(options, known),
+        gateways=_gateway_settings(options, known.key, GatewayAccess(gate, routes)),
+        machines=_machine_settings(options, known.key, None if join is None else join.point),
+    )
+    service = ControllerService(
+        stores,
+        _live_parts(assembly, progress),
+        _service_settings(options, known.key, None if join is None else join.point),
+        gate=gate,
+        vault=known.vault,
+        metric_history=MetricHistory(options.data / "metrics"),
+        host_keys=host_keys,
+        clock=clock,
+        chance=chance,
+    )
+    dashboard = Dashboard(
+        service,
+        session_key(secret_of(known.key)),
+        asyncio.get_running_loop().time,
+        site=options.proxy.site,
+        service_domain=options.proxy.domain,
+    )
+    return _Opened(
+        stores=stores, assembly=assembly, service=service, dashboard=dashboard, join=join
+    )
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows once its store is open."""
+
+    boot: Boot
+    snapshot: Snapshot
+    key: asyncssh.SSHKey
+    vault: Vault
+
+
+async def _known(options: Options, store: Store) -> _Known:
+    """Raises StoreError, IdentityUnusable, KeyUnusable."""
+    # It takes the lease: only its holder may make keys and tokens in the data folder.
     boot = await store.open()
     snapshot = await store.load()
     far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
     key = await asyncio.to_thread(identity.ssh_identity, options.data, far)
-    snapshot = await identity.ensure_admin(store, snapshot, options.data, clock.now())
+    snapshot = await identity.ensure_admin(store, snapshot, options.data, SystemClock().now())
     vault = await asyncio.to_thread(_vault, options, snapshot)
-    machinery = Assembly(
-        store=store,
-        boot=boot,
-        snapshot=snapshot,
-        logs=logs,
-        progress=progress,
-        make_link=lambda node: make_link(node, key),
-        clock=clock,
-        chance=chance,
-        blobs=blobs,
-        node_failure=options.node_failure,
-        cluster_secret=secret_of(key),
-        cluster_networks=options.cluster_networks,
-        secrets=vault,
-        outputs=outputs,
-        make_gateway_link=lambda gateway: SocketGatewayLink(gateway, key),
-        gateway_limits=_gateway_limits(options),
-        gateway_browsers=Browsers(
-            dashboard=options.proxy.site.public_url,
-            allows_plain_http=options.proxy.site.allows_plain_http,
-        ),
-    )
-    service = ControllerService(
-        turns=machinery.turns,
-        store=store,
-        logs=logs,
-        gate=Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys),
-        clock=clock,
-        chance=chance,
-        defaults=options.defaults,
-        host_keys=ssh,
-        progress=progress,
-        blobs=blobs,
-        connect=machinery.nodes.connection,
-        node_key=identity.public_line(key),
-        logs_kept_for=options.keep.effective_logs,
-        join=join,
-        traffic=machinery.traffic,
-        autoscaler=machinery.autoscaler,
-        metric_history=MetricHistory(options.data / "metrics"),
-        vault=vault,
-        outputs=outputs,
-        outputs_kept_for=options.keep.effective_outputs,
-        terminal_secret=secret_of(key),
-        gateways=machinery.gateways,
-        routes=machinery.routes,
-        service_url=options.proxy.url_of,
-    )
-    now = asyncio.get_running_loop().time
-    dashboard = Dashboard(
-        service,
-        session_key(secret_of(key)),
-        now,
-        site=options.proxy.site,
-        service_domain=options.proxy.domain,
-    )
-    return machinery, service, dashboard
+    if options.peers is not None:
+        # The first leader has just made its keys: the others compare theirs with them.
+        options.peers.keys = await asyncio.to_thread(_fingerprint, options)
+    return _Known(boot=boot, snapshot=snapshot, key=key, vault=vault)
+
+
+def _fingerprint(options: Options) -> str | None:
+    """Blocking. Raises CannotStart."""
+    try:
+        return identity.fingerprint(options.data, options.secrets_key_file)
+    except identity.IdentityUnusable as error:
+        raise CannotStart(str(error)) from error
 
 
 def _vault(options: Options, snapshot: Snapshot) -> Vault:
     """Blocking. Raises KeyUnusable."""
-    path = options.secrets_key or options.data / SECRETS_KEY_NAME
-    return Vault(KeyFile.open(path, sealed=len(snapshot.secrets)), snapshot.secrets)
+    key = KeyFile.open(options.secrets_key_file, sealed=len(snapshot.secrets))
+    return Vault(key, snapshot.secrets)
 
 
-def _gateway_limits(options: Options) -> ProxyLimits:
-    limits = options.proxy.limits
-    return ProxyLimits(
-        hold=limits.hold_seconds, timeout=limits.answer_seconds, most_body=limits.most_body
+def _node_settings(options: Options, known: _Known) -> NodeSettings:
+    return NodeSettings(
+        make_link=lambda node: make_link(node, known.key),
+        secrets=known.vault,
+        failure=options.node_failure,
+        cluster_secret=secret_of(known.key),
+        cluster_networks=options.cluster_networks,
+    )
+
+
+def _require_providers(options: Options, snapshot: Snapshot) -> None:
+    """Raise CannotStart when machines of a provider live that the file does not name: nothing could
+    end them."""
+    for machine in snapshot.machines:
+        provider = machine.offer.provider
+        if machine.is_live and provider not in options.providers:
+            raise CannotStart(
+                f"machine {machine.name} lives at provider {provider}, which --config does not "
+                f"name: put it back under `providers`, until `fairlead machine list` is empty"
+            )
+
+
+def _machine_settings(
+    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
+) -> MachineSettings | None:
+    """None: the file names no provider, and nothing of machines is loaded or runs."""
+    if not options.providers:
+        return None
+    from controller.machines import boot_data
+    from controller.machines.providers import make_clouds
+
+    secret = secret_of(key)
+
+    def user_data(machine: Machine) -> str:
+        private, public = boot_data.host_key(secret, machine.id)
+        return render(
+            UserData(
+                name=machine.name,
+                fleet=machine.fleet,
+                expires_at=None,
+                host_private_key=private,
+                host_public_key=public,
+                tunnel_key=identity.public_line(key),
+                join=join,
+                token=None if join is None else boot_data.join_token(secret, machine.id),
+            )
+        )
+
+    return MachineSettings(
+        clouds=make_clouds(options.providers),
+        boot_data=user_data,
+        pin=lambda machine_id: boot_data.pin(secret, machine_id),
     )
 
 
@@ -452,24 +416,78 @@ def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
     return SshLink(node.address, key)
 
 
-async def _join_point(options: Options) -> tuple[ssl.SSLContext, JoinPoint] | None:
+def _gateway_settings(
+    options: Options, key: asyncssh.SSHKey, access: GatewayAccess
+) -> GatewaySettings:
+    """What holds for the proxy of this controller holds at gateways too."""
+    limits, site = options.proxy.limits, options.proxy.site
+    return GatewaySettings(
+        make_link=lambda gateway: SocketGatewayLink(gateway, key),
+        answers=access.answer,
+        limits=ProxyLimits(
+            hold=limits.hold_seconds, timeout=limits.answer_seconds, most_body=limits.most_body
+        ),
+        browsers=Browsers(dashboard=site.public_url, allows_plain_http=site.allows_plain_http),
+    )
+
+
+def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
+    return LiveParts(
+        pipeline=assembly.pipeline,
+        connect=assembly.nodes.connection,
+        progress=progress,
+        routes=assembly.routes,
+        traffic=assembly.traffic,
+        autoscaler=assembly.autoscaler,
+        gateways=assembly.gateways,
+        machines=assembly.machines,
+    )
+
+
+def _service_settings(
+    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
+) -> ServiceSettings:
+    return ServiceSettings(
+        defaults=options.defaults,
+        logs_kept_for=options.keep.effective_logs,
+        outputs_kept_for=options.keep.effective_outputs,
+        service_url=options.proxy.url_of,
+        node_key=identity.public_line(key),
+        join=join,
+        terminal_secret=secret_of(key),
+    )
+
+
+def _proxy(options: Options, opened: _Opened) -> Proxy:
+    assembly = opened.assembly
+    return Proxy(
+        services=RegisteredServices(assembly.routes, assembly.pipeline),
+        traffic=CountedTraffic(assembly.traffic),
+        access=GateAccess(opened.service.gate),
+        connect=through_runners(assembly.nodes.connection),
+        settings=options.proxy,
+        prove=opened.dashboard.opening.prove,
+    )
+
+
+async def _join_point(options: Options) -> _Join | None:
     """Raises CertificateUnusable."""
     if options.join is None:
         return None
     host, port = options.join
     context, fingerprint = await asyncio.to_thread(own_certificate, options.data)
-    return context, JoinPoint(host=host, port=port, certificate=fingerprint)
+    return _Join(JoinPoint(host=host, port=port, certificate=fingerprint), context)
 
 
-async def _listen_for_nodes(
-    joining: web.AppRunner, context: ssl.SSLContext, point: JoinPoint
-) -> None:
+async def _listen_for_nodes(joining: web.AppRunner, join: _Join) -> None:
     """On that address where it is this machine's, else on all: nodes may know another one."""
+    point, context = join.point, join.context
     await joining.setup()
     try:
         try:
             await web.TCPSite(joining, point.host, point.port, ssl_context=context).start()
         except OSError as error:
+            # Behind address translation, the address that nodes use is not this machine's.
             if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
                 raise
             await web.TCPSite(joining, None, point.port, ssl_context=context).start()
@@ -487,19 +505,30 @@ def _certificate(options: Options) -> ServerCertificate | None:
         raise CannotStart(f"--tls-cert, --tls-key: {error}") from error
 
 
+def _cannot_listen(options: Options, error: OSError) -> CannotStart:
+    return CannotStart(
+        f"cannot listen on {options.host}:{options.port} ({why_unreachable(error)}); "
+        "give another address with --listen HOST:PORT"
+    )
+
+
 async def _listen(
-    api: web.AppRunner, options: Options, certificate: ServerCertificate | None
+    api: web.AppRunner,
+    options: Options,
+    certificate: ServerCertificate | None,
+    listening: socket.socket | None,
 ) -> str:
     await api.setup()
     context = None if certificate is None else certificate.context
-    site = web.TCPSite(api, options.host, options.port, ssl_context=context)
+    if listening is None:
+        site: web.BaseSite = web.TCPSite(api, options.host, options.port, ssl_context=context)
+    else:
+        # A copy: connections that wait in the socket's queue are not lost between the two servers.
+        site = web.SockSite(api, listening.dup(), ssl_context=context)
     try:
         await site.start()
     except OSError as error:
-        raise CannotStart(
-            f"cannot listen on {options.host}:{options.port} ({why_unreachable(error)}); "
-            "give another address with --listen HOST:PORT"
-        ) from error
+        raise _cannot_listen(options, error) from error
     host, port = api.addresses[0][:2]
     if context is None and not ip_address(host).is_loopback:
         log.warning(
@@ -512,20 +541,22 @@ async def _listen(
     return f"{'http' if context is None else 'https'}://{shown}:{port}"
 
 
-async def _work(
-    machinery: Assembly,
-    store: Store,
-    blobs: BlobStore,
-    retention: Retention,
-    sampler: MetricSampler,
-    certificate: ServerCertificate | None,
-    uploads: OutputUploads | None,
-) -> None:
+async def _work(options: Options, opened: _Opened, certificate: ServerCertificate | None) -> None:
+    stores, service = opened.stores, opened.service
+    pipeline, clock = opened.assembly.pipeline, SystemClock()
+
+    def live_runs() -> tuple[RunState, ...]:
+        return tuple(pipeline.runs.values())
+
+    retention = Retention(stores.store, stores.logs, stores.outputs, clock, options.keep, live_runs)
+    sampler = MetricSampler(service.metrics, service.metric_history, clock, live_runs)
+    uploads = _uploads(options, stores.outputs)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(machinery.run(), name="machinery")
-            group.create_task(_keep_lease(store), name="lease")
-            group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
+            group.create_task(opened.assembly.run(), name="assembly")
+            every = LEASE_RENEWAL_SECONDS if options.peers is None else SHARED_RENEWAL_SECONDS
+            group.create_task(_keep_lease(stores.store, every), name="lease")
+            group.create_task(_tidy_blobs(opened.assembly, stores.blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
             group.create_task(sampler.run(), name="metrics")
             if certificate is not None:
@@ -533,6 +564,7 @@ async def _work(
             if uploads is not None:
                 group.create_task(uploads.run(), name="outputs")
     except BaseExceptionGroup as errors:
+        # A TaskGroup wraps its error even if it is a single one, and callers name what they catch.
         raise errors.exceptions[0] from None
 
 
@@ -543,9 +575,9 @@ def _uploads(options: Options, outputs: OutputStore) -> OutputUploads | None:
     return OutputUploads(outputs, options.outputs_bucket, above, system_chance().jitter)
 
 
-async def _tidy_blobs(machinery: Assembly, blobs: BlobStore) -> None:
+async def _tidy_blobs(assembly: Assembly, blobs: BlobStore) -> None:
     while True:
-        live = machinery.turns.runs.values()
+        live = assembly.pipeline.runs.values()
         needed = {blob for state in live for job in state.jobs for blob in job.spec.blobs}
         try:
             await blobs.sweep(needed)
@@ -554,12 +586,13 @@ async def _tidy_blobs(machinery: Assembly, blobs: BlobStore) -> None:
         await asyncio.sleep(TIDYING_SECONDS)
 
 
-async def _keep_lease(store: Store) -> None:
+async def _keep_lease(store: Store, every: float) -> None:
     while True:
-        await asyncio.sleep(LEASE_RENEWAL_SECONDS)
+        await asyncio.sleep(every)
         try:
             await store.renew_lease()
         except LeaseLost:
             raise
+        # No reason to stop: each write verifies the lease, so one that was lost meanwhile is found.
         except StoreUnavailable as error:
             log.warning("the lease could not be renewed: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import asyncssh
 
 from common.durable import write_beside, write_durably
+from common.tokens import digest, new_token
 from controller.lifecycle.model import Role
-from controller.store import base
-from controller.store.base import Changes, Snapshot, Store, StoredToken, User
+from controller.store.accounts import StoredToken, User
+from controller.store.base import Changes, Snapshot, Store
 
 IDENTITY_NAME = "id_ed25519"
 ADMIN_TOKEN_NAME = "admin-token"
@@ -63,6 +65,20 @@ def _how_to_make(path: Path) -> str:
     )
 
 
+def fingerprint(data: Path, secrets_key: Path) -> str | None:
+    """Return what tells the key files of one controller from another's; None: they are not all
+    there. Blocking. Raises IdentityUnusable."""
+    found = hashlib.sha256(b"fairlead controller keys")
+    for path in (data / IDENTITY_NAME, secrets_key):
+        try:
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise IdentityUnusable(f"cannot use {path}: {error.strerror}") from error
+    return found.hexdigest()[:16]
+
+
 def public_line(identity: asyncssh.SSHKey) -> str:
     """Return the line for the tunnel user's authorized_keys."""
     return identity.export_public_key().decode().strip()
@@ -77,7 +93,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     path = data / ADMIN_TOKEN_NAME
     if snapshot.users and path.exists():
         return snapshot
-    token = base.new_token(secrets.token_bytes)
+    token = new_token(secrets.token_bytes)
     try:
         written = await asyncio.to_thread(write_beside, path, f"{token}\n".encode(), _PRIVATE)
     except OSError as error:
@@ -86,7 +102,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     stored = StoredToken(
         id=secrets.token_hex(8),
         user=ADMIN if ADMIN in admins or not admins else admins[0],
-        digest=base.digest(token),
+        digest=digest(token),
         created_at=now,
         label="made on first start",
     )

@@ -20,7 +20,7 @@ KEPT_SECONDS = 7 * 86400.0
 OFTEN_SECONDS = 10.0
 SELDOM_SECONDS = 60.0
 YOUNG_SECONDS = 600.0
-MOST_SAMPLES = int(KEPT_SECONDS / SELDOM_SECONDS) + int(YOUNG_SECONDS / OFTEN_SECONDS)
+MAX_SAMPLES = int(KEPT_SECONDS / SELDOM_SECONDS) + int(YOUNG_SECONDS / OFTEN_SECONDS)
 _ROOM = 500
 """A full file is made smaller by so many samples, so that this is seldom."""
 _RECORD = struct.Struct("<ddqfq")
@@ -65,6 +65,7 @@ def _cores(before: Sample | None, sample: Sample) -> float | None:
     if before is None or before.cpu_seconds is None or sample.cpu_seconds is None:
         return None
     passed, used = sample.at - before.at, sample.cpu_seconds - before.cpu_seconds
+    # The clock may be set back, and a job that answers in its runner's place may count down.
     return used / passed if passed > 0 and used >= 0 else None
 
 
@@ -98,7 +99,7 @@ class MetricHistory:
     """The files, one for each attempt and each of its GPUs. All methods block and may raise
     OSError."""
 
-    def __init__(self, folder: Path, *, most: int = MOST_SAMPLES) -> None:
+    def __init__(self, folder: Path, *, most: int = MAX_SAMPLES) -> None:
         self._folder = folder
         self._most = most
 

@@ -18,13 +18,14 @@ from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
 from controller.outputs.store import OutputStore
-from controller.store.base import LeaseLost, Store, StoreError
+from controller.store.base import Store
+from controller.store.errors import LeaseLost, StoreError
 
 log = logging.getLogger(__name__)
 
 DAY = 86400.0
-MOST_BETWEEN_SWEEPS = 3600.0
-LEAST_BETWEEN_SWEEPS = 1.0
+MAX_BETWEEN_SWEEPS = 3600.0
+MIN_BETWEEN_SWEEPS = 1.0
 RUNS_AT_ONCE = 50
 ATTEMPTS_AT_ONCE = 500
 
@@ -57,7 +58,7 @@ class RetentionTimes(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds between sweeps: nothing is kept an hour, or much more than a tenth of its time,
         too long."""
         shortest = min(self.effective_logs, self.effective_outputs)
-        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
+        return min(MAX_BETWEEN_SWEEPS, max(MIN_BETWEEN_SWEEPS, shortest / 10))
 
 
 class Retention:
@@ -84,6 +85,7 @@ class Retention:
         while True:
             try:
                 await self.sweep()
+            # Another controller works now: this one must stop, not try again.
             except LeaseLost:
                 raise
             except (StoreError, OSError) as error:

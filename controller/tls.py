@@ -54,9 +54,11 @@ class ServerCertificate:
         A half-written file is left for the next look: the old certificate stays.
         """
         try:
+            # Before they are read: what changes during that is seen at the next look.
             stamp = _stamp(self._files)
             if stamp == self._read:
                 return False
+            # On trial: OpenSSL keeps the certificate of a pair that does not match in its context.
             _context(self._files)
             _load(self.context, self._files)
         except CertificateUnusable as error:
@@ -116,6 +118,7 @@ def _stamp(files: CertificateFiles) -> list[tuple[int, int, int]]:
     found = []
     for path in (files.certificate, files.key):
         try:
+            # It follows links: certbot and Kubernetes renew by turning a symbolic link.
             status = os.stat(path)
         except OSError as error:
             raise CertificateUnusable(f"{path}: {error.strerror}") from None
@@ -132,6 +135,7 @@ def _context(files: CertificateFiles) -> ssl.SSLContext:
 
 def _load(context: ssl.SSLContext, files: CertificateFiles) -> None:
     try:
+        # Without a callback OpenSSL asks for a passphrase at the terminal, and waits there.
         context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
     except ssl.SSLError as error:
         reasons = {

@@ -13,7 +13,8 @@ import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from controller.identity import write_private
-from controller.store.base import Changes, StoredSecret
+from controller.store.accounts import StoredSecret
+from controller.store.base import Changes
 
 SECRETS_KEY_NAME = "secrets.key"
 
@@ -90,6 +91,7 @@ class KeyFile:
 
     def _keep(self, keys: list[bytes]) -> None:
         try:
+            # On disk first: what a key that is in memory alone had sealed would be lost in a crash.
             _write(self._path, keys)
         except OSError as error:
             raise KeyUnusable(f"cannot write {self._path}: {error.strerror}") from error
@@ -147,6 +149,7 @@ class Vault:
             )
         data = self.keys.unseal(secret.sealed)
         content = None if data is None else msgspec.json.decode(data, type=_Content)
+        # A writer of the database alone could put another user's sealed value into this row.
         if content is None or (content.user, content.name) != (secret.user, name):
             raise SecretMissing(
                 f"the secret {name} cannot be opened with the controller's present key: store it "

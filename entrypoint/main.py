@@ -3,29 +3,41 @@
 It listens before it loads its larger part, so a request that comes meanwhile waits and is not
 refused. SIGTERM waits too: without a handler, a first process would lose it.
 
-TLS stays out of this process, which serves a unix socket: aiohttp would read the machine's
-certificates during its import. Without `ssl` and `_hashlib`, asyncio, aiohttp and hashlib still
-work. That saves 46 of 200 ms of CPU time until the runner serves, and 7 of 39 MiB as long as the
-job runs (rows "first log line" and "runner, idle" of `./dev bench`).
+What it does not need stays out of this process, because each job pays for it: TLS (it serves a unix
+socket; without `ssl` and `_hashlib`, asyncio and hashlib still work) and `typing_extensions`, which
+msgspec takes only if it is there. Nothing that is loaded becomes garbage, so the collector waits
+until everything is there. `python -m bench.runner_start` shows what each of this saves, and
+`tests/unit/entrypoint/test_imports.py` lists what must not be loaded.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
+from collections.abc import Sequence
 
 PROGRAM = "fairlead-entrypoint"
+LEFT_OUT = ("ssl", "_hashlib", "typing_extensions")
 
 
-def main() -> None:
+def leave_out() -> None:
+    """Make an import of these modules fail from now on, as if they were not installed."""
+    for module in LEFT_OUT:
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Live the life of a job's first process, and exit. `argv`: its options, by default those of
+    the command line."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    for module in ("ssl", "_hashlib"):
-        sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # ImportError from then on
+    gc.disable()
+    leave_out()
 
     from runner.options import complain, parse
     from runner.sockets import SocketUnusable, listen
 
-    options = parse(PROGRAM)
+    options = parse(PROGRAM, argv)
     try:
         listener = listen(options.socket)
     except SocketUnusable as error:
@@ -33,6 +45,8 @@ def main() -> None:
 
     from entrypoint import life
 
+    gc.freeze()
+    gc.enable()
     life.run(PROGRAM, options, listener)
 
 

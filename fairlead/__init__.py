@@ -3,21 +3,20 @@
     from fairlead import Client, Task
     run = Client().submit(Task(commands=["echo hello"])).wait()
 
-`Client` and `AsyncClient` are the doors; `views` has the types of what they return. `rest` has one
+Begin with `Client` or `AsyncClient`; `views` has the types of what they return. `rest` has one
 method for each kind of request, `submission` makes a run of a YAML file, `follow` reads streams
-over connections that break.
+over connections that break. The daemons build on `wire`, `model`, `documents` and `configuration`,
+so an import of this package alone must load nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairlead.asynchronous import AsyncClient, AsyncRun
-    from fairlead.client import Client, Output, Run
+    from fairlead.client import Client, Output, Result, Run
     from fairlead.errors import (
         ApiError,
         ClientClosed,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from fairlead.offers import Offer
     from fairlead.task import Task
 
+__version__ = "0.1.0"
 __all__ = [
     "ApiError",
     "AsyncClient",
@@ -59,6 +59,7 @@ __all__ = [
     "Output",
     "OutputsMissing",
     "PortTaken",
+    "Result",
     "Run",
     "RunFailed",
     "SettingsError",
@@ -74,6 +75,7 @@ _HOMES = {
     "LocalPort": "forward",
     "Offer": "offers",
     "Output": "client",
+    "Result": "client",
     "Run": "client",
     "Task": "task",
 }
@@ -85,27 +87,8 @@ if not TYPE_CHECKING:  # for a type checker, every name would be there
         """Import a name when it is used first: the command needs few of them, and soon."""
         if name not in __all__:
             raise AttributeError(f"module 'fairlead' has no attribute {name!r}")
-        _refuse_other_modules()
         module = importlib.import_module(f"fairlead.{_HOMES.get(name, 'errors')}")
         return getattr(module, name)
-
-
-def _refuse_other_modules() -> None:
-    """Raise ImportError when a module of the user's has the name of a package that this one needs.
-
-    A program's own folder comes first on the path: `controller.py` beside it hides ours.
-    """
-    ours = Path(__file__).resolve().parents[1]
-    for name in ("common", "controller", "runner", "shim"):
-        found = importlib.util.find_spec(name)
-        places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
-        places = [place for place in places if place is not None]
-        if places and not any(Path(one).resolve().is_relative_to(ours / name) for one in places):
-            raise ImportError(
-                f"fairlead needs its own package {name!r}, but {places[0]} has that name and comes "
-                f"first on the path: rename it, or import fairlead from another folder",
-                name=name,
-            )
 
 
 def __dir__() -> list[str]:

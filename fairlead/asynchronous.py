@@ -1,50 +1,108 @@
-"""`AsyncClient`: the same client for programs with an event loop.
+"""`AsyncClient` and `AsyncRun`: the methods of `Client` and `Run` for programs with an event loop.
 
-There is one implementation, the blocking one: a request runs in a thread of the loop's pool, a
-stream in a thread of its own. A cancelled stream closes its connection, and so its thread ends.
+Each is made of the blocking method, with its arguments, its result and its docstring, so nothing is
+defined twice: `_call` runs it in a thread, `_stream` reads what it yields in a thread of its own.
+A call that is cancelled ends when its request does. A stream has its own connection: when it is
+closed, its thread ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from os import PathLike
-from pathlib import Path
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from controller.api.documents import (
-    CallerView,
-    DeployView,
-    EventView,
-    ExplainView,
-    MetricsAnswer,
-    MetricsHistoryAnswer,
-    NewServiceKeyView,
-    NodeView,
-    OutputsView,
-    PlanView,
-    RunSummary,
+from fairlead.client import Client, KnownRun, Run, Tell
+from fairlead.documents import (
     RunView,
-    SecretView,
-    ServiceKeyView,
-    ServiceView,
 )
-from controller.lifecycle.statuses import RunStatus
-from fairlead.client import Client, IfExists, Output, Run, Source, Tell
-from fairlead.offers import Offer
 
 if TYPE_CHECKING:
     from fairlead.forward import LocalPort
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 _AHEAD = 64
 """Items that a stream's thread reads before the program takes them."""
 
 
-class AsyncClient:
+class _Blocking(Protocol):
+    def another(self) -> Self:
+        """Return the same with a connection of its own."""
+
+    def close(self) -> None:
+        """End its streams."""
+
+
+B = TypeVar("B", bound=_Blocking)
+
+
+class _Asynchronous(Generic[B]):
+    def __init__(self, blocking: B) -> None:
+        self._blocking = blocking
+
+
+def _call(
+    method: Callable[Concatenate[B, P], R],
+) -> Callable[Concatenate[_Asynchronous[B], P], Coroutine[object, None, R]]:
+    """Return the method as a coroutine, which runs it in a thread."""
+
+    @wraps(method)
+    async def call(self: _Asynchronous[B], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self._blocking, *args, **kwargs)
+
+    return call
+
+
+def _making(
+    method: Callable[Concatenate[Client, P], Run],
+) -> Callable[Concatenate[_Asynchronous[Client], P], Coroutine[object, None, AsyncRun]]:
+    """Return the method that gives a run as a coroutine that gives an AsyncRun."""
+
+    @wraps(method)
+    async def call(self: _Asynchronous[Client], /, *args: P.args, **kwargs: P.kwargs) -> AsyncRun:
+        return AsyncRun(await asyncio.to_thread(method, self._blocking, *args, **kwargs))
+
+    return call
+
+
+def _acting(
+    method: Callable[Concatenate[Run, P], Run],
+) -> Callable[Concatenate[AsyncRun, P], Coroutine[object, None, AsyncRun]]:
+    """Return the method that changes its run and returns it as such a coroutine."""
+
+    @wraps(method)
+    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> AsyncRun:
+        await asyncio.to_thread(method, self._blocking, *args, **kwargs)
+        return self
+
+    return call
+
+
+def _stream(
+    method: Callable[Concatenate[B, P], Iterator[T]],
+) -> Callable[Concatenate[_Asynchronous[B], P], AsyncGenerator[T, None]]:
+    """Return the method that yields as an asynchronous generator."""
+
+    @wraps(method)
+    async def stream(
+        self: _Asynchronous[B], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[T, None]:
+        blocking = self._blocking
+        read = _Reader(blocking, lambda own: method(own, *args, **kwargs))
+        async with aclosing(read.items()) as items:
+            async for item in items:
+                yield item
+
+    return stream
+
+
+class AsyncClient(_Asynchronous[Client]):
     """A controller for a program with an event loop; arguments and errors are those of `Client`."""
 
     def __init__(
@@ -55,12 +113,12 @@ class AsyncClient:
         controller: str | None = None,
         tell: Tell | None = None,
     ) -> None:
-        self._client = Client(url, token, controller=controller, tell=tell)
+        super().__init__(Client(url, token, controller=controller, tell=tell))
 
     @property
     def url(self) -> str:
         """The URL of the controller."""
-        return self._client.url
+        return self._blocking.url
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -71,164 +129,43 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._client.close()
+        self._blocking.close()
 
-    async def whoami(self) -> CallerView:
-        """Return the user of the token."""
-        return await asyncio.to_thread(self._client.whoami)
-
-    async def submit(
-        self,
-        task: Source,
-        *,
-        name: str | None = None,
-        env: Mapping[str, str] | None = None,
-        if_exists: IfExists = "error",
-        parent: AsyncRun | Run | str | None = None,
-    ) -> AsyncRun:
-        """Submit a run and return it at once, as `Client.submit` does."""
-        run = await asyncio.to_thread(
-            self._client.submit,
-            task,
-            name=name,
-            env=env,
-            if_exists=if_exists,
-            parent=parent.id if isinstance(parent, AsyncRun) else parent,
-        )
-        return AsyncRun(run)
-
-    async def deploy(
-        self, service: AsyncRun | Run | str, task: Source, *, env: Mapping[str, str] | None = None
-    ) -> DeployView:
-        """Roll a changed configuration out to a live service, as `Client.deploy` does."""
-        key = service if isinstance(service, str) else service.id
-        return await asyncio.to_thread(self._client.deploy, key, task, env=env)
-
-    async def plan(self, task: Source, *, name: str | None = None) -> PlanView:
-        """Return where the run's jobs would go now, as `Client.plan` does."""
-        return await asyncio.to_thread(self._client.plan, task, name=name)
-
-    async def run(self, key: str) -> AsyncRun:
-        """Return the run with this id or name. Raises NotFound."""
-        return AsyncRun(await asyncio.to_thread(self._client.run, key))
-
-    async def runs(
-        self,
-        name: str | None = None,
-        *,
-        all: bool = False,
-        status: Sequence[str] = (),
-        user: str | None = None,
-        limit: int = 100,
-    ) -> list[RunSummary]:
-        """Return the newest live runs, as `Client.runs` does."""
-        return await asyncio.to_thread(
-            self._client.runs, name, all=all, status=status, user=user, limit=limit
-        )
-
-    async def offers(self) -> list[Offer]:
-        """Return what is free now, by the kind of GPU."""
-        return await asyncio.to_thread(self._client.offers)
-
-    async def nodes(self) -> list[NodeView]:
-        """Return the nodes, with what they have and what of it is in use."""
-        return await asyncio.to_thread(self._client.nodes)
-
-    async def outputs(self, run: AsyncRun | str) -> tuple[OutputsView, ...]:
-        """Return what the run's jobs left, as `Client.outputs` does."""
-        key = run.id if isinstance(run, AsyncRun) else run
-        return await asyncio.to_thread(self._client.outputs, key)
-
-    async def events(
-        self, run: AsyncRun | str | None = None, *, after: int = 0, follow: bool = False
-    ) -> AsyncGenerator[EventView, None]:
-        """Yield what happened, oldest first, as `Client.events` does."""
-        key = run.id if isinstance(run, AsyncRun) else run
-        read = _Reader(self._client, lambda own: own.events(key, after=after, follow=follow))
-        async with aclosing(read.items()) as items:
-            async for event in items:
-                yield event
-
-    async def secrets(self) -> list[SecretView]:
-        """Return your stored secrets and the shared ones, without their values."""
-        return await asyncio.to_thread(self._client.secrets)
-
-    async def set_secret(self, name: str, value: str, *, shared: bool = False) -> SecretView:
-        """Store a secret, or a new value of it, as `Client.set_secret` does."""
-        return await asyncio.to_thread(self._client.set_secret, name, value, shared=shared)
-
-    async def delete_secret(self, name: str, *, shared: bool = False) -> SecretView:
-        """Delete a stored secret; jobs that have it keep it. Raises NotFound."""
-        return await asyncio.to_thread(self._client.delete_secret, name, shared=shared)
-
-    async def service_keys(self, service: str | None = None) -> list[ServiceKeyView]:
-        """Return the keys of your services, or of this one, without their secrets."""
-        return await asyncio.to_thread(self._client.service_keys, service)
-
-    async def add_service_key(self, service: str, *, label: str = "") -> NewServiceKeyView:
-        """Make a key that opens one service alone; its `secret` is in no other answer."""
-        return await asyncio.to_thread(self._client.add_service_key, service, label=label)
-
-    async def revoke_service_key(self, key: ServiceKeyView | str) -> ServiceKeyView:
-        """Revoke a key (or the one with this id) at once; its open requests end."""
-        return await asyncio.to_thread(self._client.revoke_service_key, key)
+    whoami = _call(Client.whoami)
+    submit = _making(Client.submit)
+    submit_many = _call(Client.submit_many)
+    sweep = _making(Client.sweep)
+    deploy = _call(Client.deploy)
+    plan = _call(Client.plan)
+    run = _making(Client.run)
+    runs = _call(Client.runs)
+    offers = _call(Client.offers)
+    nodes = _call(Client.nodes)
+    outputs = _call(Client.outputs)
+    events = _stream(Client.events)
+    secrets = _call(Client.secrets)
+    set_secret = _call(Client.set_secret)
+    delete_secret = _call(Client.delete_secret)
+    service_keys = _call(Client.service_keys)
+    add_service_key = _call(Client.add_service_key)
+    revoke_service_key = _call(Client.revoke_service_key)
 
 
-class AsyncRun:
+class AsyncRun(_Asynchronous[Run], KnownRun):
     """A run; its methods are those of `Run`."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-        return self._run.id
-
-    @property
-    def name(self) -> str:
-        """The name of the run."""
-        return self._run.name
 
     @property
     def state(self) -> RunView:
         """What is known of the run; `refresh`, `wait` and `states` renew it."""
-        return self._run.state
-
-    @property
-    def status(self) -> RunStatus:
-        """The status of the run as of `state`."""
-        return self._run.status
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the run has ended."""
-        return self._run.is_final
-
-    @property
-    def exit_status(self) -> int | None:
-        """The exit status of `fairlead apply`; None while the run is live."""
-        return self._run.exit_status
-
-    @property
-    def why(self) -> str:
-        """The sentence that says why the run is as it is."""
-        return self._run.why
-
-    def __repr__(self) -> str:
-        return repr(self._run)
-
-    async def refresh(self) -> AsyncRun:
-        """Ask for the present state."""
-        await asyncio.to_thread(self._run.refresh)
-        return self
+        return self._blocking.state
 
     async def states(self) -> AsyncGenerator[RunView, None]:
-        """Yield the state now and after each change, until it is final."""
-        read = _Reader(self._run.client, lambda own: self._run.of(own).states())
+        """Yield the state now and after each change, until it is final; `asyncio.timeout` limits
+        it."""
+        read = _Reader(self._blocking, Run.states)
         async with aclosing(read.items()) as items:
             async for state in items:
-                self._run.state = state
+                self._blocking.learn(state)
                 yield state
 
     async def wait(self, *, check: bool = True) -> AsyncRun:
@@ -237,71 +174,8 @@ class AsyncRun:
             async for _ in states:
                 pass
         if check:
-            self._run.check()
+            self._blocking.check()
         return self
-
-    async def logs(
-        self,
-        job: str | int | None = None,
-        *,
-        follow: bool = False,
-        attempt: str | None = None,
-        offset: int = 0,
-    ) -> AsyncGenerator[Output, None]:
-        """Yield the output of a job, as `Run.logs` does."""
-        read = _Reader(
-            self._run.client,
-            lambda own: self._run.of(own).logs(job, follow=follow, attempt=attempt, offset=offset),
-        )
-        async with aclosing(read.items()) as items:
-            async for piece in items:
-                yield piece
-
-    async def events(
-        self, *, after: int = 0, follow: bool = False
-    ) -> AsyncGenerator[EventView, None]:
-        """Yield what happened to the run, as `Client.events` does."""
-        read = _Reader(
-            self._run.client, lambda own: self._run.of(own).events(after=after, follow=follow)
-        )
-        async with aclosing(read.items()) as items:
-            async for event in items:
-                yield event
-
-    async def metrics(self, job: str | int | None = None) -> MetricsAnswer:
-        """Return what the running jobs use now."""
-        return await asyncio.to_thread(self._run.metrics, job)
-
-    async def metrics_history(
-        self, job: str | int | None = None, *, seconds: float = 3600.0, points: int = 120
-    ) -> MetricsHistoryAnswer:
-        """Return what the jobs used in the last `seconds`, or before their end, for a plot."""
-        return await asyncio.to_thread(
-            self._run.metrics_history, job, seconds=seconds, points=points
-        )
-
-    async def outputs(
-        self, job: str | int | None = None, *, attempt: str | int | None = None
-    ) -> tuple[OutputsView, ...]:
-        """Return what the jobs left, as `Run.outputs` does."""
-        return await asyncio.to_thread(self._run.outputs, job, attempt=attempt)
-
-    async def pull_outputs(
-        self,
-        folder: str | PathLike[str],
-        job: str | int | None = None,
-        *,
-        attempt: str | int | None = None,
-        progress: bool | Tell | None = None,
-    ) -> list[Path]:
-        """Download what the jobs left, as `Run.pull_outputs` does; `progress` is shown from another
-        thread."""
-        pull = self._run.pull_outputs
-        return await asyncio.to_thread(pull, folder, job, attempt=attempt, progress=progress)
-
-    async def explain(self) -> ExplainView:
-        """Return why the run waits."""
-        return await asyncio.to_thread(self._run.explain)
 
     @asynccontextmanager
     async def forward(
@@ -309,66 +183,42 @@ class AsyncRun:
     ) -> AsyncGenerator[LocalPort, None]:
         """Open a local port that leads to a port of a job, within `async with`, as `Run.forward`
         does."""
-        opened = await asyncio.to_thread(self._run.forward, port, local=local, host=host, job=job)
+        forward = self._blocking.forward
+        opened = await asyncio.to_thread(forward, port, local=local, host=host, job=job)
         try:
             yield opened
         finally:
             await asyncio.to_thread(opened.close)
 
-    async def service(self) -> ServiceView:
-        """Return the service that this run is, as `Run.service` does."""
-        return await asyncio.to_thread(self._run.service)
-
-    async def rollback(self, to: int | None = None) -> ServiceView:
-        """Bring an earlier deployment of the service back, as `Run.rollback` does."""
-        return await asyncio.to_thread(self._run.rollback, to)
-
-    async def abort_job(self, job: str | int) -> AsyncRun:
-        """End a job's attempt at once; it comes back under the default retry."""
-        await asyncio.to_thread(self._run.abort_job, job)
-        return self
-
-    async def abandon_job(self, job: str | int) -> AsyncRun:
-        """Let the run go on without a job."""
-        await asyncio.to_thread(self._run.abandon_job, job)
-        return self
-
-    async def interrupt_job(self, job: str | int) -> AsyncRun:
-        """Ask a job to end by itself."""
-        await asyncio.to_thread(self._run.interrupt_job, job)
-        return self
-
-    async def stop(self, *, abort: bool = False) -> AsyncRun:
-        """Stop the run, as `Run.stop` does."""
-        await asyncio.to_thread(self._run.stop, abort=abort)
-        return self
-
-    async def complete(self) -> AsyncRun:
-        """End the run as done now."""
-        await asyncio.to_thread(self._run.complete)
-        return self
-
-    async def suspend(self, *, abort_running: bool = False) -> AsyncRun:
-        """Suspend the run: no placements, retries or triggers."""
-        await asyncio.to_thread(self._run.suspend, abort_running=abort_running)
-        return self
-
-    async def resume(self) -> AsyncRun:
-        """Resume a suspended run."""
-        await asyncio.to_thread(self._run.resume)
-        return self
-
-    async def scale(self, nodes: int, *, group: str = "main") -> AsyncRun:
-        """Change the number of jobs of a group that is no gang."""
-        await asyncio.to_thread(self._run.scale, nodes, group=group)
-        return self
+    refresh = _acting(Run.refresh)
+    logs = _stream(Run.logs)
+    results = _stream(Run.results)
+    events = _stream(Run.events)
+    metrics = _call(Run.metrics)
+    metrics_history = _call(Run.metrics_history)
+    outputs = _call(Run.outputs)
+    pull_outputs = _call(Run.pull_outputs)
+    explain = _call(Run.explain)
+    service = _call(Run.service)
+    rollback = _call(Run.rollback)
+    abort_job = _acting(Run.abort_job)
+    abandon_job = _acting(Run.abandon_job)
+    interrupt_job = _acting(Run.interrupt_job)
+    stop = _acting(Run.stop)
+    complete = _acting(Run.complete)
+    suspend = _acting(Run.suspend)
+    resume = _acting(Run.resume)
+    scale = _acting(Run.scale)
+    retry = _acting(Run.retry)
+    stop_sets = _acting(Run.stop_sets)
+    scale_sweep = _acting(Run.scale_sweep)
 
 
-class _Reader(Generic[T]):
+class _Reader(Generic[B, T]):
     """Reads a blocking stream in a thread of its own, with a client of its own to close."""
 
-    def __init__(self, client: Client, read: Callable[[Client], Iterator[T]]) -> None:
-        self._client = client.another()
+    def __init__(self, blocking: B, read: Callable[[B], Iterator[T]]) -> None:
+        self._own = blocking.another()
         self._read = read
         self._room = threading.Semaphore(_AHEAD)
         self._is_closed = False
@@ -385,14 +235,15 @@ class _Reader(Generic[T]):
             if item.error is not None:
                 raise item.error
         finally:
+            # In this order: a thread that waits for room wakes last, and sees that it is to end.
             self._is_closed = True
-            self._client.close()
+            self._own.close()
             self._room.release()
 
     def _pump(self) -> None:
         error: BaseException | None = None
         try:
-            for item in self._read(self._client):
+            for item in self._read(self._own):
                 self._room.acquire()
                 if self._is_closed:
                     return

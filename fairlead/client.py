@@ -9,18 +9,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
-from controller.api.documents import (
+from fairlead import notebook, outputs, settings
+from fairlead.closing import Closing
+from fairlead.documents import (
+    AttemptOutputsView,
     AttemptView,
+    BatchItem,
     CallerView,
     DeployView,
     EventView,
@@ -37,14 +42,16 @@ from controller.api.documents import (
     SecretView,
     ServiceKeyView,
     ServiceView,
+    SetView,
     WatchLine,
 )
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
-from fairlead import notebook, outputs, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
+from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+from fairlead.model.sweep import SetStatus, Value
 from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
+from fairlead.queries import EventQuery, RunQuery
 from fairlead.rest import (
     ControllerClient,
     decode,
@@ -55,9 +62,10 @@ from fairlead.rest import (
     service_path,
 )
 from fairlead.ssh_keys import public_keys
-from fairlead.submission import submit, with_code, with_code_unsent
+from fairlead.submission import submit, submit_all, with_code, with_code_unsent
+from fairlead.sweeps import all_sets, sets_as_written
 from fairlead.task import Task
-from runner.schemas.frames import Frame, Stream
+from fairlead.wire.frames import Frame, Stream
 
 if TYPE_CHECKING:
     from fairlead.forward import LocalPort
@@ -83,6 +91,39 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """The data as text; bytes that are no UTF-8 become marks."""
         return self.data.decode(errors="replace")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one parameter set of a sweep."""
+
+    number: int
+    parameters: dict[str, Value]
+    status: SetStatus
+    exit_code: int | None
+    """None: its job never ended by itself."""
+    message: str | None
+    job: str | None
+    """The id of its first job, for `logs` and `pull_outputs`; None: it never began."""
+    attempt: str | None
+    outputs: AttemptOutputsView | None
+    """What it left; `Run.pull_outputs` brings it."""
+
+
+_RESULTS_SECONDS = 0.3
+_ENDED_SETS = f"{SetStatus.DONE},{SetStatus.FAILED},{SetStatus.STOPPED}"
+
+
+def _result(one: SetView) -> Result:
+    return Result(
+        number=one.number,
+        parameters=one.parameters,
+        status=one.status,
+        exit_code=one.exit_code,
+        message=one.message,
+        job=one.jobs[0] if one.jobs else None,
+        attempt=one.attempt_id,
+        outputs=one.outputs,
+    )
 
 
 class _Page(Protocol):
@@ -115,7 +156,7 @@ class _Events(msgspec.Struct):
     events: list[EventView]
 
 
-class Client:
+class Client(Closing):
     """A controller, as its user sees it.
 
     Without arguments it talks to the controller that the `fairlead` command would: FAIRLEAD_URL and
@@ -159,17 +200,6 @@ class Client:
         """End all streams of this client, also those of other threads."""
         self.rest.close()
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
 
@@ -184,7 +214,7 @@ class Client:
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         if_exists: IfExists = "error",
-        parent: Run | str | None = None,
+        parent: KnownRun | str | None = None,
     ) -> Run:
         """Submit a run and return it at once.
 
@@ -196,21 +226,83 @@ class Client:
             **self._submission(task, env),
             "name": name,
             "if_exists": if_exists,
-            "parent": parent.id if isinstance(parent, Run) else parent,
+            "parent": None if parent is None else _key(parent),
         }
         data, _ = submit(self.rest, body, self.tell)
         return Run(self, decode(data, RunView))
 
+    def submit_many(
+        self,
+        tasks: Iterable[Source],
+        *,
+        names: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        if_exists: Literal["error", "keep"] = "error",
+        parent: KnownRun | str | None = None,
+    ) -> list[BatchItem]:
+        """Submit many runs with few requests, and return at once what became of each, in their
+        order.
+
+        A refused one keeps none of the others from being made: its `error` says why. `names`: one
+        for each task. The other arguments are those of `submit`, for all of them. Raises
+        InvalidConfiguration before anything is sent.
+        """
+        found = list(tasks)
+        if names is not None and len(names) != len(found):
+            raise UsageError(f"`names` has {len(names)} names for {len(found)} tasks")
+        known: dict[int, dict[str, object]] = {}
+        for task in found:
+            if id(task) not in known:
+                known[id(task)] = self._submission(task, env)
+        bodies = (
+            {
+                **known[id(task)],
+                "name": None if names is None else names[number],
+                "if_exists": if_exists,
+                "parent": None if parent is None else _key(parent),
+            }
+            for number, task in enumerate(found)
+        )
+        return submit_all(self.rest, bodies, self.tell)
+
+    def sweep(
+        self,
+        task: Source,
+        params: Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]],
+        *,
+        max_parallel: int | None = None,
+        stop_after_failures: int | str | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        parent: KnownRun | str | None = None,
+    ) -> Run:
+        """Submit a run that executes the task once for each parameter set, and return it at once.
+
+        `params`: a list of sets, or lists of values by name, of which all combinations are made.
+        `max_parallel`: how many sets run at once. `stop_after_failures`: a number of sets or a
+        share such as "10%". `Run.results` yields what became of each. The other arguments, and what
+        is raised, are those of `submit`.
+        """
+        given = {"max_parallel": max_parallel, "stop_after_failures": stop_after_failures}
+        fields = {key: value for key, value in given.items() if value is not None}
+        swept = _task(task).with_sweep({**sets_as_written(params), **fields})
+        wish = {
+            **self._submission(swept, env),
+            "name": name,
+            "parent": None if parent is None else _key(parent),
+        }
+        data, _ = submit(self.rest, wish, self.tell)
+        return Run(self, decode(data, RunView))
+
     def deploy(
-        self, service: Run | str, task: Source, *, env: Mapping[str, str] | None = None
+        self, service: KnownRun | str, task: Source, *, env: Mapping[str, str] | None = None
     ) -> DeployView:
         """Roll a changed configuration out to a live service; nothing is done when it is the same.
 
         Returns when this is recorded: `Run.service` tells how far it is. The arguments are those of
         `submit`.
         """
-        key = service.id if isinstance(service, Run) else service
-        path = service_path(key, "deployments")
+        path = service_path(_key(service), "deployments")
         return decode(self.rest.post(path, self._submission(task, env)), DeployView)
 
     def _submission(self, task: Source, env: Mapping[str, str] | None) -> dict[str, object]:
@@ -249,15 +341,10 @@ class Client:
 
         `name`: a pattern with `*` and `?`. `status`: only these, finished ones too.
         """
-        data = self.rest.get(
-            "/v1/runs",
-            all=all,
-            limit=limit,
-            status=",".join(status) or None,
-            user=user,
-            name=name,
+        query = RunQuery(
+            all=all, limit=limit, status=",".join(status) or None, user=user, name=name
         )
-        return decode(data, _Runs).runs
+        return decode(self.rest.get("/v1/runs", **query.parameters()), _Runs).runs
 
     def nodes(self) -> list[NodeView]:
         """Return the nodes, with what they have and what of it is in use."""
@@ -268,25 +355,24 @@ class Client:
         """Return what is free now, by the kind of GPU."""
         return offers(self.nodes())
 
-    def outputs(self, run: Run | str) -> tuple[OutputsView, ...]:
+    def outputs(self, run: KnownRun | str) -> tuple[OutputsView, ...]:
         """Return what the run's jobs left in their output folders, as `Run.outputs` does."""
-        key = run.id if isinstance(run, Run) else run
-        return outputs.listed(outputs.read(self.rest, key))
+        return outputs.listed(outputs.read(self.rest, _key(run)))
 
     def events(
-        self, run: Run | str | None = None, *, after: int = 0, follow: bool = False
+        self, run: KnownRun | str | None = None, *, after: int = 0, follow: bool = False
     ) -> Iterator[EventView]:
         """Yield what happened, oldest first; `after` is the `seq` of the last known event.
 
         `follow`: continue, with a run until its end.
         """
-        key = run.id if isinstance(run, Run) else run
+        key = None if run is None else _key(run)
         if follow:
             yield from follow_events(self.rest, key, after, Outages(self.tell))
             return
         while True:
-            data = self.rest.get("/v1/events", run=key, after=after, limit=_PAGE)
-            page = decode(data, _Events).events
+            query = EventQuery(run=key, after=after, limit=_PAGE)
+            page = decode(self.rest.get("/v1/events", **query.parameters()), _Events).events
             yield from page
             if len(page) < _PAGE:
                 return
@@ -335,17 +421,13 @@ class Client:
                 return
 
 
-class Run:
-    """A run. `state` is what is known of it; `refresh` and `wait` renew it."""
+class KnownRun(ABC):
+    """A run as far as it is known; `Run` and `AsyncRun` renew what is known of it."""
 
-    def __init__(self, client: Client, state: RunView) -> None:
-        self.client = client
-        self._rest = client.rest
-        self.state = state
-
-    def of(self, client: Client) -> Run:
-        """Return the same run, asked about through another client."""
-        return Run(client, self.state)
+    @property
+    @abstractmethod
+    def state(self) -> RunView:
+        """What is known of the run."""
 
     @property
     def id(self) -> str:
@@ -380,9 +462,40 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.status}>"
 
+
+def _key(run: KnownRun | str) -> str:
+    """Return the id of a run, or the id or name that was given for one."""
+    return run if isinstance(run, str) else run.id
+
+
+class Run(KnownRun):
+    """A run. `state` is what is known of it; `refresh` and `wait` renew it."""
+
+    def __init__(self, client: Client, state: RunView) -> None:
+        self.client = client
+        self._rest = client.rest
+        self._state = state
+
+    def another(self) -> Run:
+        """Return the same run, asked about through a client of its own."""
+        return Run(self.client.another(), self.state)
+
+    def close(self) -> None:
+        """End all streams of its client."""
+        self.client.close()
+
+    @property
+    def state(self) -> RunView:
+        """What is known of the run; `refresh`, `wait` and `states` renew it."""
+        return self._state
+
+    def learn(self, state: RunView) -> None:
+        """Take what another reader learnt of the run."""
+        self._state = state
+
     def refresh(self) -> Run:
         """Ask for the present state."""
-        self.state = self._rest.run(self.id)
+        self._state = self._rest.run(self.id)
         return self
 
     def states(self, *, timeout: float | None = None) -> Iterator[RunView]:
@@ -390,7 +503,7 @@ class Run:
         so many seconds."""
         for line in self._watched(timeout):
             assert line.run is not None
-            self.state = line.run
+            self._state = line.run
             yield line.run
 
     def wait(
@@ -409,7 +522,7 @@ class Run:
         show = notebook.shower(progress)
         for line in self._watched(timeout):
             assert line.run is not None
-            self.state = line.run
+            self._state = line.run
             if not self.is_final:
                 step = step_of(self.state, line.progress)
                 show(f"{self.name}: {step.text}" + (f" ({step.detail})" if step.detail else ""))
@@ -452,6 +565,42 @@ class Run:
         stored = self._rest.stored_frames(self.id, attempt=chosen, job=found.id, offset=offset)
         for frame in unread(stored, offset):
             yield _output(found, chosen, frame)
+
+    def results(self, *, timeout: float | None = None) -> Iterator[Result]:
+        """Yield what became of each parameter set of a sweep, as the sets end: each once, when its
+        outputs are here, and what never ran at the end. Raises TimeoutError after so many seconds.
+        """
+        known: set[int] = set()
+        counted: tuple[int, ...] | None = None
+        asked_at = float("-inf")
+        for state in self.states(timeout=timeout):
+            if state.sweep is None:
+                raise UsageError(f"{self.name} is no sweep: it has no parameter sets")
+            sweep, is_final = state.sweep, state.status in FINAL_RUN_STATUSES
+            now = (sweep.done, sweep.failed, sweep.stopped, len(state.jobs))
+            if now == counted and not is_final:
+                continue
+            # One question for all that end within a moment: a list has up to 10,000 sets.
+            time.sleep(max(0.0, asked_at + _RESULTS_SECONDS - time.monotonic()))
+            asked_at, counted = time.monotonic(), now
+            for one in all_sets(self._rest, self.id, status=None if is_final else _ENDED_SETS):
+                if one.number not in known and (is_final or one.finished_at is not None):
+                    known.add(one.number)
+                    yield _result(one)
+
+    def retry(self, sets: str | None = None) -> Run:
+        """Run parameter sets of this live sweep again: those that failed, or `sets`, by number
+        (`3,7-9`) or value (`seed=3`), of those that failed or were stopped."""
+        return self._do("sets/retry", {"which": sets})
+
+    def stop_sets(self, sets: str) -> Run:
+        """Stop parameter sets of this live sweep, by number (`3,7-9`) or value (`seed=3`)."""
+        return self._do("sets/stop", {"which": sets})
+
+    def scale_sweep(self, max_parallel: int | None) -> Run:
+        """Change how many parameter sets of this live sweep run at once; None: as many as there is
+        room for."""
+        return self._do("sets/parallel", {"max_parallel": max_parallel})
 
     def lines(self, job: str | int | None = None, *, follow: bool = False) -> Iterator[str]:
         """Yield the output as lines of text, without their ends."""
@@ -588,16 +737,22 @@ class Run:
         return self._do_job(job, "interrupt")
 
     def _do(self, action: str, body: Mapping[str, object]) -> Run:
-        self.state = decode(self._rest.post(run_path(self.id, action), body), RunView)
+        self._state = decode(self._rest.post(run_path(self.id, action), body), RunView)
         return self
 
     def _do_job(self, job: str | int, action: str) -> Run:
         path = job_path(self.id, self._job(job).id, action)
-        self.state = decode(self._rest.post(path, {}), RunView)
+        self._state = decode(self._rest.post(path, {}), RunView)
         return self
 
     def _job(self, key: str | int | None) -> JobView:
-        return find_job(self.state, key)
+        try:
+            return find_job(self.state, key)
+        except UsageError:
+            if self.state.sweep is None:
+                raise
+        # A watch of a sweep tells of the sets that have not ended; the run itself has all.
+        return find_job(self.refresh().state, key)
 
     def _watched(self, timeout: float | None) -> Iterator[WatchLine]:
         with _ending_after(self._rest, timeout, self) as rest:

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from controller.api.documents import RunView
+    from fairlead.documents import RunView
 
 
 class FairleadError(Exception):

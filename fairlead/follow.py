@@ -14,16 +14,16 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
+from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
-    from controller.api.documents import EventView, WatchLine
-    from runner.schemas.frames import Frame
+    from fairlead.documents import EventView, WatchLine
+    from fairlead.wire.frames import Frame
 
 FIRST_WAIT_SECONDS = 0.2
-LONGEST_WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 10.0
 GIVE_UP_SECONDS = 15 * 60.0
 Tell = Callable[[str], None]
 T = TypeVar("T")
@@ -78,8 +78,9 @@ class Patience:
             minutes = round(GIVE_UP_SECONDS / 60)
             raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
         self._outages.lost(error)
+        # Spread, so that all who lost a controller do not come back to it in the same moment.
         self._sleep(self._wait * random.uniform(0.8, 1.2))
-        self._wait = min(LONGEST_WAIT_SECONDS, self._wait * 2)
+        self._wait = min(MAX_WAIT_SECONDS, self._wait * 2)
 
     def found(self) -> None:
         self._outages.found()
@@ -110,10 +111,11 @@ def follow_run(client: ControllerClient, run_id: str, outages: Outages) -> Itera
     patience = Patience(outages)
     while True:
         with patience:
-            for told in client.watch(run_id, patience.found):
-                yield told
-                if told.run is not None and told.run.status in FINAL_RUN_STATUSES:
+            for line in client.watch(run_id, patience.found):
+                yield line
+                if line.run is not None and line.run.status in FINAL_RUN_STATUSES:
                     return
+            # A controller that is stopped ends its streams in good order, long before the run ends.
             raise ConnectionLost(f"the controller at {client.url} ended the watch")
 
 
@@ -162,7 +164,7 @@ def patiently(outages: Outages, ask: Callable[[], T]) -> T:
 
 def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
     """Yield the parts of the frames at or after `offset`, none twice."""
-    from runner.schemas.frames import tail_from
+    from fairlead.wire.frames import tail_from
 
     for frame in frames:
         fresh = tail_from(frame, offset)

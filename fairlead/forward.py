@@ -16,26 +16,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from controller.api.documents import NodeView, RunView
-from controller.configuration.dstack import ports_of
-from controller.configuration.fields import port_mapping
+from fairlead.closing import Closing
+from fairlead.configuration.text.dstack import ports_of
+from fairlead.configuration.values.container import port_mapping
+from fairlead.documents import NodeView, RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
-from fairlead.rest import (
-    CONNECT_SECONDS,
-    ControllerClient,
-    decode,
-    node_path,
-    run_path,
-    why_lost,
-)
+from fairlead.rest import CONNECT_SECONDS, ControllerClient, decode, node_path, run_path, why_lost
 
 LOOPBACKS = ("127.0.0.1", "::1")
 EOF = "eof"
@@ -101,7 +94,7 @@ def _is_on_this_machine(client: ControllerClient, run: str) -> bool:
         return False
     finally:
         asking.close()
-    return any(node.engine == "process" and node.address.startswith("/") for node in nodes)
+    return any(not node.isolation and node.address.startswith("/") for node in nodes)
 
 
 async def _listen(
@@ -171,6 +164,7 @@ class Forwarding:
     def stop(self) -> None:
         """Close the ports and their connections."""
         if self._thread is not None:
+            # A stop right after the start would find no task that it could cancel.
             self._begun.wait()
             self._stop()
             self._thread.join()
@@ -198,7 +192,7 @@ class Forwarding:
         await forwarding
 
 
-class LocalPort:
+class LocalPort(Closing):
     """A local port that leads to a port of a job until it is closed; a context manager closes it.
 
     It stays open while the controller is away: a connection waits up to 30 s for it.
@@ -222,17 +216,6 @@ class LocalPort:
     def close(self) -> None:
         """Close the port and its connections."""
         self._forwarding.stop()
-
-    def __enter__(self) -> LocalPort:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<LocalPort {self.address}>"
@@ -320,6 +303,7 @@ class _Carrier:
             else:
                 self._outages.found()
                 return stream
+            # Spread: a browser opens several connections at once, which all wait here.
             await asyncio.sleep(wait * random.uniform(0.8, 1.2))
             wait *= 2
 
@@ -352,6 +336,8 @@ def _may_pass(error: FairleadError) -> bool:
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:
     connection = writer.get_extra_info("socket")
+    # A linger of 0 s makes close(2) send a reset instead of an end (socket(7)): a program must not
+    # take what it got for all.
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from controller.configuration.convert import ConfigurationError
+from fairlead.configuration.convert import ConfigurationError
 
 NAME = ".fairleadignore"
 IsIgnored = Callable[[str], bool]

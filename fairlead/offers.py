@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.api.documents import NodeView
-from controller.lifecycle.inventory import NodeStatus
+from fairlead.documents import NodeView
+from fairlead.model.statuses import NodeStatus
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from controller.api.documents import OutputsAnswer, OutputsView
-from controller.lifecycle.outputs import OutputsState
+from fairlead.documents import OutputsAnswer, OutputsView
 from fairlead.errors import ConnectionLost, OutputsMissing, UsageError
+from fairlead.model.statuses import OutputsState
 from fairlead.rest import ControllerClient, decode, run_path
 
 Show = Callable[[str], None]
-_TRIES = 5
+_WAITS = (0.2, 0.5, 1.0, 2.0)
+"""Seconds before each further try: a controller that starts again is away for about so long."""
 _SHOWN_BYTES = 4 << 20
 _SHOW_SECONDS = 1.0
 
@@ -80,14 +81,16 @@ def _download(rest: ControllerClient, run: str, one: OutputsView, target: Path, 
     heard = Arriving(one, show, time.monotonic)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for left in reversed(range(_TRIES)):
+        for wait in (*_WAITS, None):
             try:
                 rest.download(path, arriving, heard, attempt=one.attempt_id)
                 break
             except ConnectionLost:
-                if left == 0:
+                if wait is None:
                     raise
+                time.sleep(wait)
         with tarfile.open(arriving, "r:") as archive:
+            # The job chose the names in it: the filter refuses ways out of the folder (PEP 706).
             archive.extractall(target, filter="data")
         arriving.unlink()
     except tarfile.TarError as error:

@@ -8,34 +8,42 @@ from itertools import zip_longest
 
 import msgspec
 
-from common.sizes import human_size
-from controller.api.documents import AttemptView, JobView, RunView
-from controller.lifecycle.reasons import (
+from fairlead.documents import AttemptView, JobView, RunView
+from fairlead.errors import UsageError
+from fairlead.model.answers import Amounts
+from fairlead.model.reasons import (
     ROWS,
     RUN_SENTENCES,
     ReasonClass,
     RetryEvent,
     RunReason,
 )
-from controller.lifecycle.statuses import (
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     AllocationState,
     AttemptStatus,
     IrisState,
     RunStatus,
 )
-from controller.scheduling.answers import Amounts
-from fairlead.errors import UsageError
-from shim.schemas import PullProgress
+from fairlead.sweeps import progress_of
+from fairlead.wire.shim import PullProgress
+from fairlead.wire.sizes import human_size
 
 _BY_ITS_JOBS = (
     RunReason.JOB_FAILED,
     RunReason.RETRY_LIMIT_EXCEEDED,
     RunReason.UNSCHEDULABLE,
+    RunReason.DEPENDENCY_FAILED,
     RunReason.WORKER_FAILED,
 )
-_MOST_ROWS = 20
-_MOST_NODES_NAMED = 8
+_SWEEPING = (
+    RunStatus.PENDING,
+    RunStatus.SUBMITTED,
+    RunStatus.PROVISIONING,
+    RunStatus.RUNNING,
+)
+_MAX_ROWS = 20
+_MAX_NODES_NAMED = 8
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -54,6 +62,8 @@ def step_of(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
         return Step("suspended")
     if run.status is RunStatus.PENDING and run.schedule and run.triggered_at is None:
         return Step(f"scheduled: runs next at {run.next_triggered_at}")
+    if run.sweep is not None and run.status in _SWEEPING and run.sweep.done + run.sweep.failed:
+        return Step("running the sweep", progress_of(run.sweep))
     if run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
         reason = next((job.pending_reason for job in run.jobs if job.pending_reason), None)
         return Step(f"queued: {reason}" if reason else "queued")
@@ -85,7 +95,7 @@ def _preparing_several(run: RunView, progress: Mapping[str, PullProgress]) -> St
     jobs = [job for job in run.jobs if not job.scaled_down]
     states = Counter(job.status for job in jobs)
     counts = ", ".join(f"{number} {status}" for status, number in states.items())
-    rows = tuple(_row(job, progress) for job in jobs[:_MOST_ROWS])
+    rows = tuple(_row(job, progress) for job in jobs[:_MAX_ROWS])
     return Step(f"starting {len(jobs)} jobs", counts, rows=rows)
 
 
@@ -107,7 +117,7 @@ def _collecting(run: RunView) -> str:
 
 def _running(run: RunView) -> str:
     nodes = _nodes(run)
-    if len(nodes) > _MOST_NODES_NAMED:
+    if len(nodes) > _MAX_NODES_NAMED:
         return f"running on {len(nodes)} nodes"
     return f"running on {', '.join(nodes) or 'a node'}"
 
@@ -170,7 +180,7 @@ def find_job(run: RunView, key: str | int | None) -> JobView:
     for job in run.jobs:
         if key is None or str(key) in (job.id, str(job.index), job_name(job)):
             return job
-    names = ", ".join(job_name(job) for job in run.jobs[:_MOST_ROWS]) or "none yet"
+    names = ", ".join(job_name(job) for job in run.jobs[:_MAX_ROWS]) or "none yet"
     raise UsageError(f"{run.name} has no job {key!r}: give one of {names}")
 
 

@@ -20,7 +20,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from common.errors import read_error
 from fairlead.errors import (
     ApiError,
     ClientClosed,
@@ -31,10 +30,14 @@ from fairlead.errors import (
     UsageError,
     api_error,
 )
+from fairlead.wire.decoders import decoder_of
+from fairlead.wire.errors import read_error
 
 
 def why_lost(error: Exception) -> str:
     """Return errors of sockets, TLS, HTTP and WebSocket clients in words."""
+    # The first four are OSErrors too. The number of a gaierror is one of getaddrinfo(3), which
+    # strerror(3) takes for another error.
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not trusted ({error.verify_message})"
@@ -55,9 +58,9 @@ def why_lost(error: Exception) -> str:
 
 
 if TYPE_CHECKING:
-    from controller.api.documents import EventView, RunView, WatchLine
-    from controller.blobs import Part
-    from runner.schemas.frames import Frame
+    from fairlead.documents import EventView, RunView, WatchLine
+    from fairlead.wire.blobs import Part
+    from fairlead.wire.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -71,7 +74,7 @@ _CLOSED = "the client was closed: make another one"
 _LOST = (OSError, http.client.HTTPException)
 
 
-def _told(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
+def _counted(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(READ_BYTES):
         yield piece
         sent(content.tell())
@@ -84,7 +87,7 @@ class _Missing(msgspec.Struct, frozen=True):
 def _of_parts(
     content: BinaryIO, parts: Sequence[Part], wanted: frozenset[str], sent: Callable[[int], None]
 ) -> Iterator[bytes]:
-    told = 0
+    count = 0
     for part in parts:
         if part.sha256 not in wanted:
             content.seek(part.size, os.SEEK_CUR)
@@ -93,8 +96,8 @@ def _of_parts(
         while left and (piece := content.read(min(left, READ_BYTES))):
             yield piece
             left -= len(piece)
-            told += len(piece)
-            sent(told)
+            count += len(piece)
+            sent(count)
 
 
 class ControllerClient:
@@ -130,6 +133,7 @@ class ControllerClient:
             streams = tuple(self._streams)
         for stream in streams:
             with suppress(OSError):
+                # shutdown(2) wakes a thread that waits in recv(2), close(2) does not.
                 socket.socket.shutdown(stream, socket.SHUT_RDWR)  # below TLS: it has a reader
 
     @contextmanager
@@ -167,6 +171,10 @@ class ControllerClient:
             response = self._open(connection, "POST", "/v1/runs", body=body)
             return self._read(response), response.status
 
+    def submit_together(self, body: object) -> bytes:
+        """Submit several runs as one act. Return the JSON of all of them."""
+        return self.post("/v1/runs/together", body)
+
     def has_upload(self, digest: str) -> bool:
         try:
             self.get(f"/v1/blobs/{digest}")
@@ -180,7 +188,7 @@ class ControllerClient:
         """Upload the file; `digest` is its sha256. `sent` is told how many bytes are on their
         way."""
         with file.open("rb") as content:
-            pieces = _told(content, sent)
+            pieces = _counted(content, sent)
             self._put(f"/v1/blobs/{digest}", pieces, file.stat().st_size)
 
     def missing_parts(self, digest: str, parts: Sequence[Part]) -> frozenset[str]:
@@ -237,7 +245,7 @@ class ControllerClient:
                 return
             if response.status >= 400:
                 raise self.refusal(response.status, self._read(response))
-            if response.status != 206:
+            if response.status != 206:  # a server may ignore Range (RFC 9110, 14.2)
                 content.truncate(0)
                 have = 0
             left = int(response.headers.get("Content-Length") or 0)
@@ -245,6 +253,7 @@ class ControllerClient:
                 content.write(piece)
                 have, left = have + len(piece), left - len(piece)
                 heard(have)
+            # http.client raises no IncompleteRead for reads of a given size.
             if left > 0:
                 raise self.lost(ConnectionResetError())
 
@@ -255,7 +264,7 @@ class ControllerClient:
         return self._request("DELETE", path, query=query)
 
     def run(self, key: str) -> RunView:
-        from controller.api.documents import RunView
+        from fairlead.documents import RunView
 
         return decode(self.get(run_path(key)), RunView)
 
@@ -265,26 +274,26 @@ class ControllerClient:
         `heard` is called for heartbeats too, here and in the other streams: they show that the
         controller is there.
         """
-        from controller.api.documents import WatchLine
+        from fairlead.documents import WatchLine
 
         for line in self._lines(run_path(key, "watch")):
             heard()
-            told = decode(line, WatchLine)
-            if told.run is not None:
-                yield told
+            parsed = decode(line, WatchLine)
+            if parsed.run is not None:
+                yield parsed
 
     def watched_events(
         self, run: str | None, cursor: int, heard: Callable[[], None]
     ) -> Iterator[EventView]:
         """Yield the events of `GET /v1/events/watch`, without heartbeats."""
-        from controller.api.documents import EventLine
+        from fairlead.documents import EventLine
 
         path = self._target("/v1/events/watch", {"run": run, "cursor": cursor})
         for line in self._lines(path.removeprefix(self._base)):
             heard()
-            told = decode(line, EventLine)
-            if told.event is not None:
-                yield told.event
+            parsed = decode(line, EventLine)
+            if parsed.event is not None:
+                yield parsed.event
 
     def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
         """Yield the log as it is stored now."""
@@ -307,8 +316,10 @@ class ControllerClient:
                     additional_headers=self._headers(),
                     open_timeout=CONNECT_SECONDS,
                     close_timeout=2.0,
+                    # Compression costs CPU for each byte of a log.
                     compression=None,
                     max_size=MAX_MESSAGE_BYTES,
+                    # websockets would use the environment's proxy, which http.client does not.
                     proxy=None,
                 ) as stream,
                 self._open_stream(stream.socket),
@@ -317,6 +328,7 @@ class ControllerClient:
                 heard()
                 yield from _frames(_binary(message) for message in iter(stream.recv, None))
         except ConnectionClosed as closed:
+            # 1000: it ended as it should (RFC 6455, 7.4.1).
             if closed.rcvd is None or closed.rcvd.code != 1000:
                 raise self.lost(ConnectionResetError()) from None
         except InvalidStatus as refused:
@@ -356,6 +368,7 @@ class ControllerClient:
             if not line:
                 self._refuse_when_closed()
                 return
+            # The controller was killed within a line, which http.client takes for the end.
             if not line.endswith(b"\n"):
                 raise self.lost(ConnectionResetError())
             yield line
@@ -463,7 +476,7 @@ def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
     """Return the answer as `shape`. Raises UnexpectedAnswer for one that this version does
     not know."""
     try:
-        return msgspec.json.decode(data, type=shape)
+        return decoder_of(shape).decode(data)
     except msgspec.MsgspecError as error:
         raise UnexpectedAnswer(
             f"the controller's answer is not understood ({error}); are command and controller of "
@@ -472,7 +485,7 @@ def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
 
 
 def _frames(pieces: Iterable[bytes]) -> Iterator[Frame]:
-    from runner.schemas.frames import BadFrame, Decoder
+    from fairlead.wire.frames import BadFrame, Decoder
 
     decoder = Decoder()
     try:

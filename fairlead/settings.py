@@ -105,6 +105,8 @@ def save(saved: SavedControllers) -> None:
     content = msgspec.json.format(msgspec.json.encode(saved), indent=2)
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A command with the same pid may have been killed here. O_EXCL: the file is new, and nobody
+        # else has it open.
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content + b"\n")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.ssh_keys import KINDS
 from fairlead.errors import UsageError
+from fairlead.wire.public_keys import KINDS
 
 VARIABLE = "FAIRLEAD_SSH_KEY"
-_MOST_KEYS = 32
-_MOST_BYTES = 1 << 14
+_MAX_KEYS = 32
+_MAX_BYTES = 1 << 14
 
 
 def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
         return (key,)
     files = sorted((home / ".ssh").glob("*.pub"))
     found = (_line(file) for file in files)
-    return tuple(dict.fromkeys(key for key in found if key is not None))[:_MOST_KEYS]
+    return tuple(dict.fromkeys(key for key in found if key is not None))[:_MAX_KEYS]
 
 
 def _public(path: Path) -> Path:
@@ -41,7 +41,7 @@ def _line(path: Path) -> str | None:
     """Return the key without its comment, which often names a person and a machine."""
     try:
         with path.open(encoding="ascii") as file:
-            words = file.read(_MOST_BYTES).split()
+            words = file.read(_MAX_BYTES).split()
     except (OSError, UnicodeDecodeError):
         return None
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in KINDS else None

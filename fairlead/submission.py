@@ -6,20 +6,29 @@ A submission carries a key of its own, so it is safe to repeat when its answer i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.dstack import marked
-from controller.configuration.parse import parse
-from controller.configuration.source import Document, SourceError, load, with_environment
-from fairlead.errors import ConnectionLost, InvalidConfiguration, UsageError
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.text.dstack import marked
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import Document, SourceError, load
+from fairlead.errors import ConnectionLost, FairleadError, InvalidConfiguration, UsageError
 from fairlead.follow import Outages, Patience, Tell, follow_run
 from fairlead.rest import ControllerClient, decode
 
+if TYPE_CHECKING:
+    from fairlead.documents import BatchItem
+T = TypeVar("T")
 SUBMIT_TRIES = 5
+_REQUEST_BYTES = 1 << 20
+"""A controller takes twice as much; a larger run goes alone."""
 _KEPT, _ENDING = 200, 202
 
 
@@ -41,12 +50,55 @@ def completed(
 
     Raises InvalidConfiguration with file, line, field and what is allowed.
     """
+    configuration = filled(document, environ, overrides)
+    require_valid(document, configuration)
+    return configuration
+
+
+def filled(document: Document, environ: Mapping[str, str], overrides: Mapping[str, str]) -> object:
+    """Return the complete configuration, which nothing has checked. Raises InvalidConfiguration for
+    a variable that is not set."""
     try:
-        filled = with_environment(document.data, environ, overrides)
-        parse(filled)
+        return with_environment(document.data, environ, overrides)
     except ConfigurationError as error:
         raise InvalidConfiguration(document.explain(error)) from None
-    return filled
+
+
+def require_valid(document: Document, configuration: object) -> None:
+    """Raise InvalidConfiguration, with file, line, field and what is allowed, for the first
+    error."""
+    from fairlead.configuration.parse import parse  # 20 ms, which a plain task saves
+
+    try:
+        parse(configuration)
+    except ConfigurationError as error:
+        raise InvalidConfiguration(document.explain(error)) from None
+
+
+@contextmanager
+def checked_if_it_fails(document: Document, configuration: object) -> Iterator[None]:
+    """Explain the failure of a submission by what is wrong with the file, if something is.
+
+    The controller checks each configuration; only its refusal is worth the check here, which knows
+    the line.
+    """
+    try:
+        yield
+    except FairleadError:
+        require_valid(document, configuration)
+        raise
+
+
+def with_overrides(document: Document, assignments: Sequence[str]) -> Document:
+    """Return the document with the fields of these `FIELD=VALUE`. Raises InvalidConfiguration."""
+    if not assignments:
+        return document
+    from fairlead.configuration.text.overrides import overridden
+
+    try:
+        return replace(document, data=overridden(document.data, assignments))
+    except ConfigurationError as error:
+        raise InvalidConfiguration(str(error)) from None
 
 
 def given_variables(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -73,11 +125,12 @@ def with_code(
     tell: Tell,
     document: Document | None = None,
 ) -> object:
-    """Return the configuration with its `repos` and `files` uploaded.
+    """Return the configuration with its `repos` and `files` uploaded, and its sweep's file read.
 
     Paths in it are relative to `base`; `name` is the configuration's in errors, which name a line
     of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
     """
+    configuration = _with_sets(configuration, base, name, document)
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
     from fairlead.upload import send_code  # few runs bring code
@@ -86,6 +139,22 @@ def with_code(
         return send_code(rest, configuration, base, environ, tell)
     except ConfigurationError as error:
         raise _invalid(error, name, document) from None
+
+
+def _with_sets(configuration: object, base: Path, name: str, document: Document | None) -> object:
+    """Return the configuration with the parameter sets of its sweep's file."""
+    sweep = configuration.get("sweep") if isinstance(configuration, dict) else None
+    if not isinstance(configuration, dict) or not isinstance(sweep, dict) or "file" not in sweep:
+        return configuration
+    from fairlead.configuration.parse import parse
+    from fairlead.set_files import with_sets  # few sweeps have a file
+
+    try:
+        filled = {**configuration, "sweep": with_sets(sweep, base)}
+        parse(filled)
+    except ConfigurationError as error:
+        raise _invalid(error, name, document) from None
+    return filled
 
 
 def _invalid(
@@ -103,6 +172,7 @@ def with_code_unsent(
 ) -> object:
     """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
     InvalidConfiguration."""
+    configuration = _with_sets(configuration, base, name, document)
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
     from fairlead.upload import as_if_sent  # few runs bring code
@@ -120,28 +190,80 @@ def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tu
     """
     keyed = {**body, "client_key": uuid.uuid4().hex}
     while True:
-        data, status = _submit_once(rest, keyed, tell)
+        data, status = _repeated(partial(rest.submit, keyed), tell)
         if status != _ENDING:
             return data, status == _KEPT
         _await_end(rest, data, tell)
 
 
-def _submit_once(
-    rest: ControllerClient, keyed: Mapping[str, object], tell: Tell
-) -> tuple[bytes, int]:
+def submit_all(
+    rest: ControllerClient, bodies: Iterable[Mapping[str, object]], tell: Tell
+) -> list[BatchItem]:
+    """Submit the runs in requests of many; return the answer to each, in their order.
+
+    Each has a client key, so that a request whose answer is lost is repeated. Raises ApiError when
+    a request as a whole is refused, ConnectionLost.
+    """
+    from fairlead.documents import BatchAnswer
+
+    answers: list[BatchItem] = []
+    for runs in _in_requests(bodies):
+        data = _repeated(partial(rest.post, "/v1/runs:batch", {"runs": runs}), tell)
+        answers += decode(data, BatchAnswer).results
+    return answers
+
+
+def _in_requests(bodies: Iterable[Mapping[str, object]]) -> Iterator[list[msgspec.Raw]]:
+    """Yield the runs of each request, encoded."""
+    from fairlead.documents import MAX_BATCH
+
+    runs: list[msgspec.Raw] = []
+    size = 0
+    for body in bodies:
+        run = msgspec.json.encode({**body, "client_key": uuid.uuid4().hex})
+        if runs and (len(runs) == MAX_BATCH or size + len(run) > _REQUEST_BYTES):
+            yield runs
+            runs, size = [], 0
+        runs.append(msgspec.Raw(run))
+        size += len(run)
+    if runs:
+        yield runs
+
+
+def _repeated(ask: Callable[[], T], tell: Tell) -> T:
+    """Return the answer to a request that may be repeated. Raises ApiError, ConnectionLost."""
     patience = Patience(Outages(tell))
     for _ in range(SUBMIT_TRIES - 1):
         try:
-            return rest.submit(keyed)
+            return ask()
         except ConnectionLost as error:
+            # No controller got it: the URL may be wrong, which no wait would show.
             if error.refused:
                 raise
             patience.lost(error)
-    return rest.submit(keyed)
+    return ask()
+
+
+def submit_together(
+    rest: ControllerClient, bodies: Sequence[Mapping[str, object]], tell: Tell
+) -> bytes:
+    """Submit several runs as one act. Return the JSON of all of them. Raises ApiError,
+    ConnectionLost."""
+    keyed = {"runs": [{**body, "client_key": uuid.uuid4().hex} for body in bodies]}
+    patience = Patience(Outages(tell))
+    for _ in range(SUBMIT_TRIES - 1):
+        try:
+            return rest.submit_together(keyed)
+        except ConnectionLost as error:
+            # No controller got it: the URL may be wrong, which no wait would show.
+            if error.refused:
+                raise
+            patience.lost(error)
+    return rest.submit_together(keyed)
 
 
 def _await_end(rest: ControllerClient, data: bytes, tell: Tell) -> None:
-    from controller.api.documents import RunView
+    from fairlead.documents import RunView
 
     before = decode(data, RunView)
     tell(f"{before.name} ({before.id}) is being stopped; waiting for its end")

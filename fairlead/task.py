@@ -9,78 +9,81 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from controller.configuration.source import Document, SourceError, read
+from fairlead.configuration.text.source import Document, SourceError, read
 from fairlead.errors import InvalidConfiguration
 from fairlead.submission import completed, read_document
 
 Mapped = Mapping[str, Any]
-Strings = Sequence[str]
-Duration = str | int | float | bool
 
 
 class TaskFields(TypedDict, total=False):
     """The fields of docs/configuration.md; values as in the YAML."""
 
-    name: str
-    dialect: str
-    groups: Sequence[Mapped]
     nodes: int
     gang: bool | Mapped
     share_nodes: bool
+    image: str
+    python: float | str
+    nvcc: bool
+    setup: Sequence[str]
+    commands: Sequence[str]
+    entrypoint: str | Sequence[str]
+    shell: str
+    env: Mapping[str, float | str] | Sequence[str]
+    working_dir: str
+    user: int | str
+    resources: Mapped
+    constraints: Sequence[str | Mapped]
+    fleets: str | Sequence[str | Mapped] | Sequence[str]
+    volumes: Sequence[str | Mapped]
+    name: str
+    dialect: str
+    on_parent_end: str
+    on_disconnect: str | Mapped
+    max_duration: bool | float | str
+    stop_duration: float | str
+    stop_signal: str
+    restart_exit_code: int
+    log_quota: str
+    fail_on_log_quota: bool
+    retry: bool | Mapped
+    priority: int
+    band: str
+    scheduling_timeout: bool | float | str
+    pull_policy: str
+    registry_auth: Mapped
+    repos: Sequence[str | Mapped]
+    files: Sequence[str | Mapped]
+    secrets: Mapping[str, str] | Sequence[str]
+    ports: Sequence[int | str]
+    tty: bool
+    env_style: Sequence[str]
+    outputs: Sequence[str]
+    core_dumps: bool | int
+    buckets: Sequence[Mapped]
+    ssh: bool | str
+    privileged: bool
+    cap_add: Sequence[str]
+    cap_drop: Sequence[str]
+    ulimits: Mapping[str, int | str]
+    pids_limit: int
+    read_only_root: bool
+    groups: Sequence[Mapped]
     monitoring: str
     placement: str
     startup_order: str
-    schedule: str | Strings
-    reincarnation_timeout: Duration
-    on_parent_end: str
-    on_disconnect: str | Mapped
-    image: str
-    python: str | float
-    nvcc: bool
-    setup: Strings
-    commands: Strings
-    entrypoint: str | Strings
-    shell: str
-    env: Mapping[str, str | int | float] | Strings
-    working_dir: str
-    user: str
-    resources: Mapped
-    constraints: Sequence[str | Mapped]
-    fleets: str | Strings
-    volumes: Sequence[str | Mapped]
-    max_duration: Duration
-    stop_duration: Duration
-    stop_signal: str
-    restart_exit_code: int
-    log_quota: str | int
-    fail_on_log_quota: bool
-    retry: bool | Mapped
+    after: str | Mapped | Sequence[str | Mapped]
+    begin: float | str
+    start_before: float | str
+    on_time_limit: str
+    schedule: str | Mapped | Sequence[str]
+    sweep: Mapped
+    reincarnation_timeout: float | str
     stop_criteria: str
     max_failed_jobs: int
     max_failed_attempts: int
     fail_on_job_restart: bool
     restart_completed_jobs: bool
-    priority: int
-    band: str
-    scheduling_timeout: Duration
-    pull_policy: str
-    registry_auth: Mapping[str, str]
-    repos: Sequence[str | Mapped]
-    files: Sequence[str | Mapped]
-    secrets: Mapping[str, str] | Strings
-    ports: Sequence[int | str]
-    tty: bool
-    env_style: Strings
-    outputs: Strings
-    core_dumps: bool | int
-    buckets: Sequence[Mapping[str, str]]
-    ssh: str
-    privileged: bool
-    cap_add: Strings
-    cap_drop: Strings
-    ulimits: Mapped
-    pids_limit: int
-    read_only_root: bool
     init: bool
 
 
@@ -122,6 +125,14 @@ class Task:
         task = cls()
         task._document, task._base = document, base
         return task
+
+    def with_sweep(self, sweep: Mapping[str, object]) -> Task:
+        """Return the task with this `sweep`, instead of its own."""
+        data = self._document.data
+        if not isinstance(data, dict):
+            return self
+        swept = msgspec.structs.replace(self._document, data={**data, "sweep": sweep})
+        return self._of(swept, self._base)
 
     @property
     def name(self) -> str:

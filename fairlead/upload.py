@@ -29,13 +29,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from controller.blobs import MAX_PARTS, Part
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.schema import FileFields, RepoFields, RunFields
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.runs.common import RunFields
+from fairlead.configuration.values.files import FileFields, RepoFields
 from fairlead.errors import ApiError
 from fairlead.ignored import IsIgnored, ignored_in
 from fairlead.rest import ControllerClient
+from fairlead.wire.blobs import MAX_PARTS, Part
 
 _SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
 _SECONDS = 120.0
@@ -99,6 +100,8 @@ def difference(root: Path, commit: str, is_ignored: IsIgnored | None = None) -> 
         else:
             _git(root, "read-tree", commit, env=env)
             _add_kept(root, commit, is_ignored, Path(own) / "names", env)
+        # The user's configuration (diff.external, diff.noprefix) must not make a diff that the
+        # node's `git apply` refuses.
         options = ("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv")
         prefixes = ("--no-renames", "--src-prefix=a/", "--dst-prefix=b/")
         unit = ("--ignore-submodules=all", "--cached", commit, "--")
@@ -110,11 +113,13 @@ def _add_kept(
 ) -> None:
     """Bring the index of `env`, which is at the commit, to the folder's content."""
     before = _kept(_git(root, "ls-tree", "-r", "-z", "--name-only", commit), is_ignored)
+    # The user's index lists files that were deleted since, and git refuses to add those.
     now = (name for name in git_files(root, is_ignored) if os.path.lexists(root / name))
     added = sorted({*before, *(name for name in now if not name.endswith("/"))})
     if added:
         names.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
         chosen = (f"--pathspec-from-file={names}", "--pathspec-file-nul")
+        # Else names with * or a leading colon are patterns (gitglossary(7), pathspec).
         literal = {**env, "GIT_LITERAL_PATHSPECS": "1"}
         _git(root, "add", "--all", "--force", *chosen, env=literal)
 
@@ -195,6 +200,7 @@ def _run(
     folder: Path, arguments: tuple[str, ...], env: Mapping[str, str], *, may_fail: bool = False
 ) -> subprocess.CompletedProcess[bytes]:
     argv = ["git", "-C", str(folder), "-c", "core.quotePath=true", *arguments]
+    # Without optional locks, a git command that the user gives meanwhile does not fail (git(1)).
     whole = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **env}
     try:
         done = subprocess.run(argv, capture_output=True, timeout=_SECONDS, env=whole, check=False)
@@ -441,10 +447,13 @@ def _add(archive: tarfile.TarFile, name: str, source: Path, field: str) -> None:
             archive.addfile(info)
             return
         with source.open("rb") as content:
+            # The file may have changed since lstat(2), and the header must say what follows.
             info.size = os.fstat(content.fileno()).st_size
             archive.addfile(info, content)
     except OSError as error:
-        raise ConfigurationError(field, f"{source} can't be read: {error.strerror}") from None
+        raise ConfigurationError(
+            field, f"{source} can't be read: {error.strerror or error}"
+        ) from None
 
 
 def _member(name: str, source: Path, field: str) -> tarfile.TarInfo:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from controller.api.documents import (
+from fairlead.documents import (
+    AfterView,
     AllocationView,
     AttemptOutputsView,
     AttemptView,
+    BatchItem,
     CallerView,
     ChangeView,
     ChildView,
@@ -27,6 +29,7 @@ from controller.api.documents import (
     MetricsAnswer,
     MetricsHistoryAnswer,
     NewServiceKeyView,
+    NodeAllowsView,
     NodeEventView,
     NodeView,
     OccurrenceView,
@@ -42,37 +45,31 @@ from controller.api.documents import (
     ServiceGroupView,
     ServiceKeyView,
     ServiceView,
+    SetView,
+    SweepView,
     SwitchView,
     TokenView,
     UnderWayView,
 )
-from controller.lifecycle.dev_environment import Ide
-from controller.lifecycle.model import (
-    Band,
-    Role,
-    RunType,
-)
-from controller.lifecycle.outputs import OutputsState
-from controller.lifecycle.reasons import (
-    Reason,
-    RunReason,
-)
-from controller.lifecycle.services.policy import DeploymentState
-from controller.lifecycle.statuses import (
+from fairlead.model.answers import Amounts, NodeAnswer, PlannedPlace, Waiting
+from fairlead.model.beginning import SameJob, When
+from fairlead.model.dev_environment import Ide
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.service import DeploymentState
+from fairlead.model.spec import Band, Role, RunType
+from fairlead.model.statuses import (
     AllocationState,
     AttemptStatus,
     IrisState,
+    OutputsState,
     RunStatus,
 )
-from controller.scheduling.answers import (
-    Amounts,
-    NodeAnswer,
-    PlannedPlace,
-    Waiting,
-)
-from shim.schemas import GpuMetrics
+from fairlead.model.sweep import SetStatus
+from fairlead.wire.errors import ErrorDetail
+from fairlead.wire.shim import GpuMetrics
 
 __all__ = [
+    "AfterView",
     "AllocationState",
     "AllocationView",
     "Amounts",
@@ -80,6 +77,7 @@ __all__ = [
     "AttemptStatus",
     "AttemptView",
     "Band",
+    "BatchItem",
     "CallerView",
     "ChangeView",
     "ChildView",
@@ -87,6 +85,7 @@ __all__ = [
     "DeploymentState",
     "DeploymentView",
     "DevEnvironmentView",
+    "ErrorDetail",
     "EventView",
     "ExplainView",
     "GpuMetricPoint",
@@ -105,6 +104,7 @@ __all__ = [
     "MetricsAnswer",
     "MetricsHistoryAnswer",
     "NewServiceKeyView",
+    "NodeAllowsView",
     "NodeAnswer",
     "NodeEventView",
     "NodeView",
@@ -123,13 +123,18 @@ __all__ = [
     "RunSummary",
     "RunType",
     "RunView",
+    "SameJob",
     "ScaleView",
     "SecretView",
     "ServiceGroupView",
     "ServiceKeyView",
     "ServiceView",
+    "SetStatus",
+    "SetView",
+    "SweepView",
     "SwitchView",
     "TokenView",
     "UnderWayView",
     "Waiting",
+    "When",
 ]

@@ -12,15 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from controller.proxy.access import hidden_headers, secret_of
-from controller.proxy.view import Admission, Service
-from controller.service.errors import Forbidden, NotFound, Unauthenticated, Unavailable
-from controller.store.base import KEY_PREFIX, digest
-from gateway.schemas import Answer
+from common.proxy.access import hidden_headers, secret_of
+from common.proxy.view import Admission, Service
+from common.refusals import Forbidden, NotFound, Unauthenticated, Unavailable
+from common.tokens import KEY_PREFIX, digest
+from fairlead.wire.gateway import Answer
 
 REMEMBERED_SECONDS = 60.0
 AWAY_SECONDS = 3600.0
-MOST_KNOWN = 10_000
+MAX_KNOWN = 10_000
 
 
 class ControllerAway(Exception):
@@ -38,7 +38,7 @@ class _Known(msgspec.Struct):
 
 
 class AskingAccess:
-    """Admits as the controller says (`controller.proxy.view.Access`). `now`: seconds that only
+    """Admits as the controller says (`common.proxy.view.Access`). `now`: seconds that only
     grow. `admitted` is called with the run and the digest of one that was let in, once a minute."""
 
     def __init__(
@@ -81,9 +81,10 @@ class AskingAccess:
         """Forget a token or key, and end its streams."""
         for key in [key for key in self._known if key[1] == proof]:
             del self._known[key]
+        # It moves to the dictionary's end, so that the oldest revocation is forgotten first.
         self._revoked.pop(proof, None)
         self._revoked[proof] = object()
-        if len(self._revoked) > MOST_KNOWN:
+        if len(self._revoked) > MAX_KNOWN:
             del self._revoked[next(iter(self._revoked))]
         for end in tuple(self._ends.get(proof, ())):
             end()
@@ -109,7 +110,7 @@ class AskingAccess:
             ) from None
         if self._revoked.get(proof) is not revoked:  # maybe after this answer
             return await self._answer(service, proof, is_key=is_key)
-        if len(self._known) >= MOST_KNOWN:
+        if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[key] = _Known(answer, now)
         if answer.allowed:

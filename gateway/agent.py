@@ -1,4 +1,4 @@
-"""The agent put together: the controller's link, the way of requests, and certificates.
+"""The agent as a process (`serve`), and its parts: the controller's link, requests, certificates.
 
 It serves two unix sockets: one for the controller, through SSH, and one for HAProxy, which has all
 requests from outside. What it serves is on disk, so it goes on while the controller is away.
@@ -23,35 +23,36 @@ import msgspec
 from aiohttp import web
 
 from common.http import is_our_failure, json_response
+from common.links.host_keys import public_line
+from common.proxy import headers, models
+from common.proxy.entry import Proxy, Settings, tidy
+from common.proxy.forwarding import ProxyLimits
+from common.proxy.outliers import Outliers
+from common.proxy.site import Site
 from common.sockets import BACKLOG
-from controller.links.ssh import public_line
-from controller.proxy import headers, models
-from controller.proxy.entry import Proxy, Settings, tidy
-from controller.proxy.forwarding import ProxyLimits
-from controller.proxy.outliers import Outliers
-from controller.proxy.site import Site
-from gateway import caddy
-from gateway.access import AskingAccess
-from gateway.caddy import CaddyRefused
-from gateway.certificates import BadFile, HostCertificates, Pair, check_files
-from gateway.fast_path import FastPath, LogSocket, fast_services
-from gateway.haproxy import ADMITTED, Haproxy, Limits, Places, Ports
-from gateway.link import ControllerLink
-from gateway.links import NodeLinks
-from gateway.reach import ReplicaReach
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     HEALTH_PATH,
     LINK_PATH,
     Applied,
     Certificate,
     Certificates,
-    GroupCounts,
+    Counts,
     Hello,
     InFlight,
     Reached,
     Snapshot,
     Wake,
 )
+from gateway import caddy
+from gateway.access import AskingAccess
+from gateway.caddy import CaddyRefused
+from gateway.certificates import BadFile, HostCertificates, Pair, check_files
+from gateway.fast_path import FastPath, LogSocket
+from gateway.fast_plan import fast_services
+from gateway.haproxy import ADMITTED, Haproxy, Limits, Places, Ports
+from gateway.link import ControllerLink
+from gateway.links import NodeLinks
+from gateway.reach import ReplicaReach
 from gateway.served import GatewayTraffic, SnapshotServices, service_of
 from gateway.ssh_forwards import SshForwards
 from gateway.state import AgentState, StateUnusable
@@ -86,6 +87,39 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentCannotStart(Exception):
     """The message says what the operator must change."""
+
+
+async def serve(options: Options, ready: Callable[[], None]) -> None:
+    """Run the agent until SIGTERM or SIGINT. Raises AgentCannotStart."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    state = AgentState(options.data)
+    try:
+        identity = await asyncio.to_thread(state.identity)
+        known = await asyncio.to_thread(state.snapshot)
+    except StateUnusable as error:
+        raise AgentCannotStart(str(error)) from error
+    agent = Agent(options, state, identity)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(agent.close)
+        keeping = asyncio.create_task(agent.keep_certificates(), name="settings")
+        stack.callback(keeping.cancel)
+        if known is not None:
+            agent.begin(known, is_known=True)
+        await _listen(stack, traffic_app(agent), options.traffic, None)
+        _start_fast_path(stack, agent, options, state.key)
+        if known is not None:
+            applied = await agent.take(known)
+            if applied.error is not None:
+                log.warning("%s", applied.error)
+        # Last: the snapshot from the disk must not replace a newer one of the controller.
+        await _listen(stack, control_app(agent), options.socket, options.group)
+        ready()
+        await stop.wait()
+        await agent.link.close()  # else its handler would use up the time for requests
+        if agent.fast_path is not None:
+            await agent.fast_path.close(SHUTDOWN_SECONDS)
 
 
 class Agent:
@@ -157,7 +191,7 @@ class Agent:
         """Answer requests by this snapshot. `is_known`: it was served in an earlier life."""
         before, self._snapshot = self._snapshot, snapshot
         self.nodes.update(snapshot.nodes)
-        replicas = [one for told in snapshot.services for one in service_of(told).replicas]
+        replicas = [one for each in snapshot.services for one in service_of(each).replicas]
         self._reach.update(replicas, are_known=is_known)
         self.services.update(snapshot, self._reach.reached)
         settings = (snapshot.limits, snapshot.browsers)
@@ -189,8 +223,8 @@ class Agent:
         if self.fast_path is not None:
             self.fast_path.admitted(run_id, digest)
 
-    def take_counts(self) -> tuple[GroupCounts, ...]:
-        return self.traffic.take()
+    def take_counts(self) -> Counts:
+        return Counts(groups=self.traffic.take(), ejected=self._outliers.seconds_left())
 
     def in_flight(self) -> InFlight:
         known = self._snapshot
@@ -312,12 +346,12 @@ class Agent:
         name = headers.service_of_host(host, known.domain)
         if name is None:
             return _refusal(404, f"there is no service at {host}")
-        told = self.services.told(name)
-        may_be_plain = told is not None and told.https == "off"
+        offered = self.services.offered(name)
+        may_be_plain = offered is not None and offered.https == "off"
         is_plain = request.headers.get("X-Forwarded-Proto") == "http"
         if is_plain and known.certificate.kind != "none" and not may_be_plain:
             return web.Response(status=308, headers={"Location": _secure(request, self._options)})
-        if name == MODELS_NAME and told is None:
+        if name == MODELS_NAME and offered is None:
             if not headers.origin_form(request.raw_path).startswith(models.MODELS + "/"):
                 return _refusal(404, f"{host} has the services' models below {models.MODELS}")
             return await proxy.answer_as(request, None)
@@ -368,38 +402,6 @@ def _version() -> str:
 
 
 _VERSION = _version()
-
-
-async def serve(options: Options, ready: Callable[[], None]) -> None:
-    """Run the agent until SIGTERM or SIGINT. Raises AgentCannotStart."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    state = AgentState(options.data)
-    try:
-        identity = await asyncio.to_thread(state.identity)
-        known = await asyncio.to_thread(state.snapshot)
-    except StateUnusable as error:
-        raise AgentCannotStart(str(error)) from error
-    agent = Agent(options, state, identity)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(agent.close)
-        keeping = asyncio.create_task(agent.keep_certificates(), name="settings")
-        stack.callback(keeping.cancel)
-        if known is not None:
-            agent.begin(known, is_known=True)
-        await _listen(stack, traffic_app(agent), options.traffic, None)
-        _start_fast_path(stack, agent, options, state.key)
-        if known is not None:
-            applied = await agent.take(known)
-            if applied.error is not None:
-                log.warning("%s", applied.error)
-        await _listen(stack, control_app(agent), options.socket, options.group)
-        ready()
-        await stop.wait()
-        await agent.link.close()  # else its handler would use up the time for requests
-        if agent.fast_path is not None:
-            await agent.fast_path.close(SHUTDOWN_SECONDS)
 
 
 def _start_fast_path(
@@ -480,6 +482,7 @@ def _held_by_systemd(path: Path) -> socket.socket | None:
         if held.getsockname() == str(path):
             held.setblocking(False)
             return held
+        # Closing it would close the descriptor, which another call of this function returns.
         held.detach()
     return None
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gateway.schemas import Certificate
+from fairlead.wire.gateway import Certificate
 
 _SECONDS = 20.0
 
@@ -59,6 +59,7 @@ def _issuer(certificate: Certificate, challenges: int) -> dict[str, Any]:
         "challenges": {
             "bind_host": "127.0.0.1",
             "http": {"alternate_port": challenges},
+            # HAProxy has port 443; it passes only the HTTP challenge on to Caddy.
             "tls-alpn": {"disabled": True},
         },
     }
@@ -101,9 +102,9 @@ async def apply(config: dict[str, Any], admin: str) -> None:
         ) from error
 
 
-def _refusal(said: str) -> CaddyRefused:
+def _refusal(answer: str) -> CaddyRefused:
     """Say what Caddy answered."""
     with contextlib.suppress(msgspec.DecodeError):
-        said = msgspec.json.decode(said, type=dict[str, str]).get("error", said)
-    field = "certificate" if "tls" in said else "host"
-    return CaddyRefused(f"Caddy refuses its configuration: {said[:500]}", field)
+        answer = msgspec.json.decode(answer, type=dict[str, str]).get("error", answer)
+    field = "certificate" if "tls" in answer else "host"
+    return CaddyRefused(f"Caddy refuses its configuration: {answer[:500]}", field)

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from common.durable import write_durably
+from fairlead.wire.gateway import Certificate, HostCertificate
 from gateway.haproxy import HaproxyAway, HaproxyRefused
-from gateway.schemas import Certificate, HostCertificate
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
@@ -145,7 +145,7 @@ class HostCertificates:
         self._hosts: frozenset[str] = frozenset()
         self._others: frozenset[str] = frozenset()
         self._source: Pair | Path | None = None
-        self._is_told = False
+        self._is_set = False
         """There was an update: until then, what an earlier agent left is shown on."""
         self._found: tuple[HostCertificate, ...] = ()
         self._given: dict[str, str] | None = None
@@ -153,16 +153,16 @@ class HostCertificates:
         self._refused: dict[str, str] = {}
         """Why HAProxy refused what it was given, by name."""
         self._life = ""
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
     def update(
         self, hosts: Iterable[str], source: Pair | Path | None, *, others: Iterable[str] = ()
     ) -> None:
-        """Show certificates for exactly these hosts, and for `others`, of which nothing is told.
+        """Show certificates for exactly these hosts, and for `others`, which are not reported.
         `source`: one for all, or Caddy's storage; None: there are none."""
         self._hosts, self._others = frozenset(hosts), frozenset(others)
-        self._source, self._is_told = source, True
-        self._news.set()
+        self._source, self._is_set = source, True
+        self._updated.set()
 
     def found(self) -> tuple[HostCertificate, ...]:
         return self._found
@@ -170,13 +170,13 @@ class HostCertificates:
     async def keep(self) -> None:
         """Look again and again until cancelled."""
         while True:
-            if self._is_told:
+            if self._is_set:
                 await self._look()
             is_waiting = any(one.error is not None for one in self._found)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SOON_SECONDS if is_waiting else LOOK_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._updated.wait()
+            self._updated.clear()
 
     async def _look(self) -> None:
         hosts, others, source = self._hosts, self._others, self._source
@@ -187,8 +187,8 @@ class HostCertificates:
         except (HaproxyAway, HaproxyRefused, OSError) as error:
             self._given, pairs = None, {}
             why = f"HAProxy does not show it: {error}"
-        told = sorted(hosts) if source is not None else ()
-        found = tuple(self._told(host, pairs, why) for host in told)
+        expected = sorted(hosts) if source is not None else ()
+        found = tuple(self._state_of(host, pairs, why) for host in expected)
         if self._found != found:
             self._found = found
             self._changed()
@@ -207,6 +207,7 @@ class HostCertificates:
             return
         for name in fresh:
             await self._give(name, pairs[name].content)
+        # Before the files go: HAProxy does not start if the list names a missing one.
         await asyncio.to_thread(
             self._list, sorted(self._given.keys() - gone - self._refused.keys())
         )
@@ -229,7 +230,7 @@ class HostCertificates:
             log.error("HAProxy refuses the certificate for %s: %s", name, refused)
         self._given[name] = content
 
-    def _told(self, host: str, pairs: dict[str, Pair], why_none: str) -> HostCertificate:
+    def _state_of(self, host: str, pairs: dict[str, Pair], why_none: str) -> HostCertificate:
         name = host if host in pairs else _FILES
         why = self._refused.get(name, why_none)
         if name not in pairs or name in self._refused:

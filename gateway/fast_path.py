@@ -17,26 +17,34 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
-from controller.links.base import LinkError
-from controller.proxy.outliers import Outliers
-from controller.proxy.view import Replica, Service
+from common.links.errors import LinkError
+from common.proxy.outliers import Outliers
+from common.proxy.view import Replica
+from common.streams import PortStream
+from fairlead.wire.errors import AgentError, AgentUnavailable
+from fairlead.wire.gateway import GatewayNode
+from gateway.fast_plan import (
+    CloseServer,
+    Command,
+    DrainServer,
+    FastPlan,
+    FastService,
+    LimitServer,
+    OpenServer,
+    Server,
+    ServerKey,
+    SetWay,
+    UnsetWay,
+)
 from gateway.haproxy import (
-    NEW_REQUESTS,
-    SERVERS,
-    SLOTS,
     Haproxy,
     HaproxyAway,
     HaproxyRefused,
     Limits,
-    ServerCounts,
 )
 from gateway.links import raw_socket
-from gateway.schemas import GatewayNode, GatewayService, Snapshot
 from gateway.served import GatewayTraffic
 from gateway.ssh_forwards import ForwardFailed, SshForwards
-from runner.client import PortStream, RunnerError, RunnerUnavailable
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
@@ -60,64 +68,6 @@ class Links(Protocol):
     async def connect(self, replica: Replica) -> PortStream: ...
 
 
-class FastService(msgspec.Struct, frozen=True, kw_only=True):
-    """A service that may have the fast path. `ways`: scheme and host of its requests; `is_guarded`:
-    they need a token."""
-
-    run_id: str
-    ways: tuple[str, ...]
-    is_guarded: bool = False
-    eject_for: float | None = None
-    replicas: tuple[Replica, ...]
-
-
-def fast_services(
-    snapshot: Snapshot, serves: Callable[[str], Service | None]
-) -> dict[str, FastService]:
-    """Return the services that may have the fast path, by run. `serves` returns a service with the
-    replicas that get requests."""
-    has_certificate = snapshot.certificate.kind != "none"
-    found = {}
-    for told in snapshot.services:
-        service = serves(told.name)
-        if service is None or not service.replicas or not _is_plain(told):
-            continue
-        schemes = ("https", "http") if told.https == "off" else ("https",)
-        found[told.run_id] = FastService(
-            run_id=told.run_id,
-            ways=tuple(f"{one}|{told.host}" for one in (schemes if has_certificate else ("http",))),
-            replicas=service.replicas,
-            is_guarded=told.auth,
-            eject_for=told.eject_for,
-        )
-    return found
-
-
-def _is_plain(told: GatewayService) -> bool:
-    return not (told.rate_limits or told.headers)
-
-
-class _Server(msgspec.Struct, kw_only=True):
-    """A replica as a server of HAProxy. `is_open`: it gets requests; `counted`: HAProxy told its
-    counts since it was drained."""
-
-    replica: Replica
-    run_id: str
-    slot: str
-    name: str
-    path: Path
-    is_local: bool
-    is_open: bool = True
-    is_drained: bool = False
-    is_ejected: bool = False
-    counted: bool = False
-    in_flight: int = 0
-    requests: int = 0
-    errors: int = 0
-    limit: int = NEW_REQUESTS
-    """It gets no more requests at once."""
-
-
 class FastPath:
     """Keeps HAProxy in step with the services. `emptied` is called when the last request of a
     draining replica has ended; `place` returns the socket of a slot's server."""
@@ -133,38 +83,21 @@ class FastPath:
         outliers: Outliers,
     ) -> None:
         self._haproxy = haproxy
-        self._forwards = forwards(self._lost)
         self._links = links
         self._traffic = traffic
         self._emptied = emptied
-        self._place = place
         self._outliers = outliers
-        self._wanted: dict[str, FastService] = {}
+        self._plan = FastPlan()
+        self._sockets = _Sockets(forwards(self._lost), place)
+        self._replicas = _Preparing()
         self._limits = Limits()
-        self._slots: dict[str, str] = {}
-        self._ways: dict[str, bool] = {}
-        """Those that are open, and whether they are guarded."""
-        self._servers: dict[str, _Server] = {}
-        self._by_name: dict[tuple[str, str], _Server] = {}
-        self._without: set[str] = set()
-        """Replicas whose node has no raw sockets."""
-        self._tasks: dict[Replica, asyncio.Task[None]] = {}
-        self._free: set[tuple[str, str]] = set()
-        """Slots and servers that nothing uses."""
-        self._reserved: set[tuple[str, str]] = set()
-        """Those whose sockets are being made or taken away."""
-        self._clearing: set[asyncio.Task[None]] = set()
-        self._said: dict[str, str] = {}
-        self._is_known = False
-        """HAProxy holds what is noted here."""
-        self._life = ""
-        self._rises = False
-        """A replica was let have more requests at the last look, and may need more still."""
+        self._life: str | None = None
+        """The life of the HAProxy that holds what the plan notes; None: none does."""
         self._is_closing = False
         now = asyncio.get_running_loop().time()
         self._leftovers_until: float | None = now + LEFTOVER_SECONDS
         self._lock = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     # -- what the agent says ----------------------------------------------------------------
 
@@ -172,79 +105,69 @@ class FastPath:
         """Serve this. When it returns, a replica that is not wanted gets no new requests."""
         if self._is_closing:
             return
-        self._wanted = wanted
+        self._plan.wanted = wanted
         async with self._lock:
             before, self._limits = self._limits, limits
-            if self._is_known and before != self._limits:
-                await self._guarded(self._set_limits())
+            if self._life is not None and before != self._limits:
+                await self._guarded(self._haproxy.set_limits(self._limits))
             await self._guarded(self._withdraw())
-        self._news.set()
+        self._changed.set()
 
     def changed(self, wanted: dict[str, FastService]) -> None:
         """Serve this soon."""
         if not self._is_closing:
-            self._wanted = wanted
-            self._news.set()
+            self._plan.wanted = wanted
+            self._changed.set()
 
     def admitted(self, run_id: str, proof: str) -> None:
         """Let the token with this SHA-256 into the service for some time."""
-        if run_id in self._slots and not self._is_closing:
-            self._clear_away(self._open_door(run_id, proof))
+        if self._plan.slot_of(run_id) is not None and not self._is_closing:
+            self._sockets.in_background(self._admit(run_id, proof))
 
     def revoked(self, proof: str) -> None:
         """Let the token with this SHA-256 into no service."""
-        self._clear_away(self._close_doors(proof))
+        self._sockets.in_background(self._revoke(proof))
 
-    async def _open_door(self, run_id: str, proof: str) -> None:
+    async def _admit(self, run_id: str, proof: str) -> None:
         async with self._lock:
-            slot = self._slots.get(run_id)
-            if slot is not None and self._is_known:
-                await self._guarded(self._haproxy.open_door(slot, proof))
+            slot = self._plan.slot_of(run_id)
+            if slot is not None and self._life is not None:
+                await self._guarded(self._haproxy.admit(slot, proof))
 
-    async def _close_doors(self, proof: str) -> None:
+    async def _revoke(self, proof: str) -> None:
         async with self._lock:
-            for slot in self._slots.values():
-                if self._is_known:
-                    await self._guarded(self._haproxy.close_door(slot, proof))
+            for slot in self._plan.slots:
+                if self._life is not None:
+                    await self._guarded(self._haproxy.revoke(slot, proof))
 
     def in_flight(self) -> dict[str, int]:
         """Return the requests at each replica that has any, or may have while it is drained."""
-        counts = {}
-        for id, server in self._servers.items():
-            known = server.in_flight
-            if server.is_drained and not server.counted:
-                known = max(known, 1)
-            if known:
-                counts[id] = known
-        return counts
+        return self._plan.in_flight()
 
     async def run(self) -> None:
         """Keep HAProxy in step until cancelled."""
         while True:
-            drains = any(server.is_drained for server in self._servers.values())
-            soon = drains or self._rises
+            drains = any(server.is_drained for server in self._plan.servers)
+            soon = drains or self._plan.needs_more
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SOON_LOOK_SECONDS if soon else LOOK_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._changed.wait()
+            self._changed.clear()
             async with self._lock:
                 await self._guarded(self._match())
 
     async def close(self, seconds: float) -> None:
         """Send all requests to the agent, and wait up to `seconds` for those in flight."""
-        self._wanted, self._is_closing = {}, True
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._plan.wanted, self._is_closing = {}, True
+        await self._replicas.close()
         async with self._lock:
             await self._guarded(self._withdraw())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    while self._servers:
+                    while self._plan.servers:
                         await self._guarded(self._match())
                         await asyncio.sleep(SOON_LOOK_SECONDS)
-        await asyncio.gather(*self._clearing, return_exceptions=True)
-        await self._forwards.close()
+        await self._sockets.close()
 
     # -- HAProxy ----------------------------------------------------------------------------
 
@@ -253,147 +176,100 @@ class FastPath:
         try:
             await doing
         except HaproxyAway as away:
-            if self._is_known:
+            if self._life is not None:
                 log.warning("HAProxy is away: %s", away)
-            await self._forget()
+            self._forget()
         except HaproxyRefused as refused:
             log.error("HAProxy is set anew, because it refused: %s", refused)
-            self._is_known = False
+            self._life = None
 
-    async def _forget(self) -> None:
-        self._is_known = False
-        self._ways.clear()
-        self._slots.clear()
-        for server in tuple(self._servers.values()):
+    async def _do(self, commands: Iterable[Command]) -> None:
+        """Perform the commands, in their order. Raises HaproxyAway, HaproxyRefused."""
+        for command in commands:
+            match command:
+                case OpenServer(key):
+                    await self._haproxy.open_server(*key)
+                case DrainServer(key):
+                    await self._haproxy.drain_server(*key)
+                case CloseServer(key):
+                    await self._haproxy.close_server(*key)
+                case LimitServer(key, requests):
+                    await self._haproxy.limit_server(*key, requests)
+                case SetWay(way, slot, is_guarded):
+                    await self._haproxy.set_way(way, slot, is_guarded=is_guarded)
+                case UnsetWay(way, is_guarded):
+                    await self._haproxy.unset_way(way, is_guarded=is_guarded)
+
+    def _forget(self) -> None:
+        self._life = None
+        self._plan.forget()
+        for server in self._plan.servers:
             self._drop(server)
 
-    def _drop(self, server: _Server) -> None:
+    def _drop(self, server: Server) -> None:
         """Forget a server that HAProxy does not use any more."""
-        del self._servers[server.replica.id]
-        del self._by_name[(server.slot, server.name)]
+        self._plan.drop(server)
         self._count(server, server.requests, server.errors, 0)
-        key = (server.slot, server.name)
-        self._reserved.add(key)
-        self._clear_away(self._unlink(key, server.replica, server.path, is_local=server.is_local))
+        self._sockets.take_away(server.key, server.replica, is_local=server.is_local)
         self._emptied(server.replica.id)
 
     async def _begin(self) -> None:
         """Take away all that HAProxy has from an earlier life of the agent."""
-        self._life = await self._haproxy.life()
+        life = await self._haproxy.life()
         await self._haproxy.forget_ways()
-        await self._forget()
+        self._forget()
         for one in await self._haproxy.counts():
             if not one.is_closed:
                 await self._haproxy.close_server(one.slot, one.server)
-        await self._set_limits()
-        self._is_known = True
-
-    async def _set_limits(self) -> None:
         await self._haproxy.set_limits(self._limits)
+        self._life = life
 
     async def _withdraw(self) -> None:
-        """Take the ways and replicas that are not wanted out of traffic."""
-        if not self._is_known:
+        if self._life is None:
             await self._begin()
-        ways = {way: one.is_guarded for one in self._wanted.values() for way in one.ways}
-        for way, is_guarded in tuple(self._ways.items()):
-            if ways.get(way) is not is_guarded:
-                await self._haproxy.unset_way(way, is_guarded=is_guarded)
-                del self._ways[way]
-        wanted = {replica.id for one in self._wanted.values() for replica in one.replicas}
-        for id, server in self._servers.items():
-            if id not in wanted and not server.is_drained:
-                await self._haproxy.drain_server(server.slot, server.name)
-                server.is_drained = True
-            elif id in wanted and server.is_drained and server.is_open:
-                await self._haproxy.open_server(server.slot, server.name)
-                server.is_drained = False
+        await self._do(self._plan.withdraw())
 
     async def _match(self) -> None:
         await self._withdraw()
         await self._look()
-        await self._set_request_limits()
-        await self._set_ejected()
-        for service in self._wanted.values():
-            slot = self._slot(service.run_id)
-            for replica in service.replicas:
-                if slot is not None and self._needs_server(replica):
-                    self._start(replica, self._prepare(service.run_id, replica))
-            await self._set_ways(service, slot)
-        used = {server.run_id for server in self._servers.values()}
-        self._slots = {
-            id: slot for id, slot in self._slots.items() if id in self._wanted or id in used
-        }
-        replicas = [replica for one in self._wanted.values() for replica in one.replicas]
-        replicas += [*self._tasks, *(server.replica for server in self._servers.values())]
-        await self._forwards.keep_nodes({replica.node_id for replica in replicas})
-        ids = {replica.id for replica in replicas}
-        self._without &= ids
-        self._said = {id: said for id, said in self._said.items() if id in ids}
-
-    def _slot(self, run_id: str) -> str | None:
-        if run_id not in self._slots:
-            taken = set(self._slots.values())
-            free = next((slot for slot in SLOTS if slot not in taken), None)
-            if free is None:
-                return None
-            self._slots[run_id] = free
-        return self._slots[run_id]
-
-    async def _set_ways(self, service: FastService, slot: str | None) -> None:
-        """Open the service's ways while it has an open server, and no replica that can have
-        none: that one would get no requests."""
-        ids = [replica.id for replica in service.replicas]
-        serving = any(id in self._servers and self._servers[id].is_open for id in ids)
-        is_fast = slot is not None and serving and self._without.isdisjoint(ids)
-        for way in service.ways:
-            if is_fast and way not in self._ways:
-                assert slot is not None
-                await self._haproxy.set_way(way, slot, is_guarded=service.is_guarded)
-                self._ways[way] = service.is_guarded
-            elif not is_fast and way in self._ways:
-                await self._haproxy.unset_way(way, is_guarded=self._ways.pop(way))
+        await self._do(self._plan.limit_requests())
+        await self._eject()
+        for run_id, replica in self._plan.without_server():
+            if not self._is_closing and not self._replicas.has(replica):
+                self._replicas.start(replica, self._prepare(run_id, replica))
+        await self._do(self._plan.open_ways())
+        replicas = self._plan.tidy(also=self._replicas.all())
+        await self._sockets.keep_nodes({replica.node_id for replica in replicas})
+        self._replicas.forget_others({replica.id for replica in replicas})
 
     async def _look(self) -> None:
         """Read the counts; remove servers that are drained and have no requests left."""
         counts = {(one.slot, one.server): one for one in await self._haproxy.counts()}
+        # After the counts: those of another life begin at zero and cannot be compared.
         if await self._haproxy.life() != self._life:
             log.warning("HAProxy was started again; it is set anew")
             await self._begin()
             return
-        for key, server in list(self._by_name.items()):
-            self._note(server, counts[key])
+        for server in self._plan.servers:
+            found = counts[server.key]
+            if self._count(server, found.requests, found.errors, found.in_flight):
+                self._emptied(server.replica.id)
             if server.is_drained and not server.in_flight:
                 server.is_open = False
-                await self._haproxy.close_server(server.slot, server.name)
+                await self._haproxy.close_server(*server.key)
                 self._drop(server)
-        others = {key: one for key, one in counts.items() if key not in self._by_name}
-        self._free = {key for key, one in others.items() if one.is_unused} - self._reserved
+        others = {key: one for key, one in counts.items() if self._plan.server_at(key) is None}
+        unused = {key for key, one in others.items() if one.is_unused}
+        self._plan.set_free(unused - self._sockets.busy)
         if self._leftovers_until is not None:
             in_use = any(one.in_flight for one in others.values())
             if not in_use or asyncio.get_running_loop().time() > self._leftovers_until:
                 self._leftovers_until = None
-                self._clear_away(self._forwards.end_leftovers())
+                self._sockets.end_leftovers()
 
-    async def _set_request_limits(self) -> None:
-        """Let each replica have the requests that it has, and some new ones. So a burst waits in
-        HAProxy, and a replica gets as many slow requests as come."""
-        self._rises = False
-        for server in tuple(self._servers.values()):
-            limit = (server.in_flight // NEW_REQUESTS + 1) * NEW_REQUESTS
-            if limit != server.limit:
-                self._rises |= limit > server.limit
-                await self._haproxy.limit_server(server.slot, server.name, limit)
-                server.limit = limit
-
-    def _note(self, server: _Server, counts: ServerCounts) -> None:
-        was_busy = server.in_flight > 0 or not server.counted
-        self._count(server, counts.requests, counts.errors, counts.in_flight)
-        server.counted = server.is_drained
-        if server.is_drained and was_busy and not server.in_flight:
-            self._emptied(server.replica.id)
-
-    def _count(self, server: _Server, requests: int, errors: int, in_flight: int) -> None:
+    def _count(self, server: Server, requests: int, errors: int, in_flight: int) -> bool:
+        """Note HAProxy's counts. Return whether the server is drained and its last request has
+        ended."""
         self._traffic.count_elsewhere(
             server.run_id,
             server.replica.group,
@@ -402,25 +278,15 @@ class FastPath:
             errors=errors - server.errors,
             in_flight=in_flight,
         )
-        server.requests, server.errors, server.in_flight = requests, errors, in_flight
+        return server.note(requests=requests, errors=errors, in_flight=in_flight)
+
+    async def _eject(self) -> None:
+        commands = self._plan.eject(self._outliers.out_of)
+        await self._do(commands)
+        if any(isinstance(command, OpenServer) for command in commands):
+            self._changed.set()
 
     # -- replicas ---------------------------------------------------------------------------
-
-    def _needs_server(self, replica: Replica) -> bool:
-        is_new = replica.id not in self._servers and replica not in self._tasks
-        return is_new and not self._is_closing
-
-    def _start(self, replica: Replica, doing: Coroutine[None, None, None]) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            if self._tasks.get(replica) is task:
-                del self._tasks[replica]
-
-        self._tasks[replica] = asyncio.create_task(doing, name=f"fast path to {replica.id}")
-        self._tasks[replica].add_done_callback(ended)
-
-    def _is_wanted(self, run_id: str, replica: Replica) -> bool:
-        service = self._wanted.get(run_id)
-        return service is not None and replica in service.replicas
 
     async def _prepare(self, run_id: str, replica: Replica) -> None:
         """Make the replica a server."""
@@ -428,133 +294,77 @@ class FastPath:
             node = self._links.node(replica)
             async with asyncio.timeout(TRY_SECONDS):
                 has_one = await self._links.has_raw_socket(replica)
-            (self._without.discard if has_one else self._without.add)(replica.id)
+            self._plan.has_raw_socket(replica, has_one)
             if has_one:
                 await self._add(run_id, replica, node)
-                self._said.pop(replica.id, None)
+                self._replicas.worked(replica)
                 return
         except (LinkError, ForwardFailed, OSError) as error:
-            if self._said.get(replica.id) != str(error):
-                self._said[replica.id] = str(error)
-                log.warning("no fast path to replica %s: %s", replica.id, error or "no answer")
+            self._replicas.failed(replica, error)
+        # The task lasts that long, so that no look begins the next try at once.
         await asyncio.sleep(AGAIN_SECONDS)
 
     async def _add(self, run_id: str, replica: Replica, node: GatewayNode) -> None:
         """Raises ForwardFailed, OSError."""
-        slot = self._slots.get(run_id)
-        name = next((one for one in SERVERS if (slot, one) in self._free), None)
-        if slot is None or name is None:
+        key = self._plan.take_free(run_id)
+        if key is None:
             return
-        key, path = (slot, name), self._place(slot, name)
-        self._free.discard(key)
-        self._reserved.add(key)
-        try:
-            await self._link(replica, path, node)
-        except BaseException:
-            self._reserved.discard(key)
-            raise
+        await self._sockets.make(key, replica, node)
         async with self._lock:
-            if not self._is_known or not self._is_wanted(run_id, replica):
-                self._clear_away(self._unlink(key, replica, path, is_local=node.local))
+            # While ssh made the socket, HAProxy may have restarted, and the replica may have left.
+            if self._life is None or not self._plan.wants(run_id, replica):
+                self._sockets.take_away(key, replica, is_local=node.local)
                 return
-            self._reserved.discard(key)
-            server = _Server(
-                replica=replica,
-                run_id=run_id,
-                slot=slot,
-                name=name,
-                path=path,
-                is_local=node.local,
-            )
-            self._servers[replica.id] = self._by_name[key] = server
+            self._sockets.busy.discard(key)
+            server = Server(replica=replica, run_id=run_id, key=key, is_local=node.local)
+            self._plan.add(server)
             await self._guarded(self._begin_counts(server))
-        self._news.set()
+        self._changed.set()
 
-    async def _begin_counts(self, server: _Server) -> None:
+    async def _begin_counts(self, server: Server) -> None:
         for one in await self._haproxy.counts():
-            if (one.slot, one.server) == (server.slot, server.name):
+            # HAProxy counts from its start on: so far these are of earlier replicas.
+            if (one.slot, one.server) == server.key:
                 server.requests, server.errors = one.requests, one.errors
-        await self._haproxy.limit_server(server.slot, server.name, server.limit)
-        await self._haproxy.open_server(server.slot, server.name)
-
-    async def _link(self, replica: Replica, path: Path, node: GatewayNode) -> None:
-        """Let the socket lead to the replica. Raises ForwardFailed."""
-        if node.local:
-            await asyncio.to_thread(_lead, path, raw_socket(replica.socket))
-        else:
-            await self._forwards.open(node, raw_socket(replica.socket), path)
-
-    async def _unlink(
-        self, key: tuple[str, str], replica: Replica, path: Path, *, is_local: bool
-    ) -> None:
-        if is_local:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        else:
-            remote = raw_socket(replica.socket)
-            await self._forwards.close_one(replica.node_id, remote, path)
-        self._reserved.discard(key)
-
-    def _clear_away(self, doing: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(doing, name="clear away")
-        self._clearing.add(task)
-        task.add_done_callback(self._clearing.discard)
+        await self._do([LimitServer(server.key, server.limit), OpenServer(server.key)])
 
     def _lost(self, node_id: str) -> None:
         """The connection to a node broke, and its sockets are gone."""
-        for server in self._servers.values():
+        for server in self._plan.servers:
             if server.replica.node_id == node_id and not server.is_local:
                 self._suspect(server, is_gone=True)
 
-    def _suspect(self, server: _Server, *, is_gone: bool = False) -> None:
+    def _suspect(self, server: Server, *, is_gone: bool = False) -> None:
         """Send it no requests until it has answered."""
         if server.is_open and not server.is_drained:
             server.is_open = False
-            self._start(server.replica, self._heal(server, is_gone=is_gone))
+            self._replicas.start(server.replica, self._heal(server, is_gone=is_gone))
 
-    async def _heal(self, server: _Server, *, is_gone: bool) -> None:
+    async def _heal(self, server: Server, *, is_gone: bool) -> None:
         async with self._lock:
-            await self._guarded(self._close(server))
-        while not is_gone and self._servers.get(server.replica.id) is server:
+            await self._guarded(self._do(self._plan.close(server)))
+        while not is_gone and self._plan.has(server):
             if await self._answers(server.replica):
-                is_gone = not await self._is_there(server.path)
+                # The agent has a connection of its own; HAProxy's way leads through another ssh.
+                is_gone = not await self._sockets.is_there(server.key)
                 if not is_gone:
                     async with self._lock:
-                        await self._guarded(self._open(server))
+                        await self._guarded(self._do(self._plan.open(server)))
+                    self._changed.set()
                     return
             await asyncio.sleep(LOOK_SECONDS)
         async with self._lock:
-            if self._servers.get(server.replica.id) is server:
+            if self._plan.has(server):
                 server.is_drained = True
-        self._news.set()
-
-    async def _close(self, server: _Server) -> None:
-        if self._servers.get(server.replica.id) is server:
-            await self._haproxy.close_server(server.slot, server.name)
-            service = self._wanted.get(server.run_id)
-            if service is not None:
-                await self._set_ways(service, server.slot)
-
-    async def _open(self, server: _Server) -> None:
-        if self._servers.get(server.replica.id) is server and not server.is_drained:
-            await self._haproxy.open_server(server.slot, server.name)
-            server.is_open = True
-            self._news.set()
+        self._changed.set()
 
     async def _answers(self, replica: Replica) -> bool:
         try:
             async with asyncio.timeout(TRY_SECONDS):
                 stream = await self._links.connect(replica)
-        except (LinkError, RunnerError, RunnerUnavailable, TimeoutError):
+        except (LinkError, AgentError, AgentUnavailable, TimeoutError):
             return False
         stream.writer.close()
-        return True
-
-    async def _is_there(self, path: Path) -> bool:
-        try:
-            _, writer = await asyncio.open_unix_connection(path)
-        except OSError:
-            return False
-        writer.close()
         return True
 
     # -- the log of HAProxy -----------------------------------------------------------------
@@ -566,37 +376,128 @@ class FastPath:
             cells = line.split()
             if len(cells) not in (4, 5):
                 continue
-            server = self._by_name.get((cells[0].decode(), cells[1].decode()))
+            server = self._plan.server_at((cells[0].decode(), cells[1].decode()))
             if server is None:
                 continue
             if cells[2].isdigit():
                 seconds = int(cells[2]) / 1000
                 self._traffic.took_elsewhere(server.run_id, server.replica.group, seconds)
+            # HAProxy's manual, 8.5: `S` is a session that the server ended or refused.
             if cells[3].startswith(b"S"):
                 self._suspect(server)
             elif cells[-1].isdigit():
                 self._judge(server, int(cells[-1]))
 
-    def _judge(self, server: _Server, status: int) -> None:
+    def _judge(self, server: Server, status: int) -> None:
         """Count an answer; eject a replica that only fails."""
-        service = self._wanted.get(server.run_id)
+        service = self._plan.wanted.get(server.run_id)
         if service is not None and self._outliers.note(
             server.replica.id, service.replicas, service.eject_for, failed=status >= 500
         ):
-            self._news.set()
+            self._changed.set()
 
-    async def _set_ejected(self) -> None:
-        """Send ejected replicas no requests, whether HAProxy or the agent saw their failures."""
-        for server in tuple(self._servers.values()):
-            service = self._wanted.get(server.run_id)
-            ejected = () if service is None else self._outliers.out_of(service.replicas)
-            is_ejected = server.replica.id in ejected
-            if is_ejected and server.is_open and not server.is_drained:
-                server.is_open, server.is_ejected = False, True
-                await self._close(server)
-            elif server.is_ejected and not is_ejected:
-                server.is_ejected = False
-                await self._open(server)
+
+class _Preparing:
+    """The tasks that make replicas servers, or wait until they answer again; and what was last
+    logged of each replica."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+        self._logged: dict[str, str] = {}
+
+    def has(self, replica: Replica) -> bool:
+        return replica in self._tasks
+
+    def all(self) -> list[Replica]:
+        return list(self._tasks)
+
+    def start(self, replica: Replica, doing: Coroutine[None, None, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            # A replica that is suspected gets a second task while the first one still ends.
+            if self._tasks.get(replica) is task:
+                del self._tasks[replica]
+
+        self._tasks[replica] = asyncio.create_task(doing, name=f"fast path to {replica.id}")
+        self._tasks[replica].add_done_callback(ended)
+
+    def worked(self, replica: Replica) -> None:
+        self._logged.pop(replica.id, None)
+
+    def failed(self, replica: Replica, error: Exception) -> None:
+        """Log why there is no server; the same reason only once."""
+        if self._logged.get(replica.id) != str(error):
+            self._logged[replica.id] = str(error)
+            log.warning("no fast path to replica %s: %s", replica.id, error or "no answer")
+
+    def forget_others(self, ids: set[str]) -> None:
+        self._logged = {id: why for id, why in self._logged.items() if id in ids}
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Sockets:
+    """The sockets of HAProxy's servers, which lead to replicas. `place` returns the path of one."""
+
+    def __init__(self, forwards: SshForwards, place: Callable[[str, str], Path]) -> None:
+        self.busy: set[ServerKey] = set()
+        """The servers whose sockets are being made or taken away."""
+        self._forwards = forwards
+        self._place = place
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def make(self, key: ServerKey, replica: Replica, node: GatewayNode) -> None:
+        """Let the server's socket lead to the replica; the server stays busy. Raises ForwardFailed,
+        OSError."""
+        self.busy.add(key)
+        path, target = self._place(*key), raw_socket(replica.socket)
+        try:
+            if node.local:
+                await asyncio.to_thread(_lead, path, target)
+            else:
+                await self._forwards.open(node, target, path)
+        except BaseException:
+            self.busy.discard(key)
+            raise
+
+    def take_away(self, key: ServerKey, replica: Replica, *, is_local: bool) -> None:
+        """Take the server's socket away, in the background; it is busy until that is done."""
+        self.busy.add(key)
+        self.in_background(self._take_away(key, replica, is_local=is_local))
+
+    async def _take_away(self, key: ServerKey, replica: Replica, *, is_local: bool) -> None:
+        path = self._place(*key)
+        if is_local:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        else:
+            await self._forwards.close_one(replica.node_id, raw_socket(replica.socket), path)
+        self.busy.discard(key)
+
+    async def is_there(self, key: ServerKey) -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(self._place(*key))
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def keep_nodes(self, node_ids: set[str]) -> None:
+        await self._forwards.keep_nodes(node_ids)
+
+    def end_leftovers(self) -> None:
+        self.in_background(self._forwards.end_leftovers())
+
+    def in_background(self, doing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(doing, name="clear away")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._forwards.close()
 
 
 def _lead(path: Path, target: str) -> None:
@@ -618,6 +519,7 @@ class LogSocket:
     def _read(self) -> None:
         lines = []
         with contextlib.suppress(BlockingIOError):
+            # A busy HAProxy may send lines as fast as they are read.
             for _ in range(_LINES):
                 lines.append(self._socket.recv(_LINE_BYTES))
         self._heard(lines)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from controller.proxy.headers import NEVER, OWN_COOKIES
-from controller.proxy.judgement import TOKEN
-from controller.store.base import TOKEN_PREFIX
+from common.proxy.headers import NEVER, OWN_COOKIES
+from common.proxy.judgement import TOKEN
+from common.tokens import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
@@ -38,17 +38,17 @@ DOOR_SECONDS = 60
 """A token opens a service's way past the agent for so long; then the agent sees it again."""
 ADMITTED = "X-Fairlead-Admitted"
 """The header of requests whose token HAProxy knows: the agent need not see it."""
-_MOST_HEADERS = 128
+_MAX_HEADERS = 128
 """Those of a request; aiohttp takes no more at the controller and the agent."""
-_MOST_LINE = 8190
+_MAX_LINE = 8190
 """Bytes of a header or target; aiohttp takes no longer ones at the controller and the agent."""
 _ODD = {
     "token": TOKEN,
     "begins_like_a_token": rf"(?:^|[\s,;:=\x22\x27]){TOKEN_PREFIX[:2]}[a-z]?_",
     "odd_basic": r"(?i)^basic(?! +(?:[a-z0-9+/]{4})*(?:[a-z0-9+/]{2}==|[a-z0-9+/]{3}=)?$)",
-    "odd_target": rf"[^!-~]|^.{{{_MOST_LINE + 1}}}",
+    "odd_target": rf"[^!-~]|^.{{{_MAX_LINE + 1}}}",
     "odd_headers": r"(?m)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
-    rf"|^(?![Aa]uthorization:).*{TOKEN}|^.{{{_MOST_LINE + 1}}}",
+    rf"|^(?![Aa]uthorization:).*{TOKEN}|^.{{{_MAX_LINE + 1}}}",
     "odd_connection": "^(?!(?:close|keep-alive)$)",
     "hop_by_hop": "keep-alive|proxy-.*|te|trailer",
     "never": "|".join(sorted(NEVER)),
@@ -56,14 +56,17 @@ _ODD = {
     "cookie_for_a_domain": r"(?i)^(.*);[ \t]*domain[ \t]*=[^;]*(.*)$",
     "own_cookie": r"^[ \t]*=?[ \t]*(?:" + "|".join(OWN_COOKIES) + ")",
 }
-"""Regular expressions of what goes to the agent, so that `controller.proxy.judgement` alone decides
-about it, and of what is taken out of an answer (`controller.proxy.headers.response_headers`)."""
+"""Regular expressions of what goes to the agent, so that `common.proxy.judgement` alone decides
+about it, and of what is taken out of an answer (`common.proxy.headers.response_headers`)."""
 _ERRORS = ("hrsp_5xx", "econ", "eresp")
 _FAILURES = {
     502: ("replica_failed", "a replica of the service broke the connection"),
     503: ("no_replica", "no replica of the service can be reached"),
     504: ("replica_timeout", "a replica of the service gave no answer in time"),
 }
+# 24d is as good as no limit: HAProxy counts milliseconds in 31 bits. Keepalives find clients that
+# are gone. `http-no-delay` is for event streams, whose events are small. Only what may be repeated
+# is tried again (RFC 9110, 9.2.2).
 _CONFIGURATION = """\
 global
     stats socket {admin} mode 600 level admin
@@ -149,6 +152,9 @@ backend agent
     http-request disable-l7-retry unless {{ method GET HEAD OPTIONS PUT DELETE TRACE }}
     server agent unix@{agent}
 """
+# `abortonclose`: a request whose client has left while it waited goes to no replica. `connection
+# close` with HEAD: some apps send a body with its answer (`common.proxy.upstream`), which the next
+# client on that connection would get.
 _SLOT = """
 backend {slot}
     balance leastconn
@@ -169,6 +175,8 @@ backend {slot}
     http-response del-header set-cookie if {{ res.fhdr(set-cookie) -m reg -i '{own_cookie}' }}
     server agent unix@{agent} backup
 {servers}"""
+# `pool-purge-delay`: servers close unused connections after some seconds (uvicorn after 5), and a
+# request may meet that.
 _SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
 
 
@@ -247,7 +255,7 @@ def configuration(
         f'\'{{"error":{{"code":"{code}","message":"{message}"}}}}\'\n'
         for status, (code, message) in _FAILURES.items()
     )
-    words = {
+    values = {
         "admin": places.admin,
         "log": places.log,
         "agent": places.agent,
@@ -262,7 +270,7 @@ def configuration(
         "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
         "failures": failures,
         "cookies": OWN_COOKIES[0],
-        "most_headers": _MOST_HEADERS,
+        "most_headers": _MAX_HEADERS,
         **_ODD,
     }
     slots = []
@@ -271,8 +279,8 @@ def configuration(
             _SERVER.format(server=server, socket=places.server(slot, server), most=NEW_REQUESTS)
             for server in SERVERS
         )
-        slots.append(_SLOT.format(slot=slot, servers=servers, **words))
-    return _CONFIGURATION.format(**words) + "".join(slots)
+        slots.append(_SLOT.format(slot=slot, servers=servers, **values))
+    return _CONFIGURATION.format(**values) + "".join(slots)
 
 
 def _binds(address: str, ports: Ports, shown: Path) -> str:
@@ -339,11 +347,11 @@ class Haproxy:
         """Send the requests of this way to the agent."""
         await self._do(f"del map {self._ways(is_guarded=is_guarded)} {way}")
 
-    async def open_door(self, slot: str, proof: str) -> None:
+    async def admit(self, slot: str, proof: str) -> None:
         """Let the token with this SHA-256 into the slot, for `DOOR_SECONDS`."""
         await self._do(f"set table doors key {slot}.{proof} data.gpc0 1")
 
-    async def close_door(self, slot: str, proof: str) -> None:
+    async def revoke(self, slot: str, proof: str) -> None:
         """Let the agent decide about this token."""
         await self._do(f"clear table doors key {slot}.{proof}", "Key not found")
 
@@ -357,6 +365,7 @@ class Haproxy:
             "challenges": int(limits.has_challenges),
         }
         for name, value in values.items():
+            # `add map` does not look whether the key is there, and the old value could win.
             await self._do(f"del map {self._places.limits} {name}", "not found")
             await self._do(f"add map {self._places.limits} {name} {value}")
 
@@ -367,6 +376,7 @@ class Haproxy:
         is_listed = str(file) in listed.split()
         if not is_listed:
             await self._do(f"new ssl cert {file}", "New empty", "already exists")
+        # An empty line ends the payload of a command of the runtime API.
         lines = "\n".join(line for line in content.splitlines() if line.strip())
         await self._do(f"set ssl cert {file} <<\n{lines}\n", "Transaction ")
         await self._do(f"commit ssl cert {file}", "Success")
@@ -395,8 +405,8 @@ class Haproxy:
 
     async def counts(self) -> list[ServerCounts]:
         """Return the counts of all servers of all slots."""
-        said = await self._ask("show stat -1 4 -1")
-        head, *lines = said.strip().splitlines() or [""]
+        answer = await self._ask("show stat -1 4 -1")
+        head, *lines = answer.strip().splitlines() or [""]
         names = head.removeprefix("# ").split(",")
         wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", *_ERRORS)
         if not set(wanted) <= set(names):
@@ -423,9 +433,9 @@ class Haproxy:
         return counts
 
     async def _do(self, command: str, *accepted: str) -> None:
-        said = (await self._ask(command)).strip()
-        if said and not any(word in said for word in accepted):
-            raise HaproxyRefused(f"{command}: {said}")
+        answer = (await self._ask(command)).strip()
+        if answer and not any(word in answer for word in accepted):
+            raise HaproxyRefused(f"{command}: {answer}")
 
     async def _ask(self, command: str) -> str:
         try:
@@ -433,6 +443,7 @@ class Haproxy:
                 reader, writer = await asyncio.open_unix_connection(self._places.admin)
                 try:
                     writer.write(f"{command}\n".encode())
+                    # HAProxy closes the connection after the answer to one command.
                     return (await reader.read(-1)).decode()
                 finally:
                     writer.close()

@@ -11,8 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
-from gateway.access import ControllerAway
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     Answer,
     Applied,
     Certificates,
@@ -21,7 +20,6 @@ from gateway.schemas import (
     Counts,
     FromAgent,
     FromController,
-    GroupCounts,
     Hello,
     InFlight,
     Question,
@@ -29,6 +27,7 @@ from gateway.schemas import (
     Revoked,
     Snapshot,
 )
+from gateway.access import ControllerAway
 
 log = logging.getLogger(__name__)
 COUNT_SECONDS = 1.0
@@ -36,7 +35,7 @@ ANSWER_SECONDS = 5.0
 """A controller that is connected answers a question within this time."""
 FIRST_LINK_SECONDS = 15.0
 """A question waits for the controller so soon after the agent's start: it knows no token yet."""
-_MOST_MESSAGE = 64 << 20
+_MAX_MESSAGE = 64 << 20
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(FromController)
 
@@ -54,7 +53,7 @@ class Served(Protocol):
 
     def revoke(self, digest: str) -> None: ...
 
-    def take_counts(self) -> tuple[GroupCounts, ...]: ...
+    def take_counts(self) -> Counts: ...
 
     def in_flight(self) -> InFlight: ...
 
@@ -114,8 +113,9 @@ class ControllerLink:
 
     async def serve(self, request: web.Request, served: Served) -> web.StreamResponse:
         """Serve one connection of the controller, until it is gone or another one comes."""
-        websocket = web.WebSocketResponse(max_msg_size=_MOST_MESSAGE, heartbeat=10.0)
+        websocket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE, heartbeat=10.0)
         await websocket.prepare(request)
+        # A controller that came back may have left a connection whose end nobody has told yet.
         before, self._websocket = self._websocket, websocket
         if before is not None:
             await before.close()
@@ -133,6 +133,7 @@ class ControllerLink:
                 await self._heard(heard, served)
         finally:
             counting.cancel()
+            # A newer connection has taken its place, and its questions are not lost.
             if self._websocket is websocket:
                 self._websocket = None
                 self._lose_questions()
@@ -162,7 +163,7 @@ class ControllerLink:
     async def _count(self, served: Served) -> None:
         while True:
             await asyncio.sleep(COUNT_SECONDS)
-            await self._send(Counts(groups=served.take_counts()))
+            await self._send(served.take_counts())
             await self._send(served.in_flight())
 
     async def _send(self, message: FromAgent) -> None:

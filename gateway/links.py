@@ -7,23 +7,23 @@ from collections.abc import Iterable
 
 import asyncssh
 
-from controller.lifecycle.inventory import NodeAddress
-from controller.links.base import LinkError, why_unreachable
-from controller.links.ssh import Advice, SshConnection, SshLink
-from controller.links.ssh_http import open_stream
-from controller.proxy.view import Replica
-from gateway.schemas import GatewayNode
-from runner.client import PortStream, RunnerError, StreamReader, StreamWriter
+from common.links.errors import LinkError, why_unreachable
+from common.links.ssh import Advice, SshLogin
+from common.links.ssh_http import open_stream
+from common.proxy.view import Replica
+from common.streams import PortStream, StreamReader, StreamWriter
+from fairlead.wire.errors import AgentError
+from fairlead.wire.gateway import GatewayNode
 
 LINGER_SECONDS = 300.0
 """A connection to a node without replicas is kept for this time, which is longer than a drain."""
 OK = b"ok\n"
-"""The first bytes of an exposed socket when its port answers (`shim.schemas.EXPOSED_OK`)."""
+"""The first bytes of an exposed socket when its port answers (`fairlead.wire.shim.EXPOSED_OK`)."""
 _ADVICE = Advice(
     own_key="refused this gateway's key: its sshd is not set up for gateways; `fairlead node "
     "install --upgrade` does that"
 )
-_LONGEST_LINE = 1000
+_MAX_LINE = 1000
 
 
 class NodeLinks:
@@ -32,8 +32,8 @@ class NodeLinks:
     def __init__(self, identity: asyncssh.SSHKey) -> None:
         self._identity = identity
         self._nodes: dict[str, GatewayNode] = {}
-        self._connections: dict[str, asyncio.Task[SshConnection]] = {}
-        self._lingering: set[asyncio.Task[SshConnection]] = set()
+        self._connections: dict[str, asyncio.Task[asyncssh.SSHClientConnection]] = {}
+        self._lingering: set[asyncio.Task[asyncssh.SSHClientConnection]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
     def update(self, nodes: Iterable[GatewayNode]) -> None:
@@ -49,7 +49,7 @@ class NodeLinks:
                 loop.call_later(LINGER_SECONDS, self._end, connection)
 
     async def connect(self, replica: Replica) -> PortStream:
-        """Open a byte stream to the replica. Raises LinkError, RunnerError."""
+        """Open a byte stream to the replica. Raises LinkError, AgentError."""
         node = self.node(replica)
         try:
             reader, writer = await self._stream(node, replica.socket)
@@ -84,7 +84,7 @@ class NodeLinks:
         self._lingering.clear()
         await asyncio.gather(*map(_close, connections), *self._closing, return_exceptions=True)
 
-    def _end(self, connection: asyncio.Task[SshConnection]) -> None:
+    def _end(self, connection: asyncio.Task[asyncssh.SSHClientConnection]) -> None:
         """Close a connection that has lingered long enough."""
         if connection in self._lingering:
             self._lingering.discard(connection)
@@ -95,10 +95,11 @@ class NodeLinks:
     async def _stream(self, node: GatewayNode, socket: str) -> tuple[StreamReader, StreamWriter]:
         if node.local:
             return await asyncio.open_unix_connection(socket)
+        # Others wait for the same connection when this request's client hangs up.
         connection = await asyncio.shield(self._connection(node))
-        return await open_stream(connection.ssh, socket)
+        return await open_stream(connection, socket)
 
-    def _connection(self, node: GatewayNode) -> asyncio.Task[SshConnection]:
+    def _connection(self, node: GatewayNode) -> asyncio.Task[asyncssh.SSHClientConnection]:
         """Return the connection to the node, live or being made."""
         known = self._connections.get(node.id)
         if known is None or _is_over(known):
@@ -106,11 +107,8 @@ class NodeLinks:
             self._connections[node.id] = known
         return known
 
-    async def _open(self, node: GatewayNode) -> SshConnection:
-        address = NodeAddress(
-            shim_socket="", host=node.host, port=node.port, user=node.user, host_key=node.host_key
-        )
-        return await SshLink(address, self._identity, _ADVICE).connect()
+    async def _open(self, node: GatewayNode) -> asyncssh.SSHClientConnection:
+        return await SshLogin(node, self._identity, _ADVICE).connect()
 
 
 def raw_socket(socket: str) -> str:
@@ -118,28 +116,29 @@ def raw_socket(socket: str) -> str:
     return socket.removesuffix(".sock") + ".raw"
 
 
-async def _close(connecting: asyncio.Task[SshConnection]) -> None:
+async def _close(connecting: asyncio.Task[asyncssh.SSHClientConnection]) -> None:
     """Close a connection that is there or being made."""
     connecting.cancel()
     (made,) = await asyncio.gather(connecting, return_exceptions=True)
-    if isinstance(made, SshConnection):
-        await made.close()
+    if isinstance(made, asyncssh.SSHClientConnection):
+        made.abort()
+        await made.wait_closed()
 
 
-def _is_over(connecting: asyncio.Task[SshConnection]) -> bool:
+def _is_over(connecting: asyncio.Task[asyncssh.SSHClientConnection]) -> bool:
     if not connecting.done():
         return False
     if connecting.cancelled() or connecting.exception() is not None:
         return True
-    return connecting.result().ssh.is_closed()
+    return connecting.result().is_closed()
 
 
 async def _first_line(reader: StreamReader) -> bytes:
-    """Read the socket's first line; return what came after it. Raises RunnerError, LinkError."""
+    """Read the socket's first line; return what came after it. Raises AgentError, LinkError."""
     data = b""
-    while b"\n" not in data and len(data) < _LONGEST_LINE:
+    while b"\n" not in data and len(data) < _MAX_LINE:
         try:
-            piece = await reader.read(_LONGEST_LINE)
+            piece = await reader.read(_MAX_LINE)
         except OSError as error:
             raise LinkError(f"its node's connection broke: {why_unreachable(error)}") from error
         if not piece:
@@ -147,5 +146,5 @@ async def _first_line(reader: StreamReader) -> bytes:
         data += piece
     line, newline, rest = data.partition(b"\n")
     if line + newline != OK:
-        raise RunnerError("port_refused", line.decode("utf-8", "replace"), 502)
+        raise AgentError("port_refused", line.decode("utf-8", "replace"), 502)
     return rest

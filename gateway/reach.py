@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from controller.links.base import LinkError
-from controller.proxy.view import Connect, Replica
-from runner.client import RunnerError, RunnerUnavailable
+from common.links.errors import LinkError
+from common.proxy.view import Connect, Replica
+from fairlead.wire.errors import AgentError, AgentUnavailable
 
 TRY_SECONDS = 10.0
 AGAIN_SECONDS = 2.0
@@ -71,7 +71,7 @@ class ReplicaReach:
                 stream = await self._connect(replica)
         except TimeoutError:
             return f"no answer within {TRY_SECONDS:g} s"
-        except (LinkError, RunnerError, RunnerUnavailable) as error:
+        except (LinkError, AgentError, AgentUnavailable) as error:
             return str(error) or type(error).__name__
         stream.writer.close()
         return ""

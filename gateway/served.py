@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from controller.proxy.view import Replica, RequestLimit, Service
-from controller.traffic.statistics import latency_part
-from gateway.schemas import GatewayService, GroupCounts, Snapshot
+from common.latencies import latency_part
+from common.proxy.view import Replica, RequestLimit, Service
+from fairlead.wire.gateway import GatewayService, GroupCounts, Snapshot
 
 Reached = Callable[[tuple[Replica, ...]], tuple[Replica, ...]]
 WAKE_SECONDS = 5.0
@@ -17,33 +17,33 @@ WAKE_SECONDS = 5.0
 
 
 class SnapshotServices:
-    """Finds services in the snapshot (`controller.proxy.view.Services`). `wake` tells the
+    """Finds services in the snapshot (`common.proxy.view.Services`). `wake` tells the
     controller that a request waits."""
 
     def __init__(self, wake: Callable[[str], None]) -> None:
         self._wake = wake
         self._by_name: dict[str, Service] = {}
-        self._told: dict[str, GatewayService] = {}
-        self._news = asyncio.Event()
+        self._offered: dict[str, GatewayService] = {}
+        self._changed = asyncio.Event()
 
     def update(self, snapshot: Snapshot, reached: Reached) -> None:
         """Serve this; `reached` says which replicas get requests."""
         known, fresh = self._by_name, {}
         for one in snapshot.services:
-            told = service_of(one)
-            made = msgspec.structs.replace(told, replicas=reached(told.replicas))
+            offered = service_of(one)
+            made = msgspec.structs.replace(offered, replicas=reached(offered.replicas))
             fresh[one.name] = known[one.name] if known.get(one.name) == made else made
         self._by_name = fresh
-        self._told = {one.name: one for one in snapshot.services}
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        self._offered = {one.name: one for one in snapshot.services}
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def find(self, name: str) -> Service | None:
         return self._by_name.get(name)
 
-    def told(self, name: str) -> GatewayService | None:
-        """Return what the controller told of this service."""
-        return self._told.get(name)
+    def offered(self, name: str) -> GatewayService | None:
+        """Return the service as the controller offers it."""
+        return self._offered.get(name)
 
     def all(self) -> Iterable[Service]:
         return tuple(self._by_name.values())
@@ -54,31 +54,31 @@ class SnapshotServices:
     async def changed(self, run_id: str) -> None:
         try:
             async with asyncio.timeout(WAKE_SECONDS):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return
 
 
-def service_of(told: GatewayService) -> Service:
+def service_of(offered: GatewayService) -> Service:
     return Service(
-        run_id=told.run_id,
-        name=told.name,
-        owner=told.owner,
-        auth=told.auth,
-        model=told.model,
-        model_prefix=told.model_prefix,
-        headers=told.headers,
-        eject_for=told.eject_for,
-        groups=told.groups,
+        run_id=offered.run_id,
+        name=offered.name,
+        owner=offered.owner,
+        auth=offered.auth,
+        model=offered.model,
+        model_prefix=offered.model_prefix,
+        headers=offered.headers,
+        eject_for=offered.eject_for,
+        groups=offered.groups,
         rate_limits=tuple(
             RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)
-            for one in told.rate_limits
+            for one in offered.rate_limits
         ),
         replicas=tuple(
             Replica(id=one.id, group=one.group, node_id=one.node_id, socket=one.socket, port=0)
-            for one in told.replicas
+            for one in offered.replicas
         ),
-        is_held=told.is_held,
+        is_held=offered.is_held,
     )
 
 
@@ -133,7 +133,7 @@ class _Request:
 
 
 class GatewayTraffic:
-    """Counts requests for the controller (`controller.proxy.view.Traffic`). `now`: seconds that
+    """Counts requests for the controller (`common.proxy.view.Traffic`). `now`: seconds that
     only grow. `emptied` is called when the last request of a replica has ended."""
 
     def __init__(self, now: Callable[[], float], emptied: Callable[[str], None]) -> None:
@@ -146,6 +146,9 @@ class GatewayTraffic:
         name = service.groups[0] if replica is None else replica.group
         group = self._group(service.run_id, name)
         return _Request(self, group, None if replica is None else replica.id)
+
+    def ejected(self, replica: Replica, seconds: float) -> None:
+        """The counts of each second say which replicas are ejected (`Counts`)."""
 
     def took_elsewhere(self, run_id: str, name: str, seconds: float) -> None:
         """Count the time of a request that the agent did not carry."""

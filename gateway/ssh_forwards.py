@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.schemas import GatewayNode
+from fairlead.wire.gateway import GatewayNode
 
 START_SECONDS = 20.0
 ORDER_SECONDS = 10.0
@@ -28,12 +28,12 @@ _OPTIONS = (
     "PasswordAuthentication=no",
     "StrictHostKeyChecking=yes",
     "GlobalKnownHostsFile=none",
-    "UpdateHostKeys=no",
+    "UpdateHostKeys=no",  # else ssh trusts further keys that the server names (ssh_config(5))
     f"HostKeyAlias={_HOST}",
     "ControlMaster=yes",
-    "ControlPersist=no",
+    "ControlPersist=no",  # else ssh leaves for the background, and its end is not seen
     "StreamLocalBindMask=0177",
-    "StreamLocalBindUnlink=yes",
+    "StreamLocalBindUnlink=yes",  # a client that was killed left its sockets, and bind(2) fails
     "ConnectTimeout=10",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
@@ -95,6 +95,8 @@ class SshForwards:
 
     async def _start(self, node: GatewayNode) -> _Client:
         """Raises ForwardFailed."""
+        # Short: a path has 107 bytes (unix(7)), and OpenSSH binds one that is 17 longer. A killed
+        # agent's client may still have the name without the life.
         name = f"{self._life}-{hashlib.sha256(node.id.encode()).hexdigest()[:12]}"
         known = self._folder / f"{name}{_KNOWN}"
         await asyncio.to_thread(known.write_text, f"{_HOST} {node.host_key}\n")
@@ -136,7 +138,7 @@ class _Client:
         self._process = process
         self._control = control
         self._ended = ended
-        self._said = ""
+        self._output = ""
         self._watching = asyncio.create_task(self._watch(), name=f"ssh to {node.id}")
 
     @property
@@ -148,12 +150,13 @@ class _Client:
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not self.has_ended:
+                    # OpenSSH makes the control socket after the login, and says nothing of it.
                     if self._control.exists():
                         return
                     await asyncio.wait((self._watching,), timeout=0.02)
         except TimeoutError:
             await self.close()
-        raise ForwardFailed(self._said or "ssh did not connect in time")
+        raise ForwardFailed(self._output or "ssh did not connect in time")
 
     async def order(self, *order: str) -> None:
         """Give the client an order. Raises ForwardFailed."""
@@ -165,8 +168,8 @@ class _Client:
         await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        _, said = await self._process.communicate()
-        self._said = said.decode(errors="replace").strip()[-500:]
+        _, output = await self._process.communicate()
+        self._output = output.decode(errors="replace").strip()[-500:]
         self._control.unlink(missing_ok=True)
         self._ended(self)
 
@@ -184,7 +187,7 @@ async def _order(control: Path, *order: str) -> None:
         raise ForwardFailed(f"ssh: {error.strerror}") from error
     try:
         async with asyncio.timeout(ORDER_SECONDS):
-            _, said = await ordering.communicate()
+            _, output = await ordering.communicate()
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             ordering.kill()
@@ -193,4 +196,4 @@ async def _order(control: Path, *order: str) -> None:
             raise ForwardFailed("ssh took no order in time") from None
         raise
     if ordering.returncode != 0:
-        raise ForwardFailed(said.decode(errors="replace").strip() or "ssh took no order")
+        raise ForwardFailed(output.decode(errors="replace").strip() or "ssh took no order")

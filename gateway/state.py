@@ -10,7 +10,7 @@ import asyncssh
 import msgspec
 
 from common.durable import write_durably
-from gateway.schemas import Snapshot
+from fairlead.wire.gateway import Snapshot
 
 KEY_NAME = "id_ed25519"
 SNAPSHOT_NAME = "snapshot.json"
@@ -58,6 +58,7 @@ class AgentState:
         except OSError as error:
             raise StateUnusable(f"{path}: {error.strerror}") from error
         except msgspec.DecodeError:
+            # Without it the agent starts and waits for the controller, which sends all of it again.
             with contextlib.suppress(OSError):
                 os.replace(path, path.with_suffix(".damaged"))
             return None

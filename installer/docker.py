@@ -14,7 +14,7 @@ from installer.system import InstallError, System, must
 
 CONFIGURATION = "/etc/docker/daemon.json"
 _BEFORE = "/etc/fairlead/docker-before.json"
-_PACKAGES = ("docker.io", "iptables")
+_PACKAGES = ("docker.io", "iptables", "iproute2")
 _WHOLE: dict[str, Any] = {
     # systemd would take a container's GPU devices away at each `systemctl daemon-reload`.
     "exec-opts": ["native.cgroupdriver=cgroupfs"],
@@ -52,6 +52,7 @@ class EngineSettings:
         original = json.loads(known)["original"] if known else _read(path)
         text = json.dumps({**_settings(path), **self.wanted}, indent=2) + "\n"
         kept = json.dumps({"original": original, "written": text}) + "\n"
+        # First: after a crash in between, the operator's own file is still known.
         write(at(system, _BEFORE), kept, 0o600)
         write(path, text, 0o644)
 
@@ -89,10 +90,12 @@ class EnginePackage:
                 "its makers describe for this system, then use --docker use"
             )
         packages = [*_PACKAGES]
+        # Where the kernel has AppArmor, the engine needs its parser to start a container.
         if Path("/sys/kernel/security/apparmor").exists():
             packages.append("apparmor")
         command = ("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
         if system.run(*command).status:
+            # A machine from an image may have no package lists, or old ones.
             must(system, "apt-get", "update", "-q")
             again = system.run(*command)
             if again.status:

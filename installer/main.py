@@ -59,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         "processes (default: use, where there is one)",
     )
     add(
+        "--engine",
+        choices=[*wishes.ENGINES],
+        help="what runs jobs: docker (the default), podman, which must be installed, or process, "
+        "without isolation",
+    )
+    add(
         "--tunnel-key",
         action="append",
         default=[],
@@ -112,7 +118,7 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
         return
     wanted = wishes.merge(
         before,
-        docker=arguments.docker,
+        docker=_docker(arguments),
         has_docker=system.has_program("dockerd"),
         tunnel_keys=arguments.tunnel_key,
         volume_prefixes=arguments.volume_prefix,
@@ -125,6 +131,21 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
     if found := plan.problems(system, wanted):
         raise InstallError("\n".join(found))
     install(system, plan.steps(bundle, wanted, linked=arguments.link), tell, check=arguments.check)
+
+
+def _docker(arguments: argparse.Namespace) -> str | None:
+    """Return the wish of --docker and --engine, which may not contradict each other."""
+    named: str | None = arguments.docker
+    if arguments.engine is None:
+        return named
+    engine = wishes.ENGINES[arguments.engine]
+    if named is None:
+        return engine.value
+    if wishes.Docker(named) is not engine and not (
+        engine.is_docker and wishes.Docker(named).is_docker
+    ):
+        raise InstallError(f"--engine {arguments.engine} and --docker {named}: give one of them")
+    return named
 
 
 def install(system: System, steps: Sequence[Step], tell: Tell, *, check: bool) -> None:
@@ -166,8 +187,8 @@ def _only_one_at_a_time() -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InstallError("another install is running on this machine") from None
+        # The file stays: a lock belongs to the inode, and another one could be locked beside it.
         yield
-        Path(lock.name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,22 @@ _UNSAFE = re.compile(r"[\s\"'\\$]")
 
 
 class Docker(StrEnum):
+    """The engine of the node's jobs, and whether `install` brings it."""
+
     INSTALL = "install"
     USE = "use"
+    PODMAN = "podman"
+    """Podman runs jobs, which is here already."""
     NONE = "none"
+    """Jobs are plain processes."""
+
+    @property
+    def is_docker(self) -> bool:
+        return self in (Docker.INSTALL, Docker.USE)
+
+
+ENGINES = {"docker": Docker.USE, "podman": Docker.PODMAN, "process": Docker.NONE}
+"""The wish of `--engine` in the words of `--docker`, which is not named next to it."""
 
 
 class JobMetadata(StrEnum):
@@ -50,8 +63,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         words += ["--gateway-folder", "/run/fairlead-exposed"]
         words += ["--gateway-keys", "/var/lib/fairlead-gateway/authorized_keys"]
         words += ["--gateway-group", "fairlead-gateway"]
-        if self.docker is Docker.NONE:
-            words += ["--engine", "process"]
+        if not self.docker.is_docker:
+            words += ["--engine", "process" if self.docker is Docker.NONE else "podman"]
         for prefix in self.volume_prefixes:
             words += ["--volume-prefix", prefix]
         return " ".join(words)
@@ -136,8 +149,8 @@ def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Doc
     if has_docker:
         return Docker.USE
     raise InstallError(
-        "no Docker engine is here: --docker install brings Debian's or Ubuntu's, --docker none "
-        "runs jobs as plain processes, without isolation"
+        "no Docker engine is here: --docker install brings Debian's or Ubuntu's, --engine podman "
+        "uses Podman, --engine process runs jobs as plain processes, without isolation"
     )
 
 

@@ -34,8 +34,17 @@ KEYS = "/etc/ssh/fairlead_authorized_keys"
 _ENVIRONMENT = "/etc/fairlead/node.env"
 _UNITS = "/etc/systemd/system"
 _SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
+_SSH_LIMITS = "/etc/security/limits.d/60-fairlead.conf"
+_MORE_FILES = """\
+# sshd serves all channels of a login in one process, which has the 1024 open files of its unit:
+# with 1,019 requests under way to a node, the next ones failed. pam_limits reads this file.
+fairlead - nofile 65536
+fairlead-gateway - nofile 65536
+"""
 _SHIM, _FIREWALL = "fairlead-shim.service", "fairlead-firewall.service"
 _RULES = {name: f"/etc/fairlead/{name}" for name in ("firewall.nft", "firewall-jobs.nft")}
+_PODMAN = "podman.socket"
+"""The package's own unit: it starts Podman's service at the first request."""
 _CHANGED_RULES = "/etc/fairlead/firewall.d"
 _OPENED = f"{_CHANGED_RULES}/job-metadata.nft"
 _OPENS = """\
@@ -86,6 +95,8 @@ def problems(system: System, options: Options) -> list[str]:
     missing = [package for name, package in _PROGRAMS.items() if not system.has_program(name)]
     if missing:
         found.append(f"programs are missing; install the packages: {' '.join(missing)}")
+    if options.docker is Docker.PODMAN and not system.has_program("podman"):
+        found.append("--engine podman: no Podman is here; install the packages podman and netavark")
     if options.docker is Docker.USE and not system.has_program("dockerd"):
         found.append("--docker use: no Docker engine is here; --docker install brings it")
     return found
@@ -121,6 +132,8 @@ def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]
 
 
 def _engine(options: Options) -> list[Step]:
+    if options.docker is Docker.PODMAN:
+        return [Unit(_PODMAN, frozenset())]
     if options.docker is Docker.NONE:
         return []
     changed = frozenset({docker.CONFIGURATION})
@@ -145,6 +158,7 @@ def _files(bundle: Path, options: Options) -> list[Step]:
         *(of_bundle(name, target) for name, target in _RULES.items()),
         File(_OPENED, _OPENS) if options.opens_metadata else NoFile(_OPENED),
         of_bundle("sshd_fairlead.conf", _SNIPPET),
+        File(_SSH_LIMITS, _MORE_FILES),
         of_bundle("sysctl.conf", _SYSCTL),
         of_bundle(_FIREWALL, f"{_UNITS}/{_FIREWALL}"),
         of_bundle(_SHIM, f"{_UNITS}/{_SHIM}"),
@@ -166,7 +180,7 @@ def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
         Command("sshd", "reloaded", frozenset(), reload_sshd_unit),
         Command("systemd", "reloaded", frozenset(), _reload_systemd),
     ]
-    if options.docker is not Docker.NONE:
+    if options.docker.is_docker:
         reload = docker.reload_engine
         last.append(Command("docker.service", "reloaded", frozenset(), reload))
     if purge:
@@ -293,6 +307,7 @@ def reload_sshd(system: System) -> None:
 
 
 def reload_sshd_unit(system: System) -> None:
+    # Debian's name for sshd's unit, and that of other distributions.
     for unit in ("ssh.service", "sshd.service"):
         if system.run("systemctl", "cat", unit).status == 0:
             must(system, "systemctl", "try-reload-or-restart", unit)

@@ -93,6 +93,7 @@ def write(path: Path, content: str, mode: int) -> None:
         os.fchmod(opened.fileno(), mode)
         opened.write(content)
         opened.flush()
+        # Else a crash after the rename can leave an empty file of that name.
         os.fsync(opened.fileno())
     fresh.replace(path)
 
@@ -234,6 +235,7 @@ class Tree:
         fresh = target.with_name(f".{target.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         copy_tree(self.source, fresh, linked=self.linked)
+        # Before the rename: a crash must not leave files of this version empty.
         os.sync()
         fresh.rename(target)
 

@@ -40,7 +40,8 @@ class System(Protocol):
         """Whether systemd runs this machine; a build in a chroot only prepares the units."""
 
     def processes(self) -> Sequence[ProcessUse]:
-        """All processes but the installer, with what could keep a version's folder in use."""
+        """All processes but the installer and the fork server of the shim, with which it ends, with
+        what could keep a version's folder in use."""
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
@@ -50,11 +51,15 @@ class ProcessUse(msgspec.Struct, frozen=True):
     """Folders that are mounted in its namespace, as paths of their own file systems."""
 
 
+_FORK_SERVER = b"entrypoint.fork_server"
+
+
 class RealSystem:
     def __init__(self) -> None:
         self.root = Path("/")
 
     def run(self, *argv: str) -> Done:
+        # Answers of these programs are compared, so they must not be translated.
         environment = {**os.environ, "PATH": _PATH, "LC_ALL": "C.UTF-8"}
         environment["DEBIAN_FRONTEND"] = "noninteractive"
         program = shutil.which(argv[0], path=_PATH)
@@ -89,8 +94,11 @@ class RealSystem:
                 try:
                     mounts = (folder / "mountinfo").read_text(errors="replace")
                     program = str((folder / "exe").readlink())
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue  # ended meanwhile, or a thread of the kernel
+                if _FORK_SERVER in words:
+                    continue
                 roots = tuple(line.split(" ")[3] for line in mounts.splitlines())
                 found.append(ProcessUse(int(folder.name), program, roots))
         return found

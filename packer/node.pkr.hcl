@@ -1,5 +1,5 @@
 # One node image from one bundle, in the same steps for every platform. Valid for Packer 1.6.6, which
-# knows no `required_plugins`; a newer Packer takes them from plugins/ (see docs/nodes.md).
+# knows no `required_plugins`; a newer Packer takes them from plugins/ (see docs/node-images.md).
 
 build {
   sources = [
@@ -37,6 +37,7 @@ build {
       "PULL_IMAGES=${join(" ", var.pull_images)}",
       "VOLUME_PREFIXES=${join(" ", var.volume_prefixes)}",
       "REGISTRY_MIRROR=${var.registry_mirror}",
+      "JOB_METADATA=${var.job_metadata}",
     ]
     scripts = [
       "${path.root}/steps/system.sh",

@@ -112,3 +112,13 @@ variable "registry_mirror" {
   type    = string
   default = ""
 }
+
+variable "job_metadata" {
+  type        = string
+  default     = "closed"
+  description = "open: jobs reach the metadata service of a cloud, and with it the node's credentials."
+  validation {
+    condition     = contains(["open", "closed"], var.job_metadata)
+    error_message = "The variable job_metadata is open or closed."
+  }
+}

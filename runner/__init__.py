@@ -1,4 +1,5 @@
 """The runner runs one job's commands in its container, and keeps their output until it was read."""
 
-__version__ = "0.1.0"
+from fairlead import __version__ as __version__
+
 API_VERSIONS = ("v1",)

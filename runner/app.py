@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
-from aiohttp import web
 
-from common.errors import Refused
-from common.http import errors_as_json, json_response, read_body
-from common.sizes import is_count
-from runner.logs.followers import FOLLOWER_PATIENCE, LogFollower
-from runner.logs.segments import next_page
-from runner.metrics import measure
-from runner.relay import Relay
-from runner.runner import Runner
-from runner.schemas import (
+from common.json_bodies import decode_body
+from fairlead.wire.errors import Refused
+from fairlead.wire.frames import BadFrame
+from fairlead.wire.runner import (
     AckRequest,
     JobMetrics,
     NoticeRequest,
@@ -26,7 +20,23 @@ from runner.schemas import (
     SubmitRequest,
     SuspendRequest,
 )
-from runner.schemas.frames import BadFrame
+from fairlead.wire.sizes import is_count
+from runner.http.messages import (
+    Answer,
+    Handler,
+    Request,
+    Response,
+    Streamed,
+    Upgrade,
+    as_json,
+)
+from runner.http.server import Server
+from runner.http.websocket import WebSocket, accept_key
+from runner.logs.followers import FOLLOWER_PATIENCE, LogFollower
+from runner.logs.segments import next_page
+from runner.metrics import measure
+from runner.relay import Relay
+from runner.runner import Runner
 from runner.status import HEARTBEAT
 
 MAX_BODY = 64 << 20
@@ -38,41 +48,36 @@ _FAILED = "the runner failed on this request; see runner.log"
 _KNOWN: dict[type[Exception], Refused] = {
     BadFrame: Refused(500, "log_damaged", "the log's files in the task's folder were changed"),
 }
-_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
-def make_app(
+def make_server(
     runner: Runner,
     relay: Relay,
     *,
     heartbeat: float = HEARTBEAT,
     patience: float = FOLLOWER_PATIENCE,
     measure: Callable[..., JobMetrics] = measure,
-) -> web.Application:
-    """Make the application. `heartbeat`: seconds between heartbeats of the status stream.
-    `patience`: seconds that a follower may read nothing. `measure` (blocking) returns what the job
-    uses."""
+) -> Server:
+    """Make the server. `heartbeat`: seconds between heartbeats of the status stream. `patience`:
+    seconds that a follower may read nothing. `measure` (blocking) returns what the job uses."""
     api = _Api(runner, relay, heartbeat, patience, measure)
-    errors = errors_as_json(_log, _FAILED, _KNOWN)
-    app = web.Application(middlewares=[errors], client_max_size=MAX_BODY)
-    app.add_routes(
-        [
-            web.get("/v1/health", api.health),
-            web.post("/v1/submit", api.submit),
-            web.put("/v1/code", api.code),
-            web.post("/v1/run", api.run),
-            web.post("/v1/start", api.start),
-            web.get("/v1/status", api.status),
-            web.get("/v1/logs", api.logs),
-            web.post("/v1/logs/ack", api.ack),
-            web.get("/v1/logs/ws", api.follow),
-            web.post("/v1/notices", api.notice),
-            web.post("/v1/stop", api.stop),
-            web.post("/v1/suspend", api.suspend),
-            web.get("/v1/metrics", api.metrics),
-        ]
-    )
-    return app
+    routes: dict[str, dict[str, Handler]] = {
+        "/v1/health": {"GET": api.health},
+        "/v1/submit": {"POST": api.submit},
+        "/v1/code": {"PUT": api.code},
+        "/v1/run": {"POST": api.run},
+        "/v1/start": {"POST": api.start},
+        "/v1/status": {"GET": api.status},
+        "/v1/logs": {"GET": api.logs},
+        "/v1/logs/ack": {"POST": api.ack},
+        "/v1/logs/ws": {"GET": api.follow},
+        "/v1/notices": {"POST": api.notice},
+        "/v1/stop": {"POST": api.stop},
+        "/v1/suspend": {"POST": api.suspend},
+        "/v1/metrics": {"GET": api.metrics},
+    }
+    return Server(routes, failed=_FAILED, known=_KNOWN)
 
 
 class _Api:
@@ -90,53 +95,49 @@ class _Api:
         self._patience = patience
         self._measure = measure
 
-    async def health(self, _: web.Request) -> web.StreamResponse:
-        return json_response(self._runner.health())
+    async def health(self, _: Request) -> Answer:
+        return as_json(self._runner.health())
 
-    async def submit(self, request: web.Request) -> web.StreamResponse:
-        return json_response(self._runner.submit(await read_body(request, SubmitRequest)))
+    async def submit(self, request: Request) -> Answer:
+        return as_json(self._runner.submit(await _read(request, SubmitRequest)))
 
-    async def code(self, request: web.Request) -> web.StreamResponse:
+    async def code(self, request: Request) -> Answer:
         digest = request.query.get("digest", "")
-        pieces = request.content.iter_chunked(CODE_PIECE)
-        return json_response(await self._runner.receive_code(digest, pieces))
+        return as_json(await self._runner.receive_code(digest, request.body.pieces(CODE_PIECE)))
 
-    async def start(self, request: web.Request) -> web.StreamResponse:
-        self._runner.submit(await read_body(request, SubmitRequest))
-        return json_response(self._runner.start())
+    async def start(self, request: Request) -> Answer:
+        self._runner.submit(await _read(request, SubmitRequest))
+        return as_json(self._runner.start())
 
-    async def run(self, _: web.Request) -> web.StreamResponse:
-        return json_response(self._runner.run())
+    async def run(self, _: Request) -> Answer:
+        return as_json(self._runner.run())
 
-    async def stop(self, request: web.Request) -> web.StreamResponse:
-        return json_response(self._runner.stop(await read_body(request, StopRequest)))
+    async def stop(self, request: Request) -> Answer:
+        return as_json(self._runner.stop(await _read(request, StopRequest)))
 
-    async def suspend(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, SuspendRequest)
-        return json_response(self._runner.suspend(body.suspended))
+    async def suspend(self, request: Request) -> Answer:
+        body = await _read(request, SuspendRequest)
+        return as_json(self._runner.suspend(body.suspended))
 
-    async def metrics(self, _: web.Request) -> web.StreamResponse:
-        return json_response(await asyncio.to_thread(self._measure, relayed=dict(self._relay.open)))
+    async def metrics(self, _: Request) -> Answer:
+        return as_json(await asyncio.to_thread(self._measure, relayed=dict(self._relay.open)))
 
-    async def ack(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, AckRequest)
-        return json_response(AckRequest(offset=self._runner.ack(body.offset)))
+    async def ack(self, request: Request) -> Answer:
+        body = await _read(request, AckRequest)
+        return as_json(AckRequest(offset=self._runner.ack(body.offset)))
 
-    async def notice(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, NoticeRequest)
-        return json_response(self._runner.notice(body.id, body.text))
+    async def notice(self, request: Request) -> Answer:
+        body = await _read(request, NoticeRequest)
+        return as_json(self._runner.notice(body.id, body.text))
 
-    async def status(self, request: web.Request) -> web.StreamResponse:
+    async def status(self, request: Request) -> Answer:
         after = _number(request, "after")
         heartbeat = min(float(_number(request, "heartbeat")), MAX_HEARTBEAT) or self._heartbeat
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        async for event in self._runner.status.follow(after, heartbeat):
-            await response.write(msgspec.json.encode(event) + b"\n")
-        await response.write_eof()
-        return response
+        events = self._runner.status.follow(after, heartbeat)
+        lines = (msgspec.json.encode(event) + b"\n" async for event in events)
+        return Streamed(pieces=lines, content_type="application/x-ndjson")
 
-    async def logs(self, request: web.Request) -> web.StreamResponse:
+    async def logs(self, request: Request) -> Answer:
         wait = min(float(_number(request, "wait")), MAX_WAIT)
         log = self._runner.log
         reader = log.reader(self._offset(request))
@@ -150,19 +151,23 @@ class _Api:
         finally:
             reader.close()
             self._runner.follower_left()
-        return web.Response(body=page.frames, headers=page.headers)
+        return Response(
+            body=page.frames, content_type="application/octet-stream", headers=page.headers
+        )
 
-    async def follow(self, request: web.Request) -> web.StreamResponse:
-        offset = self._offset(request)
-        if not web.WebSocketResponse().can_prepare(request):
-            raise Refused(400, "not_a_websocket", "this is a WebSocket: request an upgrade")
-        self._runner.follower_came()
-        try:
-            return await LogFollower(self._runner.log, offset, self._patience).serve(request)
-        finally:
-            self._runner.follower_left()
+    async def follow(self, request: Request) -> Answer:
+        offset, accept = self._offset(request), accept_key(request.headers)
 
-    def _offset(self, request: web.Request) -> int:
+        async def serve(ws: WebSocket) -> None:
+            self._runner.follower_came()
+            try:
+                await LogFollower(self._runner.log, offset, self._patience).serve(ws)
+            finally:
+                self._runner.follower_left()
+
+        return Upgrade(accept=accept, serve=serve)
+
+    def _offset(self, request: Request) -> int:
         offset = _number(request, "offset")
         end = self._runner.log.end
         if offset > end:
@@ -170,7 +175,11 @@ class _Api:
         return offset
 
 
-def _number(request: web.Request, name: str) -> int:
+async def _read(request: Request, kind: type[_T]) -> _T:
+    return decode_body(await request.body.read(MAX_BODY), kind)
+
+
+def _number(request: Request, name: str) -> int:
     text = request.query.get(name, "0")
     if not is_count(text):
         raise Refused(400, "invalid", f"{name} must be a whole number, 0 or more", name)

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
-from common.errors import AgentError, read_error
 from common.http import why_lost
-from runner.schemas import (
+from common.streams import PortStream, StreamReader, StreamWriter
+from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
+from fairlead.wire.runner import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
     WS_TOO_SLOW,
@@ -38,30 +39,6 @@ _MAX_HEAD = 8192
 _MAX_BODY = 64 << 10
 _END_OF_HEAD = b"\r\n\r\n"
 _CLOSE = {"Connection": "close"}
-
-
-class StreamReader(Protocol):
-    """The common part of `asyncio` and `asyncssh` readers."""
-
-    async def read(self, n: int = -1, /) -> bytes: ...
-    def at_eof(self) -> bool:
-        """Return whether the other side has ended, and all that it sent was read."""
-
-
-class StreamWriter(Protocol):
-    def write(self, data: bytes, /) -> None: ...
-    async def drain(self) -> None: ...
-    def write_eof(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class PortStream(msgspec.Struct, frozen=True):
-    """A connection to a port of the job. `writer.write_eof` ends one direction only."""
-
-    reader: StreamReader
-    writer: StreamWriter
-    first: bytes = b""
-    """The job's first bytes, sent before `reader` is used."""
 
 
 Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
@@ -124,7 +101,7 @@ class RunnerError(AgentError):
     """The runner refused the request."""
 
 
-class RunnerUnavailable(Exception):
+class RunnerUnavailable(AgentUnavailable):
     """The runner cannot be reached, or the connection was lost."""
 
 

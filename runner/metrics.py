@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.wire.runner import JobMetrics
 from runner.cgroup import UNIFIED, Cgroup, oom_kills
-from runner.schemas import JobMetrics
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,7 @@ def count_visitors(root: Path = Path("/"), pids: Collection[int] | None = None) 
     rows = [row for row in _rows(root / "proc/net") if row.inode in ours]
     ports = {row.port for row in rows if row.state == _LISTENING}
     ends = {row.local for row in rows}
+    # A connection with both ends in these rows stays within the container.
     return sum(
         row.state == _ESTABLISHED and row.port in ports and row.remote not in ends for row in rows
     )

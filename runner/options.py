@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,16 +40,44 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(program: str, argv: Sequence[str] | None = None) -> Options:
     """Return the options. Exits with a usage message when the arguments are wrong."""
+    words = sys.argv[1:] if argv is None else argv
+    given = _pairs(words) or _explained(program, words)
+    settings = Settings(
+        linger=given.get("--linger", LINGER), log_quota=given.get("--log-quota", QUOTA)
+    )
+    return Options(
+        task=given["--task"],
+        socket=given["--socket"],
+        peers=given.get("--peers", Peers.NODE),
+        settings=settings,
+    )
+
+
+def _pairs(words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of options that are given as the shim gives them, `--name value`; None when
+    they are not, or one is wrong."""
+    given = dict(zip(words[::2], words[1::2], strict=False))
+    if 2 * len(given) != len(words) or not {"--task", "--socket"} <= given.keys() <= _KINDS.keys():
+        return None
+    try:
+        return {name: _KINDS[name](value) for name, value in given.items()}
+    except ValueError:
+        return None
+
+
+def _explained(program: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the same for any command line, or exit with what is wrong."""
+    import argparse  # 3 ms and 0.3 MiB of each job
+
     parser = argparse.ArgumentParser(program, description="Runs one job and serves its output.")
     add = parser.add_argument
     add("--task", type=Path, required=True, help="the task's folder: logs/, exit.json, image.json")
     add("--socket", type=Path, required=True, help="unix socket to listen on")
     add("--peers", type=Peers, choices=list(Peers), default=Peers.NODE, help="who may connect")
     add("--linger", type=_seconds, default=LINGER, help="seconds to serve an ended job's log")
-    add("--log-quota", type=_size, default=QUOTA, help="bytes of output to keep")
-    given = parser.parse_args(argv)
-    settings = Settings(linger=given.linger, log_quota=given.log_quota)
-    return Options(task=given.task, socket=given.socket, peers=given.peers, settings=settings)
+    add("--log-quota", type=_size, default=QUOTA, help="bytes of output to keep, 1 MiB or more")
+    given = vars(parser.parse_args(words))
+    return {"--" + name.replace("_", "-"): value for name, value in given.items()}
 
 
 def complain(program: str, message: str) -> int:
@@ -68,5 +96,14 @@ def _seconds(text: str) -> float:
 def _size(text: str) -> int:
     value = int(text)
     if value < 1 << 20:
-        raise argparse.ArgumentTypeError("must be at least 1048576 bytes")
+        raise ValueError(text)
     return value
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "--task": Path,
+    "--socket": Path,
+    "--peers": Peers,
+    "--linger": _seconds,
+    "--log-quota": _size,
+}

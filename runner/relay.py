@@ -13,8 +13,8 @@ import socket
 import struct
 from contextlib import suppress
 
-from common.errors import Refused
 from common.relay import BUFFER_BYTES, RelayEnd
+from fairlead.wire.errors import Refused
 
 BEGIN = b"CONNECT "
 LOOPBACKS = ("127.0.0.1", "::1")
@@ -24,6 +24,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 _TARGET = re.compile(rb"CONNECT (?:/v1/ports/)?([0-9]{1,9}) HTTP/1\.[01]\r\n", re.ASCII)
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _PHRASES = {400: "Bad Request", 502: "Bad Gateway"}
+# A linger of 0 s makes close(2) reset the connection (socket(7)).
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -79,6 +80,7 @@ class _Near(RelayEnd):
     def eof_received(self) -> bool:
         if self.other is None and self._dialing is not None:
             self.has_ended = True
+            # asyncio closes the transport unless this is true: the answer is still to come.
             return True
         return super().eof_received()
 

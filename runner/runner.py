@@ -17,10 +17,20 @@ from pathlib import Path
 import msgspec
 
 from common.durable import sync_and_close, write_durably
-from common.errors import Refused
 from common.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
+from fairlead.wire.errors import Refused
+from fairlead.wire.frames import Stream, notice_line
+from fairlead.wire.runner import (
+    ExitReason,
+    ExitRecord,
+    RunnerHealth,
+    RunnerState,
+    StatusEvent,
+    StopRequest,
+    SubmitRequest,
+)
 from runner import __version__
-from runner.code.prepare import CodeStore
+from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import execution
 from runner.job.execution import Execution, JobLimits, MainEnded
@@ -30,16 +40,6 @@ from runner.logs.segments import SegmentLog
 from runner.options import Settings
 from runner.processes.launch import Launch
 from runner.processes.spawn import Children, Ending
-from runner.schemas import (
-    ExitReason,
-    ExitRecord,
-    RunnerHealth,
-    RunnerState,
-    StatusEvent,
-    StopRequest,
-    SubmitRequest,
-)
-from runner.schemas.frames import Stream, notice_line
 from runner.status import Bell, StatusLog
 from runner.validation import check_submission, signal_number, wanted_blobs
 
@@ -340,6 +340,7 @@ class Runner:
         try:
             lines = await self._copying
         except asyncio.CancelledError:
+            # Without this, a cancel of our own task would look like the end of the copying.
             if not self._copying.cancelled():
                 raise
             lines = ["outputs: the job was stopped while they were copied; the rest is left out"]
@@ -357,6 +358,7 @@ class Runner:
         try:
             return await self._preparing
         except asyncio.CancelledError:
+            # A cancel of our own task looks the same, and must go on.
             if self._preparing.cancelled():
                 raise CannotStart(STOPPED_BEFORE_START) from None
             raise
@@ -373,6 +375,7 @@ class Runner:
         )
 
     async def _conclude(self, record: ExitRecord) -> None:
+        # From here on a notice is refused: it would lie after the end that the record names.
         self._log_ends = True
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
@@ -399,8 +402,8 @@ class Runner:
             _log.exception("the log's newest segment was not restored")
         if not gone:
             return record
-        told = f"{gone} bytes of its log are gone: the job removed their files"
-        message = told if record.message is None else f"{record.message}; {told}"
+        notice = f"{gone} bytes of its log are gone: the job removed their files"
+        message = notice if record.message is None else f"{record.message}; {notice}"
         return msgspec.structs.replace(record, message=message)
 
     async def _synced(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import logging.handlers
 import os
 import signal
 import socket
@@ -16,21 +15,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp import web
-
 from common.sockets import BACKLOG
+from fairlead.wire.runner import ExitRecord
 from runner import metrics, relay
-from runner.app import make_app
+from runner.app import make_server
 from runner.job.outcome import Scope, scope_of_this_process
 from runner.logs.followers import FOLLOWER_PATIENCE
 from runner.options import UMASK, Options
 from runner.processes.spawn import Children
 from runner.relay import Relay
 from runner.runner import Runner
-from runner.schemas import ExitRecord
 from runner.sockets import Peers, is_welcome, listen
 
-_MakeProtocol = Callable[[], asyncio.BaseProtocol]
+_MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class Listener:
@@ -61,14 +58,13 @@ class Listener:
     def gone(self, transport: asyncio.Transport) -> None:
         self._waiting.discard(transport)
 
-    def lead(self, transport: asyncio.Transport, said: bytes) -> None:
+    def lead(self, transport: asyncio.Transport, data: bytes) -> None:
         self._waiting.discard(transport)
-        for_port = said.startswith(relay.BEGIN)
+        for_port = data.startswith(relay.BEGIN)
         protocol = self._relayed.make_protocol() if for_port else self._http()
-        assert isinstance(protocol, asyncio.Protocol)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        protocol.data_received(said)
+        protocol.data_received(data)
 
 
 class _Visitor(asyncio.Protocol):
@@ -90,6 +86,7 @@ class _Visitor(asyncio.Protocol):
         if self._transport is None:
             return
         self._said += data
+        # Even the first bytes of a request may come in pieces.
         if len(self._said) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._said):
             self._listening.lead(self._transport, self._said)
 
@@ -104,18 +101,29 @@ _LOG_SIZE = 1 << 20
 _SHUTDOWN_TIME = 2.0
 
 
+class _RunnerLog(logging.FileHandler):
+    """Two files of bounded size, as of a RotatingFileHandler, whose module brings pickle and
+    queues: 3 ms of a job's start."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self.stream is not None and self.stream.tell() >= _LOG_SIZE:
+                self.close()  # the next record opens the file again
+                os.replace(self.baseFilename, f"{self.baseFilename}.1")
+        except OSError:
+            self.handleError(record)
+        super().emit(record)
+
+
 def log_to(task: Path) -> None:
     """Log to `runner.log` in the task's folder, at most two files of 1 MiB, apart from the job's
     log. Raises OSError."""
     task.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        task / "runner.log", maxBytes=_LOG_SIZE, backupCount=1, encoding="utf-8"
-    )
+    handler = _RunnerLog(task / "runner.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 @asynccontextmanager
@@ -134,18 +142,8 @@ async def served(
     relay = Relay()
     in_container = peers is Peers.NODE
     measure = metrics.measure if in_container else metrics.measure_own_processes
-    app = make_app(runner, relay, patience=patience, measure=measure)
-    app_runner = web.AppRunner(
-        app,
-        access_log=None,
-        auto_decompress=False,
-        handler_cancellation=True,
-        shutdown_timeout=_SHUTDOWN_TIME,
-    )
-    await app_runner.setup()
-    server_factory = app_runner.server
-    assert server_factory is not None
-    listening = Listener(peers, server_factory, relay)
+    http = make_server(runner, relay, patience=patience, measure=measure)
+    listening = Listener(peers, http.make_protocol, relay)
     loop = asyncio.get_running_loop()
     listener = listener or await asyncio.to_thread(listen, path)
     server = await loop.create_unix_server(listening.make_protocol, sock=listener, backlog=BACKLOG)
@@ -154,8 +152,7 @@ async def served(
     finally:
         server.close()
         listening.close()
-        server_factory.pre_shutdown()
-        await app_runner.cleanup()
+        await http.close(_SHUTDOWN_TIME)
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
@@ -179,6 +176,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.shut_down)
+    # The entrypoint has blocked it: one that came meanwhile is delivered here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         async with served(runner, options.socket, options.peers, listener=listener):

@@ -76,6 +76,7 @@ def _check_unused(path: Path) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
+                # A runner that was killed left this file.
                 return
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

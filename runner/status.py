@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from runner.schemas import ExitRecord, RunnerState, StatusEvent
+from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
 
 
 class Bell:

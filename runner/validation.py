@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import signal
 
-from common.errors import Refused
-from runner.schemas import ClusterInfo, JobSpec, SubmitRequest
+from fairlead.wire.errors import Refused
+from fairlead.wire.runner import ClusterInfo, JobSpec, SubmitRequest
 
 
 def wanted_blobs(job: JobSpec) -> tuple[str, ...]:
@@ -16,11 +16,11 @@ def wanted_blobs(job: JobSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(blob for blob in all_blobs if blob is not None))
 
 
-LEAST_LOG_QUOTA = 1 << 20
+MIN_LOG_QUOTA = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*", re.ASCII)
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 
 
 def signal_number(name: str, field: str) -> int:
@@ -47,8 +47,8 @@ def check_submission(request: SubmitRequest) -> None:
         raise Refused(400, "invalid", "max_duration must be more than 0 s", "job.max_duration")
     if job.stop_duration < 0:
         raise Refused(400, "invalid", "stop_duration must be 0 or more s", "job.stop_duration")
-    if job.log_quota is not None and job.log_quota < LEAST_LOG_QUOTA:
-        message = f"log_quota must be at least {LEAST_LOG_QUOTA} bytes"
+    if job.log_quota is not None and job.log_quota < MIN_LOG_QUOTA:
+        message = f"log_quota must be at least {MIN_LOG_QUOTA} bytes"
         raise Refused(400, "invalid", message, "job.log_quota")
     if job.restart_exit_code is not None and not 1 <= job.restart_exit_code <= 255:
         message = "restart_exit_code must be from 1 to 255"
@@ -77,7 +77,7 @@ def _check_cluster(cluster: ClusterInfo) -> None:
         message = "must be the place of one of `ips`, counted from 0"
         raise Refused(400, "invalid", message, "cluster.rank")
     for field, port in (("ssh_port", cluster.ssh_port), ("master_port", cluster.master_port)):
-        if not 0 < port <= _MOST_PORT:
+        if not 0 < port <= _MAX_PORT:
             raise Refused(400, "invalid", "must be from 1 to 65535", f"cluster.{field}")
 
 

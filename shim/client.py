@@ -14,9 +14,9 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from common.errors import AgentError, read_error
 from common.http import why_lost
-from shim.schemas import (
+from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
+from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     LOG_START_HEADER,
@@ -50,7 +50,7 @@ class ShimError(AgentError):
     """The shim refused the request."""
 
 
-class ShimUnavailable(Exception):
+class ShimUnavailable(AgentUnavailable):
     """No answer came, or it broke off; it is unknown whether the request had its effect."""
 
 
@@ -199,7 +199,7 @@ class ShimClient:
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:
-        """Read raw frames from the segment that holds `offset`; see `runner.schemas.frames`."""
+        """Read raw frames from the segment that holds `offset`; see `fairlead.wire.frames`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
         path, params = f"/v1/tasks/{task_id}/logs", {"offset": str(offset)}
         async with await self._send("GET", path, params=params, limits=timeout) as response:

@@ -17,7 +17,18 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
+from fairlead.wire.amounts import amounts_of
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import (
+    DrainRequest,
+    Fence,
+    Finding,
+    Health,
+    NodeAllows,
+    NodeInfo,
+    NodeMetrics,
+    TaskStatus,
+)
 from shim.access.controller_keys import fingerprints
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.jump_keys import JumpKeys
@@ -29,12 +40,12 @@ from shim.gpus import Gpus
 from shim.gpus.health import Fault
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
-from shim.image_access import ImageAccess, PrivateImage
-from shim.images import ImageRecord, Images, Watermarks
+from shim.image_cache.access import ImageAccess, PrivateImage
+from shim.image_cache.images import ImageRecord, Images, Watermarks
+from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
-from shim.schemas import DrainRequest, Fence, Finding, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import VERSION, Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
@@ -51,7 +62,6 @@ from shim.tasks.reconcile import leftovers_of, reconcile
 from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
 from shim.volumes.mounter import KernelMounter
-from shim.watchdog import Systemd, Watchdog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,7 +168,7 @@ class Daemon:
             supervisor.find,
             executor,
         )
-        self._hearing: ControllerSilence | None = None
+        self._controller_silence: ControllerSilence | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
 
@@ -184,12 +194,13 @@ class Daemon:
         await release_strays(settings, executor, mounter, _alive(found.tasks))
         known = [task.info.id for task in found.tasks]
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
+        await loop.run_in_executor(executor, remove_strays, settings.sockets_folder, known)
         images = await _images(settings, engine, executor)
         watch = await _watch(settings, gpus, found.tasks, executor)
         infos = watch.infos()
         check_blocks(blocks, gpus=len(infos))
         ledger = Ledger(capacity, infos, found.allocations, blocks)
+        # The number of the life repeats if its record is lost: old cursors must not fit again.
         events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")
         supervisor = Supervisor(
             settings,
@@ -207,22 +218,22 @@ class Daemon:
         supervisor.block(found.unexplained)
         supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
         await watch.tell_again()
-        service = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
-        await service._lend_keys()
-        await service.exposed.open(events)
+        daemon = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
+        await daemon._lend_keys()
+        await daemon.exposed.open(events)
         fences = [task.fence for task in found.tasks]
-        service._hearing = await ControllerSilence.open(
-            supervisor, settings.data, executor, service._boot_id, fences
+        daemon._controller_silence = await ControllerSilence.open(
+            supervisor, settings.data, executor, daemon._boot_id, fences
         )
         supervisor.resume()
-        return service
+        return daemon
 
     async def close(self) -> None:
         """Close the shim; running tasks stay."""
         self.events.close()
         await self._watchdog.close()
-        if self._hearing is not None:
-            await self._hearing.close()
+        if self._controller_silence is not None:
+            await self._controller_silence.close()
         if self._jump_keys is not None:
             await self._jump_keys.close()
         await self.exposed.close()
@@ -249,11 +260,12 @@ class Daemon:
 
     def heard(self, fence: Fence) -> None:
         """Note that a controller made a request that was not refused."""
-        if self._hearing is not None:
-            self._hearing.heard(fence)
+        if self._controller_silence is not None:
+            self._controller_silence.heard(fence)
 
     async def node(self) -> NodeInfo:
         engine, ledger = self.supervisor.engine, self.supervisor.ledger
+        choice = engine.network_choice
         used = ledger.used()
         version: str | None = None
         images: tuple[str, ...] = ()
@@ -269,10 +281,13 @@ class Daemon:
             engine_version=version,
             isolation=engine.isolation,
             engine_lacks=tuple(one.value for one in EngineAbility if one not in engine.abilities),
+            allows=NodeAllows(
+                privileged=self.settings.allow_privileged,
+                raw_sockets=self.settings.allow_raw_sockets or self.settings.allow_privileged,
+                volume_prefixes=tuple(map(str, self.settings.volume_prefixes)),
+            ),
             host_network=self.settings.host_network,
-            cpu=ledger.capacity.cpu,
-            memory=ledger.capacity.memory,
-            disk=ledger.capacity.disk,
+            **amounts_of(ledger.capacity),
             cpu_allocated=used.cpu,
             memory_allocated=used.memory,
             disk_allocated=used.disk,
@@ -287,6 +302,8 @@ class Daemon:
             disk_free=await self.supervisor.free_disk(),
             engine_error=engine_error,
             networks=engine.networks(),
+            network_kind=None if choice is None else choice.kind.value,
+            network_why=None if choice is None else choice.why,
             gateways=self.exposed.is_possible,
             controllers=controllers,
             unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
@@ -304,13 +321,13 @@ class Daemon:
         return found
 
     async def metrics(self) -> NodeMetrics:
-        from shim import metrics
+        from shim.monitoring import metrics
 
         return await metrics.collect(self.supervisor, self.executor)
 
     async def examine(self) -> list[Finding]:
         """In a thread of its own: a container is started, which may take a while."""
-        from shim import doctor
+        from shim.monitoring import doctor
 
         engine = self.supervisor.engine.kind
         settings = self.settings

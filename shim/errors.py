@@ -6,8 +6,8 @@ must act, and the wrong field. The app turns it into the project's one error sha
 
 from __future__ import annotations
 
-from common.errors import Refused
-from shim.schemas import RefusalCode, TaskReason
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import RefusalCode, TaskReason
 
 
 def invalid(message: str, field: str) -> Refused:

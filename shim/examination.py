@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from shim.schemas import EngineKind, Finding, FindingLevel
+from fairlead.wire.shim import EngineKind, Finding, FindingLevel
 from shim.settings import RUNTIME
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -34,7 +34,7 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     data: Path = Path("/var/lib/fairlead")
     socket: Path = Path("/run/fairlead/shim.sock")
     runtime: Path = RUNTIME
-    engine: EngineKind = EngineKind.DOCKER
+    engine: EngineKind
     root: Path = Path("/")
 
 

@@ -22,18 +22,19 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shim import adapters, safe_files
+from fairlead.wire.shim import EngineKind, HostNetwork
+from shim import adapters
 from shim.api.app import make_runner
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.errors import EngineError, StartError
+from shim.files import safe_files
 from shim.gpus.selection import Exclusion
+from shim.monitoring.watchdog import READY, STOPPING, Systemd
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
-from shim.schemas import EngineKind, HostNetwork
-from shim.settings import RUNTIME, GatewayAccess, Settings, SubnetRange, check_runtime
+from shim.settings import RUNTIME, GatewayAccess, NetworkKind, Settings, SubnetRange, check_runtime
 from shim.tasks.steps.folders import make_shared
-from shim.watchdog import READY, STOPPING, Systemd
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
@@ -113,7 +114,7 @@ _DEFAULT_GROUP = "fairlead"
 def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["doctor"]:
-        from shim import doctor
+        from shim.monitoring import doctor
 
         raise SystemExit(doctor.main(words[1:]))
     arguments = _parser().parse_args(words)
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         choices=[kind.value for kind in EngineKind],
         required=True,
-        help="docker; process (development only, no isolation)",
+        help="docker; podman; process (development only, no isolation)",
     )
     _add_offers(add)
     add(
@@ -171,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
         "registry with the run's own; or let every run use it (default: %(default)s)",
     )
     _add_permissions(add)
+    _add_networks(add)
+    _add_access(add)
     add("--pull-stall", type=float, default=300.0, metavar="SECONDS", help=argparse.SUPPRESS)
     add(
         "--log-level",
@@ -202,7 +205,7 @@ def _add_offers(add: Callable[..., object]) -> None:
 
 
 def _add_permissions(add: Callable[..., object]) -> None:
-    """Add the options for what jobs and people may do on the node."""
+    """Add the options for what jobs may do on the node, and what it brings for them."""
     add(
         "--volume-prefix",
         action="append",
@@ -216,6 +219,20 @@ def _add_permissions(add: Callable[..., object]) -> None:
         help="tasks may ask for privileged containers and any capability (root of the node)",
     )
     add(
+        "--python-mirror",
+        metavar="URL",
+        help="where uv finds the interpreters of jobs with `python` (http, https or file)",
+    )
+    add(
+        "--python-downloads",
+        metavar="FILE",
+        help="the path or URL of a JSON list of them, as uv's --python-downloads-json-url",
+    )
+
+
+def _add_networks(add: Callable[..., object]) -> None:
+    """Add the options for what networks jobs have."""
+    add(
         "--host-network",
         choices=[each.value for each in HostNetwork],
         default=HostNetwork.WHOLE_NODE.value,
@@ -223,12 +240,26 @@ def _add_permissions(add: Callable[..., object]) -> None:
         "(default: %(default)s)",
     )
     add(
+        "--networks",
+        type=NetworkKind,
+        choices=list(NetworkKind),
+        default=NetworkKind.AUTO,
+        help="who connects containers: the engine (docker), or the shim itself (agent), which makes"
+        " a start shorter; auto: the shim where this node can (default: %(default)s)",
+    )
+    add(
+        "--oci-runtime",
+        metavar="NAME",
+        help="the OCI runtime that starts containers, by the engine's name for it, such as crun "
+        "(default: the engine's)",
+    )
+    add(
         "--job-networks",
         action="append",
         default=[],
         metavar="RANGE[:SIZE]",
         help="addresses for the networks of runs, such as 10.80.0.0/16:24; may be repeated "
-        "(default: the Docker engine's pools)",
+        "(default: the engine's pools)",
     )
     add(
         "--allow-raw-sockets",
@@ -240,16 +271,10 @@ def _add_permissions(add: Callable[..., object]) -> None:
         action="store_true",
         help="hand the shim's own HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY to containers",
     )
-    add(
-        "--python-mirror",
-        metavar="URL",
-        help="where uv finds the interpreters of jobs with `python` (http, https or file)",
-    )
-    add(
-        "--python-downloads",
-        metavar="FILE",
-        help="the path or URL of a JSON list of them, as uv's --python-downloads-json-url",
-    )
+
+
+def _add_access(add: Callable[..., object]) -> None:
+    """Add the options for how controllers, people and gateways come in."""
     add(
         "--jump-keys",
         type=Path,
@@ -292,6 +317,7 @@ async def _serve(
     arguments: argparse.Namespace, settings: Settings, threads: ThreadPoolExecutor
 ) -> None:
     stop = asyncio.Event()
+    # Before anything is made: without a handler SIGTERM ends the process amid a start.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     capacity = _capacity(arguments, settings)
@@ -304,10 +330,10 @@ async def _serve(
     gpus = adapters.gpus([Exclusion.parse(text) for text in arguments.exclude_gpu])
     split = None if arguments.blocks is None else ledger.parse(arguments.blocks)
     systemd = Systemd()
-    service = await Daemon.open(
+    daemon = await Daemon.open(
         settings, engine, gpus, capacity, identity, threads, blocks=split, systemd=systemd
     )
-    runner = make_runner(service, shutdown_timeout=_SHUTDOWN_SECONDS)
+    runner = make_runner(daemon, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         async with _listening(runner, settings):
@@ -316,9 +342,10 @@ async def _serve(
             await stop.wait()
             systemd.tell(STOPPING)
     finally:
-        service.events.close()
+        # First, because aiohttp waits for the streams of events that are still open.
+        daemon.events.close()
         await runner.cleanup()
-        await service.close()
+        await daemon.close()
 
 
 def _capacity(arguments: argparse.Namespace, settings: Settings) -> Capacity:
@@ -346,6 +373,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         allow_privileged=arguments.allow_privileged,
         host_network=HostNetwork(arguments.host_network),
         job_networks=tuple(map(SubnetRange.parse, arguments.job_networks)),
+        networks=arguments.networks,
+        oci_runtime=arguments.oci_runtime,
         allow_raw_sockets=arguments.allow_raw_sockets,
         python_mirror=arguments.python_mirror,
         python_downloads=arguments.python_downloads,
@@ -423,6 +452,7 @@ def _positive(cpus: float | None) -> float | None:
 def _lock(data: Path) -> Iterator[None]:
     fd = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # The kernel drops this lock with the process, so a killed shim leaves none (flock(2)).
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
@@ -448,6 +478,7 @@ def _bind(path: Path, gid: int) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # bind(2) makes the file: with the usual umask, others could connect before the chmod.
         umask = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -468,6 +499,7 @@ def _refuse_taken(path: Path) -> None:
     if not path.is_socket():
         raise StartError(f"--socket {path}: a file that is not a socket exists there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A shim that was killed leaves its socket's file, on which nothing listens.
         if probe.connect_ex(str(path)) == 0:
             raise StartError(f"--socket {path}: another process listens there")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import msgspec
 
+from fairlead.wire.shim import HostNetwork
 from shim.errors import StartError, invalid
-from shim.schemas import HostNetwork
 
 try:
     VERSION = version("fairlead")
@@ -19,7 +20,8 @@ except PackageNotFoundError:
 """The version that the shim reports."""
 RUNTIME = Path("/opt/fairlead/current/runtime")
 _LAUNCHER = "bin/fairlead-entrypoint"
-_MOST_SOCKET_PATH = 107
+# sun_path has 108 bytes, the last of which is zero (unix(7)).
+_MAX_SOCKET_PATH = 107
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _UUID_LENGTH = 36
 _FOR_EVERYBODY = 0o005
@@ -104,6 +106,17 @@ def _usual_prefix(whole: int) -> int:
     return max(usual, whole)
 
 
+class NetworkKind(StrEnum):
+    """What makes the networks of containers."""
+
+    DOCKER = "docker"
+    AGENT = "agent"
+    """The shim connects each container itself (`shim.wires`)."""
+    AUTO = "auto"
+    """The shim where the node can, else the engine. An engine that is open has one of the others.
+    """
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds. `gid` owns the folders that job and controller can reach."""
 
@@ -123,6 +136,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_network: HostNetwork = HostNetwork.WHOLE_NODE
     job_networks: tuple[SubnetRange, ...] = ()
     """The addresses of runs' networks, the preferred range first; none: the engine's own."""
+    networks: NetworkKind = NetworkKind.AUTO
+    oci_runtime: str | None = None
+    """The engine's name of the OCI runtime that starts containers; None: its default."""
     allow_raw_sockets: bool = False
     """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}
@@ -146,6 +162,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def task_folder(self, task_id: str) -> Path:
         return self.data / "tasks" / task_id
 
+    def network_folder(self, task_id: str) -> Path:
+        """Return the folder of the files that describe a container's network to it."""
+        return self.task_folder(task_id) / "network"
+
     def job_folder(self, task_id: str) -> Path:
         return self.task_folder(task_id) / "job"
 
@@ -160,35 +180,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.mounts_folder / task_id
 
     @property
-    def doors_folder(self) -> Path:
+    def sockets_folder(self) -> Path:
         """Return a folder of this shim alone: several shims may have their sockets in one
         folder."""
         return self.socket.with_suffix(".d")
 
     def runner_socket(self, task_id: str) -> str:
         """Return the path that callers use; see `shim.access.runner_socket`."""
-        return str(self.doors_folder / f"{task_id}.sock")
+        return str(self.sockets_folder / f"{task_id}.sock")
 
     def check_paths(self) -> None:
         """Raise StartError when the sockets' paths are too long for the kernel, or their folder is
         also that of the records."""
-        if self.data == self.doors_folder:
+        if self.data == self.sockets_folder:
             raise StartError(
                 f"--data {self.data}: is for the sockets of {self.socket}; choose another folder"
             )
         longest = max(
             len(self.runner_socket("x" * _UUID_LENGTH).encode()), len(f"{self.socket}.new".encode())
         )
-        if longest > _MOST_SOCKET_PATH:
+        if longest > _MAX_SOCKET_PATH:
             raise StartError(
                 f"--socket {self.socket}: the sockets of tasks would need {longest} bytes, "
-                f"{_MOST_SOCKET_PATH} is the kernel's limit; choose a shorter folder"
+                f"{_MAX_SOCKET_PATH} is the kernel's limit; choose a shorter folder"
             )
 
     def check_task_id(self, task_id: str) -> None:
         """Raise Refused (400) for an id that cannot name files and containers."""
         check_name(task_id, "id")
-        if len(self.runner_socket(task_id).encode()) > _MOST_SOCKET_PATH:
+        if len(self.runner_socket(task_id).encode()) > _MAX_SOCKET_PATH:
             raise invalid("the id is too long for the path of its socket on this node", "id")
 
 

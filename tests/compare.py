@@ -77,8 +77,10 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with (root / "pyproject.toml").open("rb") as file:
-            self._scripts: dict[str, str] = tomllib.load(file)["project"]["scripts"]
+        self._scripts: dict[str, str] = {}
+        for project in (root / "pyproject.toml", root / "daemons/pyproject.toml"):
+            if project.exists():
+                self._scripts |= tomllib.loads(project.read_text())["project"]["scripts"]
         self.env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
 
     def program(self, name: str) -> list[str]:

@@ -7,6 +7,7 @@ A fixture's work may outlive a test only if the fixture's scope is wider than th
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Generator
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import lanes
 from tests.support.blocking import BlockingCalls
 from tests.support.leaks import Holdings, holdings, leaked_since, watched_tasks
 from tests.support.testbed import (
@@ -21,6 +23,7 @@ from tests.support.testbed import (
     controller_process,
     cuttable_proxy,
     dockerd,
+    namespace,
     noshell_image,
     numbers,
     runtime,
@@ -34,8 +37,11 @@ __all__ = [
     "controller_process",
     "cuttable_proxy",
     "dockerd",
+    "namespace",
     "noshell_image",
     "numbers",
+    "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_configure",
     "pytest_fixture_setup",
     "pytest_runtest_protocol",
@@ -72,11 +78,16 @@ class _Watched:
 _current: list[_Watched] = []
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    lanes.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts the tests in the background ignores the keyboard's signals, and all that
     the tests start would inherit that; a handler is not inherited, so theirs are the defaults."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    lanes.configure(config)
 
 
 def pytest_sessionstart() -> None:
@@ -85,6 +96,13 @@ def pytest_sessionstart() -> None:
     asyncio.set_event_loop(None)
     # Where the tests were started by nohup, children would ignore the hang-up that they are sent.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """What was read lives to the end: each full collection took 0.2 s of the processor's time to go
+    through its 350,000 objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

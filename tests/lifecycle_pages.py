@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from controller.lifecycle import schedules
 from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase
 from controller.lifecycle.gangs.switching import SWITCHES
-from controller.lifecycle.reasons import (
+from controller.lifecycle.runs import schedules
+from fairlead.model.reasons import (
     ATTEMPT_REASON_OF_RUN,
     ENDS_NO_RUN,
     FINAL_STATUS_OF_RUN,
@@ -23,7 +23,7 @@ from controller.lifecycle.reasons import (
     Reason,
     ReasonClass,
 )
-from controller.lifecycle.statuses import (
+from fairlead.model.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
     RUN_MOVES,
@@ -78,18 +78,19 @@ def _attempt_page() -> str:
     return "\n".join(
         [
             "# Attempt\n",
+            "To see the attempts of a run and why each ended, run `fairlead inspect RUN`.\n",
             _NOTE,
             mermaid(ATTEMPT_MOVES, (AttemptStatus.SUBMITTED,)),
             "## Termination reasons\n",
             _table(head, rows),
-            "Where a limit of the retry policy ended the job, its run ends `retry_limit_exceeded`; "
-            "but `max_preemptions` used up is `worker_failed`.\n",
+            "If a limit of the retry policy ended the job, its run ends `retry_limit_exceeded`. "
+            "Only a used-up `max_preemptions` is `worker_failed`.\n",
             "## What Iris calls it\n",
-            "The `state` of the API: the name in the table above as soon as the attempt has a "
-            "reason, and before that:\n",
+            "Once an attempt has a reason, its `state` in the API is the name in the table above. "
+            "Before that, it follows the status:\n",
             _table(("status", "state"), [(s.upper(), state) for s, state in STATES.items()]),
-            "A job has the state of its last attempt, and is `pending` as soon as that has ended "
-            "and another one will come.\n",
+            "A job has the state of its last attempt. Once that has ended and another one will "
+            "come, the job is `pending`.\n",
         ]
     )
 
@@ -114,6 +115,7 @@ def _run_page() -> str:
     return "\n".join(
         [
             "# Run\n",
+            "To see a run's status and why it ended, run `fairlead ps -a`.\n",
             _NOTE,
             mermaid(RUN_MOVES, (RunStatus.SUBMITTED, RunStatus.PENDING)),
             "## Why a run ends\n",
@@ -124,7 +126,8 @@ def _run_page() -> str:
 
 def _allocation_page() -> str:
     initial = (AllocationState.NOMINATED, AllocationState.HELD)
-    return "\n".join(["# Allocation\n", _NOTE, mermaid(ALLOCATION_MOVES, initial)])
+    told = "To see the allocations of a run change, run `fairlead events RUN`.\n"
+    return "\n".join(["# Allocation\n", told, _NOTE, mermaid(ALLOCATION_MOVES, initial)])
 
 
 def _incarnation_page() -> str:
@@ -136,9 +139,10 @@ def _incarnation_page() -> str:
     return "\n".join(
         [
             "# Incarnation of a gang\n",
+            "To see a gang's incarnations and why it switched, run `fairlead inspect RUN`.\n",
             _NOTE,
             mermaid(PHASE_MOVES, (Phase.GATHERING,)),
-            "A phase is derived from the attempts, never stored.\n",
+            "The controller derives a phase from the attempts and never stores it.\n",
             "## Why a gang switches\n",
             _table(head, switches),
         ]
@@ -149,10 +153,11 @@ def _occurrence_page() -> str:
     return "\n".join(
         [
             "# Occurrence of a scheduled run\n",
+            "To see an occurrence, run `fairlead inspect RUN --occurrence N`.\n",
             _NOTE,
             mermaid(schedules.PHASE_MOVES, (schedules.Phase.WAITING,)),
-            "A phase is derived from the run, never stored. A trigger that comes while the "
-            "occurrence goes on is skipped and recorded.\n",
+            "The controller derives a phase from the run and never stores it. It skips and records "
+            "a trigger that comes while the occurrence goes on.\n",
         ]
     )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 
 from common.durable import write_all
+from fairlead.wire.frames import span_at
 from runner.client import BASE_URL, RunnerClient
-from runner.schemas.frames import span_at
 
 MIB = 1 << 20
 

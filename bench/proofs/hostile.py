@@ -21,10 +21,8 @@ import msgspec
 
 from bench.proofs._table import conclude
 from entrypoint.runtime.build import Builder
-from runner.client import BASE_URL, RunnerClient, RunnerError, RunnerUnavailable
-from runner.schemas import JobSpec, SubmitRequest
-from shim.client import ShimClient, ShimError
-from shim.schemas import (
+from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.shim import (
     ContainerOptions,
     Fence,
     TaskInfo,
@@ -33,6 +31,8 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from runner.client import BASE_URL, RunnerClient, RunnerError, RunnerUnavailable
+from shim.client import ShimClient, ShimError
 from tests.support import images
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon

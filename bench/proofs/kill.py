@@ -21,7 +21,7 @@ from statistics import median
 
 from bench.proofs._table import conclude
 from entrypoint.runtime.build import Builder
-from shim.schemas import RegistryAuth
+from fairlead.wire.shim import RegistryAuth
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry

@@ -24,10 +24,17 @@ from typing import Any
 from bench.parts import running_parts
 from bench.proofs._table import conclude
 from controller.links.clients import LocalConnection
+from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.shim import (
+    Fence,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+    TerminateRequest,
+)
 from runner.client import RunnerError, RunnerUnavailable
-from runner.schemas import JobSpec, SubmitRequest
 from shim.engines import procfs
-from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
 from tests.support.daemons import processes_of
 from tests.support.processes import ShimProcess
 from tests.support.waiting import eventually
@@ -78,10 +85,10 @@ def _shim(engine: str, options: tuple[str, ...]) -> Iterator[ShimProcess]:
 async def _prove(shim: ShimProcess, tries: int, at_once: int, seed: int) -> Proof:
     connection = LocalConnection(str(shim.socket))
     proof = Proof(connection, random.Random(seed))
-    turns = asyncio.Semaphore(at_once)
+    pipeline = asyncio.Semaphore(at_once)
 
     async def one() -> None:
-        async with turns:
+        async with pipeline:
             await proof.attempt()
 
     try:

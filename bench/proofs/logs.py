@@ -23,14 +23,14 @@ import msgspec
 
 from bench.proofs._table import conclude
 from bench.runner_logs import job
+from fairlead.wire.frames import Decoder, Stream
+from fairlead.wire.runner import RunnerState
 from runner.client import BASE_URL, RunnerClient
-from runner.schemas import RunnerState
-from runner.schemas.frames import Decoder, Stream
 
 MIB = 1 << 20
 QUOTA = 8 << 30
-MOST_RSS_MIB = 32.0
-MOST_SLOWDOWN = 0.05
+MAX_RSS_MIB = 32.0
+MAX_SLOWDOWN = 0.05
 _START_LIMIT = 10.0
 KEPT = 64
 _COUNTERS = MIB // 8
@@ -270,9 +270,9 @@ def _check_crowd(
         (f"{name}: slower by", f"{slower:+.1%}"),
         (f"{name}: runner's RSS at its most", f"+{rss:.1f} MiB"),
     ]
-    if slower > MOST_SLOWDOWN:
+    if slower > MAX_SLOWDOWN:
         broken(f"{name}: {who} slow the job by {slower:.1%}")
-    if rss > MOST_RSS_MIB:
+    if rss > MAX_RSS_MIB:
         broken(f"{name}: {who} cost the runner {rss:.1f} MiB")
 
 

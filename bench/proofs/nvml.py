@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 
 from bench.proofs._table import conclude
+from fairlead.wire.shim import GpuInfo
 from shim.client import ShimClient
-from shim.schemas import GpuInfo
 from tests.support import nvml
 from tests.support.nvml import StandIn
 from tests.support.processes import ShimProcess

@@ -22,7 +22,7 @@ from tests.support.processes import ControllerProcess
 WARM_UP = 300
 """More changes than a page shows events, so that its tables are full at the first look."""
 MOST = {"JSHeapUsedSize": 2.0 * MIB, "Nodes": 50.0, "JSEventListeners": 10.0}
-MOST_RSS = 32.0
+MAX_RSS = 32.0
 """What may be there at the second look and not at the first: caches, not a share of each change."""
 _QUIET_SECONDS = 2.0
 
@@ -88,7 +88,7 @@ async def _prove(
         last = [await held(one.page) for one in pages]
         more = (process.memory_info().rss - rss) / MIB
         figures = [("changes of the run, and of the node", f"{given.changes} in {took:.0f} s")]
-        broken = [f"the controller grew by {more:.1f} MiB"] if more > MOST_RSS else []
+        broken = [f"the controller grew by {more:.1f} MiB"] if more > MAX_RSS else []
         for one, before, after, had in zip(pages, first, last, asked, strict=True):
             grown = {name: after[name] - before[name] for name in before}
             said = ", ".join(f"{name} {before[name]:.0f} {by:+.0f}" for name, by in grown.items())

@@ -22,17 +22,17 @@ import psutil
 
 from bench.parts import Parts, running_parts
 from bench.proofs._table import conclude
-from controller.cli.openssh import CIPHERS
+from fairlead.cli.openssh import CIPHERS
 from tests.support import images
-from tests.support.ssh_daemon import CHECKOUT, free_port
+from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
 IMAGE = "bookworm-sshd:bench"
 _SSH_PORT = 10022
 _SOURCE_PORT = 8000
-_LEAST_SHARE = 0.5
-_MOST_UNVISITED = 45.0
+_MIN_SHARE = 0.5
+_MAX_UNVISITED = 45.0
 _SOURCE = (
     "use IO::Socket::INET; $s = IO::Socket::INET->new(Listen => 5, ReuseAddr => 1,"
     " LocalAddr => '127.0.0.1:8000'); $b = \"\\0\" x 1048576;"
@@ -58,9 +58,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=300, help="per try (default: %(default)s)")
     given = parser.parse_args()
     with running_parts() as parts:
-        archive = images.debian_archive(
-            CHECKOUT / ".build" / "images", "bookworm", "openssh-server"
-        )
+        archive = images.debian_archive("bookworm", "openssh-server")
         parts.docker.docker("import", archive, IMAGE)
         key = _make_key(parts.folder)
         own = _served(parts, "auto", key, given.mib)
@@ -86,9 +84,9 @@ def _conclude(own: Served, ours: Served, unvisited: float, server: float) -> Non
         ("embedded server after its visits", f"{server:.1f} MiB"),
     ]
     broken = []
-    if share < _LEAST_SHARE:
+    if share < _MIN_SHARE:
         broken.append(f"the embedded server carries {share:.2f} of what OpenSSH does")
-    if unvisited > _MOST_UNVISITED:
+    if unvisited > _MAX_UNVISITED:
         broken.append(f"a job that nobody visits pays {unvisited:.1f} MiB for its first process")
     conclude("SSH into a job", figures, broken)
 

@@ -24,11 +24,9 @@ import psutil
 from bench.parts import IMAGE, NETWORK, Parts, running_parts
 from bench.proofs._table import conclude
 from controller.links.clients import LocalConnection
-from runner.client import RunnerUnavailable
-from runner.schemas import JobSpec, SubmitRequest
-from runner.schemas.frames import Decoder
-from shim.client import ShimClient
-from shim.schemas import (
+from fairlead.wire.frames import Decoder
+from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.shim import (
     Event,
     EventType,
     Fence,
@@ -38,6 +36,8 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from runner.client import RunnerUnavailable
+from shim.client import ShimClient
 from tests.support.waiting import eventually
 
 MOST = 2.0
@@ -122,6 +122,7 @@ class RawDocker:
         host["NanoCpus"] = int(_CPU * 1e9)
         begin = time.perf_counter()
         made = self._api.create_container(IMAGE, list(_HELLO), host_config=host)
+        # Before the start, after which the container may end at once.
         output = self._api.attach(made["Id"], stream=True, logs=True)
         self._api.start(made["Id"])
         started = time.perf_counter() - begin
@@ -169,6 +170,7 @@ class Ours:
         )
         begin = time.perf_counter()
         async with aclosing(self._shim.events()) as events:
+            # The first line is a heartbeat: from its cursor on no event is missed.
             await anext(events)
             await self._shim.put_task(name, request, fence=_FENCE, incarnation=0)
             task = await _until_running(events, name)

@@ -14,13 +14,13 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from bench.proofs._table import conclude
 from controller.logs.segments import SegmentWriter
-from runner.schemas.frames import Frame, Stream
+from fairlead.wire.frames import Frame, Stream
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.waiting import wait_until
 
 CHROMIUM = "/usr/bin/chromium"
 MIB = 1 << 20
-MOST_MIB = 286.0
+MAX_MIB = 286.0
 """300 MB."""
 _LINES = 10_000
 _LIMIT_MS = 300_000.0
@@ -120,12 +120,12 @@ def main() -> None:
         ("the form of the login in a new tab", f"{empty:.0f} MiB"),
         ("the end of the log is shown", f"{opened:.0f} MiB"),
         (
-            f"scrolled, jumped and searched: the most (promised: < {MOST_MIB:.0f})",
+            f"scrolled, jumped and searched: the most (promised: < {MAX_MIB:.0f})",
             f"{tab.most:.0f} MiB",
         ),
         ("... of it not shared with other tabs, at the end", f"{own:.0f} MiB"),
     )
-    broken = [f"the tab held {tab.most:.0f} MiB"] if tab.most >= MOST_MIB else []
+    broken = [f"the tab held {tab.most:.0f} MiB"] if tab.most >= MAX_MIB else []
     conclude(f"RSS of a tab with a log of {given.mebibytes} MiB", figures, broken)
 
 

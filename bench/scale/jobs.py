@@ -8,9 +8,9 @@ import time
 import msgspec
 from aiohttp import web
 
-from runner.schemas import ExitRecord, RunnerState, StatusEvent
-from runner.schemas.frames import Frame, Stream, encode
-from shim.schemas import AllocationInfo, TaskInfo, TaskRequest, TaskStatus, TaskTimes
+from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
+from fairlead.wire.shim import AllocationInfo, TaskInfo, TaskRequest, TaskStatus, TaskTimes
 
 LINE = b"training\n"
 

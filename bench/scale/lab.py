@@ -139,6 +139,7 @@ def running(nodes: int, profile: Path | None = None) -> Iterator[ScaleLab]:
         if profile is not None:
             controller.daemon.argv[:0] = [sys.executable, "-m", "cProfile", "-o", str(profile)]
         stack.callback(controller.close)
+        # cProfile writes its file when the process ends by itself, and `close` kills it.
         if profile is not None:
             stack.callback(controller.daemon.stop, 60)
         swarms = []

@@ -20,15 +20,14 @@ import msgspec
 from aiohttp import WSCloseCode, web
 
 from bench.scale.jobs import LINE, NodeJob, tell
-from runner.client import STATUS_HEARTBEAT
-from runner.schemas import (
+from fairlead.wire.runner import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
     AckRequest,
     LogsHeader,
     RunnerState,
 )
-from shim.schemas import (
+from fairlead.wire.shim import (
     INCARNATION_HEADER,
     EngineKind,
     Event,
@@ -38,6 +37,7 @@ from shim.schemas import (
     TaskInfo,
     TaskRequest,
 )
+from runner.client import STATUS_HEARTBEAT
 
 HEARTBEAT_SECONDS = 10.0
 BEATS_OF_A_RUNNER = int(STATUS_HEARTBEAT / HEARTBEAT_SECONDS)
@@ -268,6 +268,7 @@ class Swarm:
                 node.transports.add(request.transport)
             return await handler(request)
 
+        # By default aiohttp lets a handler wait on after its client has hung up.
         server = web.Server(serve, access_log=None, handler_cancellation=True)
         loop = asyncio.get_running_loop()
         await loop.create_unix_server(server, str(socket), backlog=64)
@@ -277,6 +278,7 @@ class Swarm:
         while True:
             began = time.monotonic()
             for number, node in enumerate(self._nodes):
+                # Spread, as with real nodes: their shims did not start in the same moment.
                 due = began + HEARTBEAT_SECONDS * number / len(self._nodes)
                 if due > time.monotonic():
                     await asyncio.sleep(due - time.monotonic())

@@ -26,6 +26,9 @@ class Row(msgspec.Struct, frozen=True):
     figure: str
     goal: str = ""
     met: bool | None = None
+    kind: str = ""
+    """The name in `bench.history.KINDS`, if releases are compared by it."""
+    value: float = 0.0
 
 
 def p(values: Iterable[float], percent: int) -> float:
@@ -76,6 +79,8 @@ async def submit(lab: ScaleLab, numbers: range) -> list[Row]:
             f"{rate:.0f} jobs/s ({of_cpu:.0f} per s of CPU)",
             "≥ 500 jobs/s",
             rate >= 500,
+            "scale.submit",
+            rate,
         ),
         Row(
             f"{count} runs submitted, all RUNNING",
@@ -98,12 +103,21 @@ async def steady(lab: ScaleLab, base: int) -> list[Row]:
     share = watch.cpu / watch.wall
     each = (lab.rss() - base) / count
     return [
-        Row(f"{count} jobs run: CPU", f"{share:.1%} of a core", "≤ 10 %", share <= 0.10),
+        Row(
+            f"{count} jobs run: CPU",
+            f"{share:.1%} of a core",
+            "≤ 10 %",
+            share <= 0.10,
+            "scale.cpu",
+            100 * share,
+        ),
         Row(
             f"{count} jobs run: RSS",
             f"{each / 1024:.0f} KiB a node ({lab.rss() >> 20} MiB in all)",
             "≤ 120 KiB a node",
             each <= 120 * 1024,
+            "scale.node",
+            each / 1024,
         ),
     ]
 
@@ -119,6 +133,8 @@ def slope(lab: ScaleLab, base: int, at_half: int, half: int) -> list[Row]:
             f"{each / 1024:.0f} KiB, besides {once / (1 << 20):.1f} MiB once",
             "≤ 120 KiB a node",
             each <= 120 * 1024,
+            "scale.ssh_node",
+            each / 1024,
         )
     ]
 
@@ -147,7 +163,8 @@ def _latency(what: str, seconds: Sequence[float], has_goal: bool) -> Row:
     middle, worst = statistics.median(seconds) * 1000, p(seconds, 99) * 1000
     goal = "p50 ≤ 50 ms, p99 ≤ 250 ms" if has_goal else ""
     met = (middle <= 50 and worst <= 250) if has_goal else None
-    return Row(what, f"p50 {middle:.0f} ms, p99 {worst:.0f} ms", goal, met)
+    kind = "scale.exit" if has_goal else ""
+    return Row(what, f"p50 {middle:.0f} ms, p99 {worst:.0f} ms", goal, met, kind, worst)
 
 
 async def _end_and_watch(
@@ -188,7 +205,14 @@ async def gang(lab: ScaleLab) -> list[Row]:
         await api.submit("gang", nodes=GANG)
         await lab.until("runs", "running", before + 1, 60)
     return [
-        Row(f"a gang of {GANG} → RUNNING", str(watch), "≤ 2 s and the nodes'", watch.wall <= 2.0)
+        Row(
+            f"a gang of {GANG} → RUNNING",
+            str(watch),
+            "≤ 2 s and the nodes'",
+            watch.wall <= 2.0,
+            "scale.gang",
+            watch.wall,
+        )
     ]
 
 
@@ -222,6 +246,8 @@ async def reconnect(lab: ScaleLab, count: int = 1000) -> list[Row]:
             f"(before: p50 {p(quiet, 50) * 1000:.0f} ms, p99 {p(quiet, 99) * 1000:.0f} ms)",
             "p99 ≤ 100 ms",
             p(lags, 99) <= 0.1,
+            "scale.reconnect",
+            1000 * p(lags, 99),
         ),
     ]
 

@@ -1,5 +1,6 @@
 """The REST API under `/v1`: `app.make_app(service)` makes it, `app.ROUTES` lists it.
 
-One module holds one resource, however small: its bodies, handlers and routes. `app` alone imports
-it. What users read is in `documents`, and `views` makes that of the controller's state.
+The rooms are those of `controller.service`: `runs`, `jobs`, `machines` and `accounts`, with one
+module for each resource. `http` is what they share. What users read is in `documents`, and `views`
+makes it of the controller's state.
 """

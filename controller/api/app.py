@@ -14,36 +14,22 @@ import msgspec
 from aiohttp import web
 
 from common.http import HEAD_SECONDS, is_our_failure
+from common.proxy.entry import Proxy, tidy, to_services
+from common.proxy.forwarding import FROM_REPLICA
 from controller import API_VERSIONS, __version__
-from controller.api import (
-    blobs,
-    events,
-    fleets,
-    gateways,
-    jobs,
-    log_windows,
-    logs,
-    nodes,
-    outputs,
-    ports,
-    runs,
-    scheduling,
-    secrets,
-    service_keys,
-    services,
-    terminals,
-    users,
-)
-from controller.api.errors import as_response, encoded
-from controller.api.openapi import document
-from controller.api.origins import Origins, mark
-from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
-from controller.api.streams import STREAMS, TOKEN_PROTOCOL, end_streams
-from controller.proxy.entry import Proxy, tidy, to_services
-from controller.proxy.forwarding import FROM_REPLICA
+from controller.api.accounts import secrets, service_keys, users
+from controller.api.http.errors import as_response, encoded
+from controller.api.http.openapi import document
+from controller.api.http.origins import Origins, mark
+from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
+from controller.api.http.streams import STREAMS, TOKEN_PROTOCOL, end_streams
+from controller.api.jobs import jobs, log_windows, logs, outputs, ports, terminals
+from controller.api.machines import controllers, fleets, gateways, nodes, rented
+from controller.api.runs import blobs, events, runs, scheduling, services, sweeps
 from controller.service import ControllerService
-from controller.service.users import Credential, require_admin
-from controller.store.base import StoredToken
+from controller.service.accounts.rights import require_admin
+from controller.service.accounts.users import Credential
+from controller.store.accounts import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
@@ -71,9 +57,10 @@ def make_app(
     """Return the application. `proxy` answers the requests that are for services; `origins` are
     those whose pages may use the API; `mounts` add routes that are not the API's."""
     origins = origins or Origins()
+    # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
     app = web.Application(
-        middlewares=[*before, _one_shape, origins.middleware], client_max_size=MAX_BODY_BYTES
+        middlewares=[*before, _errors_as_json, origins.middleware], client_max_size=MAX_BODY_BYTES
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
@@ -153,6 +140,7 @@ def token_of(request: web.Request) -> str | None:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
+    # Not in the address: servers and proxies log addresses.
     offered = request.headers.get("Sec-WebSocket-Protocol", "").split(",")
     given = (name.strip() for name in offered)
     return next(
@@ -166,7 +154,7 @@ def _credential(service: ControllerService, request: web.Request) -> Credential:
 
 
 @web.middleware
-async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
     try:
         refused = encoded(request)
         return await handler(request) if refused is None else refused
@@ -266,6 +254,7 @@ ROUTES: tuple[Route, ...] = (
         public=True,
     ),
     *runs.ROUTES,
+    *sweeps.ROUTES,
     *jobs.ROUTES,
     *logs.ROUTES,
     *log_windows.ROUTES,
@@ -278,7 +267,9 @@ ROUTES: tuple[Route, ...] = (
     *scheduling.ROUTES,
     *users.ROUTES,
     *secrets.ROUTES,
+    *controllers.ROUTES,
     *fleets.ROUTES,
+    *rented.ROUTES,
     *gateways.ROUTES,
     *service_keys.ROUTES,
     *services.ROUTES,

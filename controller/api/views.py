@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -11,7 +10,30 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from controller.api.documents import (
+from controller.clock import iso
+from controller.lifecycle import outputs
+from controller.lifecycle.gangs import incarnation
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Incarnation,
+    Job,
+    Resources,
+    Run,
+    RunState,
+)
+from controller.lifecycle.pending_reasons import RunSuspended
+from controller.lifecycle.runs import beginning
+from controller.lifecycle.runs.schedules import next_trigger_at
+from controller.lifecycle.runs.status import state_of_job
+from controller.lifecycle.services.readiness import why_not_ready
+from controller.lifecycle.services.replicas import SLEEPS, sleeps
+from controller.lifecycle.sweeps.sets import SetCounts, counts
+from controller.scheduling.fitting.grant import asked_by
+from controller.service.runs.sweeps import ListedSet
+from fairlead.configuration.plan import without_uploads
+from fairlead.documents import (
+    AfterView,
     AllocationView,
     AttemptOutputsView,
     AttemptView,
@@ -27,45 +49,23 @@ from controller.api.documents import (
     RunSummary,
     RunView,
     ScaleView,
+    SetView,
+    SweepView,
     SwitchView,
 )
-from controller.configuration.plan import without_uploads
-from controller.lifecycle import outputs
-from controller.lifecycle.dev_environment import BROWSER_PORTS
-from controller.lifecycle.gangs import incarnation
-from controller.lifecycle.model import (
-    Allocation,
-    Attempt,
-    Incarnation,
-    Job,
-    Resources,
-    Run,
-    RunState,
-)
-from controller.lifecycle.outputs import OutputsState
-from controller.lifecycle.pending_reasons import RunSuspended
-from controller.lifecycle.reasons import state_of
-from controller.lifecycle.run_status import state_of_job
-from controller.lifecycle.schedules import next_trigger_at
-from controller.lifecycle.services.readiness import why_not_ready
-from controller.lifecycle.services.replicas import SLEEPS, sleeps
-from controller.lifecycle.statuses import (
+from fairlead.model.dev_environment import BROWSER_PORTS
+from fairlead.model.reasons import state_of
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
     AttemptStatus,
+    OutputsState,
     RunStatus,
 )
-from controller.scheduling.grant import asked_by
-from shim.schemas import PullProgress
+from fairlead.wire.shim import PullProgress
 
 V = TypeVar("V", bound=msgspec.Struct)
-
-
-def iso(time: float) -> str:
-    """Return the time (Unix seconds) as ISO 8601."""
-    moment = datetime.fromtimestamp(round(time, 3), UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def iso_or_none(time: float | None) -> str | None:
@@ -102,11 +102,15 @@ def run_view(
     node_names: Mapping[str, str],
     children: Iterable[RunState] = (),
     url: str | None = None,
+    *,
+    with_ended: bool = False,
 ) -> RunView:
-    """Return the run's document; `node_names`: by node id, `url`: at its gateway."""
+    """Return the run's document; `node_names`: by node id, `url`: at its gateway. `with_ended`:
+    also with the jobs of a live sweep's ended sets, too many to be sent at each change."""
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
     allocations = (one for one in state.allocations if one.state is not AllocationState.RELEASED)
+    jobs = state.all_jobs if with_ended else state.jobs
     needs = {job.id: job.spec.resources for job in state.jobs}
     return derived(
         RunView,
@@ -118,7 +122,7 @@ def run_view(
         gives_up_at=None if gathers is None else iso(gathers.gives_up_at),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         switches=tuple(derived(SwitchView, switch) for switch in run.switches),
-        jobs=tuple(job_view(state, job, node_names) for job in state.jobs),
+        jobs=tuple(job_view(state, job, node_names) for job in jobs),
         groups=tuple(derived(GroupView, group) for group in run.groups),
         allocations=tuple(
             _allocation(one, node_names, needs.get(one.job_id)) for one in allocations
@@ -127,6 +131,9 @@ def run_view(
             derived(OccurrenceView, one, termination_reason=one.reason) for one in run.occurrences
         ),
         schedule=run.policy.schedule,
+        after=tuple(derived(AfterView, one) for one in run.after),
+        begins_at=iso_or_none(beginning.begins_at(run)),
+        start_before=iso_or_none(beginning.must_start_at(run)),
         children=tuple(derived(ChildView, child.run) for child in children),
         priority=run.policy.priority,
         band=run.policy.band,
@@ -134,6 +141,68 @@ def run_view(
         scales=tuple(derived(ScaleView, scale) for scale in run.scales),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
         dev_environment=_dev_environment(state),
+        sweep=sweep_view(state),
+    )
+
+
+def sweep_view(state: RunState) -> SweepView | None:
+    """Return how far a sweep is; None: the run is none."""
+    sweep, content = state.run.sweep, state.sweep
+    if sweep is None or content is None:
+        return None
+    counted = counts(state)
+    return SweepView(
+        names=content.sets.names,
+        total=sweep.total,
+        nodes=sweep.nodes,
+        waiting=counted.waiting,
+        active=counted.active,
+        done=counted.done,
+        failed=counted.failed,
+        stopped=counted.stopped,
+        max_parallel=sweep.max_parallel,
+        stop_after_failures=sweep.stop_after_failures,
+        seconds_left=_seconds_left(state, counted),
+    )
+
+
+_ESTIMATED_FROM = 50
+"""The number of the jobs that ended last: the sets of a matrix' end may take longer than the
+first."""
+
+
+def _seconds_left(state: RunState, counted: SetCounts) -> float | None:
+    lasts = (job.attempts[-1] for job in state.ended.jobs[-_ESTIMATED_FROM:] if job.attempts)
+    took = [
+        last.terminating_at - last.running_at
+        for last in lasts
+        if last.running_at is not None and last.terminating_at is not None
+    ]
+    if not took or not counted.active:
+        return None
+    # Those that run are half done, on average.
+    return sum(took) / len(took) * (counted.waiting + counted.active / 2) / counted.active
+
+
+def set_view(one: ListedSet, node_names: Mapping[str, str]) -> SetView:
+    """Return the document of one parameter set; `node_names`: by node id."""
+    last = one.last
+    ended_at = None if last is None else last.terminating_at or last.finished_at
+    return SetView(
+        number=one.number,
+        parameters=one.parameters,
+        status=one.status,
+        jobs=tuple(job.id for job in one.jobs),
+        attempt_id=None if last is None else last.id,
+        attempt=None if last is None else last.number,
+        node=None if last is None or last.node_id is None else node_name(last, node_names),
+        exit_code=None if last is None else last.exit_code,
+        termination_reason=None if last is None else last.reason,
+        message=None if last is None else last.message,
+        running_at=None if last is None else iso_or_none(last.running_at),
+        ended_at=iso_or_none(ended_at),
+        finished_at=iso_or_none(one.finished_at),
+        outputs=None if last is None else _outputs(last),
     )
 
 
@@ -141,12 +210,13 @@ def _dev_environment(state: RunState) -> DevEnvironmentView | None:
     wanted = state.run.policy.dev_environment
     if wanted is None:
         return None
-    last = state.jobs[0].attempts[-1:]
+    last = state.jobs[0].attempts[-1] if state.jobs[0].attempts else None
+    unused = None if last is None else last.inactivity
     return derived(
         DevEnvironmentView,
         wanted,
         path=f"/services/{state.run.name}/" if wanted.ide in BROWSER_PORTS else None,
-        inactive_since=iso_or_none(last[0].inactive_since) if last else None,
+        inactive_since=None if unused is None else iso(unused.since),
     )
 
 
@@ -201,12 +271,15 @@ def _pending_reason(run: Run, job: Job) -> str | None:
         return RunSuspended().sentence()
     if job.retry_at is not None:
         return f"waiting until {iso(job.retry_at)} before the next attempt"
+    if held := beginning.why_waits(run, job):
+        return held
     why = job.attempts[-1].pending_reason if job.attempts else None
     return None if why is None else why.sentence()
 
 
 def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
     """Written out: with `derived` the document of a thousand jobs takes 9 ms instead of 7."""
+    asked = attempt.interruption
     return AttemptView(
         id=attempt.id,
         status=attempt.status,
@@ -216,11 +289,11 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         node=None if attempt.node_id is None else node_name(attempt, node_names),
         allocation_id=attempt.allocation_id,
         incarnation=_incarnation(attempt.incarnation),
-        gpus=attempt.gpus,
-        ports=attempt.ports,
-        ssh_host_key=attempt.ssh_host_key,
-        ready=attempt.ready,
-        registered_at=iso_or_none(attempt.registered_at),
+        gpus=attempt.task.gpus,
+        ports=attempt.task.ports,
+        ssh_host_key=attempt.task.ssh_host_key,
+        ready=attempt.serving.ready,
+        registered_at=iso_or_none(attempt.serving.registered_at),
         submitted_at=iso(attempt.submitted_at),
         provisioned_at=iso_or_none(attempt.provisioned_at),
         pulling_at=iso_or_none(attempt.pulling_at),
@@ -232,14 +305,16 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         later_reasons=attempt.later_reasons,
         disconnected=attempt.disconnected,
         cleanup_unknown=attempt.cleanup_unknown,
-        image_digest=attempt.image_digest,
-        container_started_at=iso_or_none(attempt.container_started_at),
-        interrupt_requested_at=iso_or_none(attempt.interrupt_requested_at),
+        image_digest=attempt.task.image_digest,
+        container_started_at=iso_or_none(attempt.seen.container_started_at),
+        interrupt_requested_at=None if asked is None else iso(asked.requested_at),
         terminating_at=iso_or_none(attempt.terminating_at),
         state=state_of(attempt.status, attempt.reason),
         outputs=_outputs(attempt),
         deployment=attempt.deployment,
-        probes=tuple(derived(ProbeView, one, since=iso(one.since)) for one in attempt.probes),
+        probes=tuple(
+            derived(ProbeView, one, since=iso(one.since)) for one in attempt.serving.probes
+        ),
         drains_until=iso_or_none(attempt.drains_until),
     )
 
@@ -250,7 +325,7 @@ _NO_OUTPUTS = AttemptOutputsView(
 
 
 def _outputs(attempt: Attempt) -> AttemptOutputsView:
-    state, stored = outputs.state_of(attempt), attempt.outputs
+    state, stored = outputs.state_of(attempt), attempt.seen.outputs
     if state is OutputsState.NONE:
         return _NO_OUTPUTS
     return AttemptOutputsView(
@@ -323,7 +398,10 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         pending_reason=next((reason for reason in pending if reason), _sleep(run)),
         nodes=tuple(dict.fromkeys(node_name(attempt, node_names) for attempt in placed)),
         exit_code=max(exit_codes, default=None),
-        jobs=sum(not job.scaled_down for job in state.jobs),
+        jobs=sum(not job.scaled_down for job in state.jobs)
+        if run.sweep is None
+        else run.sweep.total * run.sweep.nodes,
         jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
+        sweep=sweep_view(state),
     )

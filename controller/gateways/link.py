@@ -12,14 +12,13 @@ import asyncssh
 import msgspec
 
 from common.http import why_lost
-from controller.links.base import LinkError
-from controller.links.clients import LocalLink
-from controller.links.ssh import Advice, SshLink
+from common.links.errors import LinkError
+from common.links.ssh import Advice
+from controller.links.clients import LocalLink, SshLink
 from controller.store.base import Gateway
-from gateway.schemas import LINK_PATH, FromAgent, FromController
+from fairlead.wire.gateway import LINK_PATH, FromAgent, FromController
 
-_OPEN_SECONDS = 15.0
-_MOST_MESSAGE = 16 << 20
+_MAX_MESSAGE = 16 << 20
 _ADVICE = Advice(host_key="apply the gateway's file with `accept_host_key: SHA256:…`")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(FromAgent)
@@ -69,7 +68,8 @@ class SocketGatewayLink:
         try:
             return await session.ws_connect(
                 f"http://gateway{LINK_PATH}",
-                max_msg_size=_MOST_MESSAGE,
+                max_msg_size=_MAX_MESSAGE,
+                # A dead link never answers the close frame, and aiohttp would wait 10 s for that.
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -7,27 +7,40 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
+from common.links.errors import LinkError
 from controller.clock import Chance
 from controller.gateways.link import GatewayLink
 from controller.gateways.session import GatewayAway, GatewaySession
 from controller.gateways.snapshots import host_of, snapshot_of
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
-from controller.links.base import LinkError, NodeConnection
+from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import find
 from controller.store.base import Changes, Gateway, Store
 from controller.traffic.routes import ReplicaRoute, RouteTable
 from controller.traffic.statistics import Traffic
-from gateway.schemas import Answer, Browsers, GroupCounts, ProxyLimits, Question, Revoked, Snapshot
+from fairlead.wire.gateway import (
+    Answer,
+    Browsers,
+    Counts,
+    GroupCounts,
+    ProxyLimits,
+    Question,
+    Revoked,
+    Snapshot,
+)
 from shim.client import ShimError, ShimUnavailable
 
 log = logging.getLogger(__name__)
 GAP_SECONDS = 1.0
 SPREAD_SECONDS = 15.0
 CONFIRM_SECONDS = 10.0
+MAX_EJECTED = 86400.0
+"""Seconds; an agent may say anything."""
 Answers = Callable[[Question], Answer]
 Connect = Callable[[str], Awaitable[NodeConnection]]
 
@@ -37,37 +50,41 @@ def nobody(question: Question) -> Answer:
     return Answer(id=question.id, allowed=False, status=401)
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How gateways are reached, and what holds at all of them."""
+
+    make_link: Callable[[Gateway], GatewayLink]
+    answers: Answers = nobody
+    """Says who may use a service."""
+    limits: ProxyLimits = ProxyLimits()
+    browsers: Browsers = Browsers()
+
+
 class GatewayManager:
-    """The gateways by name. `connect` waits for a node's live connection. `answers` says who may
-    use a service; it is set before `run`."""
+    """The gateways by name. `connect` waits for a node's live connection."""
 
     def __init__(
         self,
         *,
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         store: Store,
         routes: RouteTable,
         traffic: Traffic,
-        make_link: Callable[[Gateway], GatewayLink],
         connect: Connect,
         chance: Chance,
         controller_id: str,
         gateways: Iterable[Gateway] = (),
-        limits: ProxyLimits | None = None,
-        browsers: Browsers | None = None,
+        settings: Settings,
     ) -> None:
         self.gateways: dict[str, Gateway] = {one.name: one for one in gateways}
-        self.answers: Answers = nobody
         self.controller_id = controller_id
-        self._turns = turns
+        self._pipeline = pipeline
         self._store = store
         self._routes = routes
         self._traffic = traffic
-        self._make_link = make_link
         self._connect = connect
         self._chance = chance
-        self._limits = limits or ProxyLimits()
-        self._browsers = browsers or Browsers()
+        self._settings = settings
         self._sessions: dict[str, GatewaySession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._offered: dict[str, dict[str, ReplicaRoute]] = {}
@@ -119,7 +136,7 @@ class GatewayManager:
         self._spread()
 
     def _start(self, gateway: Gateway) -> None:
-        session = GatewaySession(gateway, self._make_link(gateway), self, self._chance)
+        session = GatewaySession(gateway, self._settings.make_link(gateway), self, self._chance)
         self._sessions[gateway.name] = session
         self._tasks[gateway.name] = asyncio.create_task(
             session.run(), name=f"gateway {gateway.name}"
@@ -191,8 +208,8 @@ class GatewayManager:
         offers = self._offered.get(state.run.id, {})
         for attempt_id in list(offers):
             view = find(state, attempt_id)
-            waits = view is not None and view.attempt.registering_since is not None
-            if view is None or not waits or view.attempt.exposed_socket is not None:
+            waits = view is not None and view.attempt.serving.registering_since is not None
+            if view is None or not waits or view.attempt.serving.exposed_socket is not None:
                 del offers[attempt_id]
         if not offers:
             self._offered.pop(state.run.id, None)
@@ -206,36 +223,41 @@ class GatewayManager:
 
     def snapshot(self, gateway: Gateway, version: int) -> Snapshot:
         offered = {run_id: tuple(found.values()) for run_id, found in self._offered.items()}
-        routes, nodes = self._routes.all(), self._turns.nodes
+        routes, nodes = self._routes.all(), self._pipeline.nodes
         return snapshot_of(
             gateway,
             version,
             routes,
             offered,
             nodes,
-            self._limits,
-            self._browsers,
+            self._settings.limits,
+            self._settings.browsers,
             self.controller_id,
         )
 
     def answer(self, question: Question) -> Answer:
-        return self.answers(question)
+        return self._settings.answers(question)
 
     def wake(self, run_id: str) -> None:
         route = self._routes.get(run_id)
         if route is not None and route.sleeping:
-            self._turns.post(reports.WakeRequested(run_id=run_id))
+            self._pipeline.post(reports.WakeRequested(run_id=run_id))
 
-    def count(self, gateway: str, groups: tuple[GroupCounts, ...]) -> None:
+    def count(self, gateway: str, counted: Counts) -> None:
         now = self._traffic.now()
-        known = {(one.run_id, one.group): one for one in groups}
+        known = {(one.run_id, one.group): one for one in counted.groups}
         for route in self._routes.all():
             if route.service.gateway != gateway:
                 continue
             for group in route.service.groups:
                 counts = known.get((route.run_id, group.name))
+                # The agent leaves out groups without requests, whose second was counted, too.
                 quiet = GroupCounts(run_id=route.run_id, group=group.name)
                 self._traffic.group(route.run_id, group.name).absorb(now, gateway, counts or quiet)
+            for replica in route.replicas:
+                if replica.attempt_id in counted.ejected:
+                    seconds = counted.ejected[replica.attempt_id]
+                    self._traffic.ejected(replica.attempt_id, min(max(seconds, 0.0), MAX_EJECTED))
 
     def is_other(self, served: str, gateway: str) -> bool:
         return served != gateway and served in self.gateways
@@ -263,14 +285,14 @@ class GatewayManager:
 
     def node_connected(self, node_id: str) -> None:
         """Tell a node the gateways' keys: while it was away, one may have been removed."""
-        node = self._turns.nodes.get(node_id)
+        node = self._pipeline.nodes.get(node_id)
         if node is not None and node.capacity.gateways:
             self._in_background(self._tell(node_id))
 
     def _spread(self) -> None:
         """Let all nodes know the gateways' keys. A node that is not connected hears of them once it
         is."""
-        for node_id in self._turns.nodes:
+        for node_id in self._pipeline.nodes:
             self.node_connected(node_id)
 
     async def _tell(self, node_id: str) -> None:

@@ -15,13 +15,14 @@ from typing import Protocol
 
 import msgspec
 
+from common.links.errors import LinkError
 from controller.aio import Backoff
 from controller.clock import Chance
 from controller.gateways.link import GatewayConnection, GatewayLink
-from controller.links.base import LinkError
-from controller.pipelines.service_replicas import NotRegistered
-from controller.store.base import Gateway, StoreError
-from gateway.schemas import (
+from controller.pipelines.performers.service_replicas import NotRegistered
+from controller.store.base import Gateway
+from controller.store.errors import StoreError
+from fairlead.wire.gateway import (
     PROTOCOL,
     Answer,
     Applied,
@@ -31,7 +32,6 @@ from gateway.schemas import (
     Counts,
     FromAgent,
     FromController,
-    GroupCounts,
     Hello,
     HostCertificate,
     InFlight,
@@ -43,7 +43,7 @@ from gateway.schemas import (
 
 log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 0.1
-MOST_WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 10.0
 SILENCE_SECONDS = 15.0
 LOOK_AGAIN_SECONDS = 5.0
 """Seconds after which the snapshot is compared again: addresses of nodes change without a turn."""
@@ -72,7 +72,7 @@ class Owner(Protocol):
 
     def wake(self, run_id: str) -> None: ...
 
-    def count(self, gateway: str, groups: tuple[GroupCounts, ...]) -> None: ...
+    def count(self, gateway: str, counts: Counts) -> None: ...
 
     def is_other(self, served: str, gateway: str) -> bool:
         """Return whether `served` is another gateway of this controller."""
@@ -96,7 +96,7 @@ class GatewaySession:
         """The snapshot that the agent has confirmed in this connection."""
         self._link = link
         self._owner = owner
-        self._backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, chance.jitter)
+        self._backoff = Backoff(FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, chance.jitter)
         self._connection: GatewayConnection | None = None
         self._sent: dict[int, Snapshot] = {}
         self._in_flight = InFlight(version=0)
@@ -105,7 +105,7 @@ class GatewaySession:
         self._claims: dict[int, asyncio.Future[str | None]] = {}
         self._last_claim = 0
         self._look = asyncio.Event()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._down_at = asyncio.get_running_loop().time()
 
     @property
@@ -126,7 +126,7 @@ class GatewaySession:
     async def until(self, holds: Callable[[GatewaySession], bool]) -> None:
         """Wait until this is true of the session."""
         while not holds(self):
-            await self._news.wait()
+            await self._changed.wait()
 
     def serves(self, attempt_id: str) -> bool:
         """Return whether the agent has confirmed that it sends requests to this replica, and has
@@ -157,9 +157,9 @@ class GatewaySession:
             wait = None if was_up else patience if patience > 0 else LOOK_AGAIN_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._news_of(attempt_id, was_up=was_up)
+                    await self._changed_of(attempt_id, was_up=was_up)
 
-    async def _news_of(self, attempt_id: str, *, was_up: bool) -> None:
+    async def _changed_of(self, attempt_id: str, *, was_up: bool) -> None:
         """Wait until the agent has left this replica, or came or went."""
         await self.until(lambda one: one.is_up is not was_up or one.has_left(attempt_id))
 
@@ -234,6 +234,7 @@ class GatewaySession:
         self.holds = None
         self._connection = None
         self._sent.clear()
+        # Else a drain would take the last word of an agent that is lost for the present.
         self._in_flight = InFlight(version=0)
         self._reached = self.refused = None
         for claim in self._claims.values():
@@ -245,6 +246,7 @@ class GatewaySession:
         version, last = 0, None
         await self.until(lambda session: session.is_up)
         while True:
+            # Before the snapshot is made: what changes while it is being sent is looked at again.
             self._look.clear()
             snapshot = self._owner.snapshot(self.gateway, version + 1)
             if last is None or msgspec.structs.replace(snapshot, version=version) != last:
@@ -271,7 +273,7 @@ class GatewaySession:
             case Question():
                 await connection.send(self._owner.answer(message))
             case Counts():
-                self._owner.count(self.gateway.name, message.groups)
+                self._owner.count(self.gateway.name, message)
             case InFlight():
                 self._in_flight = message
             case Reached():
@@ -314,5 +316,5 @@ class GatewaySession:
             del self._sent[version]
 
     def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

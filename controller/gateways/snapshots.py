@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from controller.lifecycle.model import Node
-from controller.lifecycle.services.policy import Https
 from controller.store.base import Gateway
 from controller.traffic.routes import ReplicaRoute, Route
-from gateway.schemas import (
+from fairlead.model.service import Https
+from fairlead.wire.gateway import (
     Browsers,
     GatewayNode,
     GatewayRateLimit,

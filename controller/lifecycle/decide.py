@@ -11,25 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from controller.lifecycle import (
-    claims,
-    facts,
-    inactivity,
-    limits,
-    requests,
-    retry,
-    schedules,
-    termination,
-)
+from controller.lifecycle.attempts import inactivity, limits, retry, termination
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.events import Event, EventKind
-from controller.lifecycle.gangs import freed, incarnation, membership, switching
-from controller.lifecycle.gangs.queries import is_gang_run
+from controller.lifecycle.gangs import freed, incarnation, offers, switching
+from controller.lifecycle.intake import claims, facts, requests
+from controller.lifecycle.membership.ranks import is_gang_run
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reports import Report
-from controller.lifecycle.run_status import derive
+from controller.lifecycle.runs import beginning, ending, schedules
+from controller.lifecycle.runs.status import Outcome, derive
 from controller.lifecycle.services import replicas
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.sweeps import begin, together
+from controller.lifecycle.sweeps import outcome as sweep_outcome
+from controller.lifecycle.sweeps.outcome import SweepOutcome
+from fairlead.model.statuses import AttemptStatus, RunStatus
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -62,36 +58,33 @@ def decide(
     """
     draft = Draft(state, now, new_id, jitter, context)
     if state.run.version == 0:
-        _tell_submission(draft)
+        _record_submission(draft)
+    # Before the facts: a task that is accepted in this turn was not lost.
     missing = claims.missing_when_reported(draft, reports)
-    facts.apply(draft, membership.only_whole(draft, reports))
+    facts.apply(draft, offers.only_whole(draft, reports))
     claims.judge(draft, reports, missing)
     termination.lose_nodes(draft, reports)
     if not draft.run_is_final:
         requests.obey(draft, reports)
         schedules.trigger(draft)
-        limits.stand_still(draft)
+        beginning.settle(draft)
+        # Before: a limit must not pass in the turn that suspends its run or hears that its node is
+        # silent. After: new attempts and freed turns of startup_order have their pauses at once.
+        limits.pause_or_resume(draft)
         _advance(draft, reports)
-        limits.stand_still(draft)
+        limits.pause_or_resume(draft)
     else:
         termination.settle(draft)
     freed.settle(draft)
     return Decision(draft.result(), tuple(draft.events), wake_at(draft))
 
 
-def _tell_submission(draft: Draft) -> None:
+def _record_submission(draft: Draft) -> None:
     run = draft.run
-    draft.events.append(
-        Event(
-            run_id=run.id,
-            at=run.submitted_at,
-            kind=EventKind.RUN,
-            to_status=run.status,
-            cause=f"submitted by {run.user}",
-        )
-    )
+    cause = f"submitted by {run.user}"
+    draft.record(EventKind.RUN, cause, at=run.submitted_at, to_status=run.status)
     for attempt in draft.live():
-        draft.note(EventKind.ATTEMPT, attempt, "submitted", to_status=attempt.status)
+        draft.record(EventKind.ATTEMPT, "submitted", attempt=attempt, to_status=attempt.status)
 
 
 def _advance(draft: Draft, reports: Sequence[Report]) -> None:
@@ -100,11 +93,13 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
         inactivity.enforce(draft, reports)
     termination.settle(draft)
     replicas.settle(draft)
-    if draft.run.deployments:
+    together.settle(draft)
+    if draft.run.deployments or draft.run.sweep is not None:
         termination.settle(draft)  # a queued replica that ends holds nothing: nothing would wake it
-    if draft.run.status is not RunStatus.TERMINATING and not schedules.waits_for_trigger(draft.run):
+    waits = schedules.waits_for_trigger(draft.run) or beginning.waits(draft.run, draft.now)
+    if draft.run.status is not RunStatus.TERMINATING and not waits:
         _take_over_derived_status(draft, reports)
-    termination.conclude(draft)
+    ending.conclude(draft)
 
 
 def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
@@ -113,19 +108,28 @@ def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
     A status that ends the run comes before switches and retries. Any other status is derived after
     them, because the status between an attempt and its successor in the same turn means nothing.
     """
-    outcome = derive(draft.run, draft.jobs)
+    outcome = _derived(draft)
     if outcome.status is not RunStatus.TERMINATING and is_gang_run(draft.run):
         _move_gang(draft, reports)
-        outcome = derive(draft.run, draft.jobs)
+        outcome = _derived(draft)
     if outcome.status is not RunStatus.TERMINATING and retry.may_be_needed(draft):
         retry.stop_siblings(draft)
         termination.settle(draft)
         retry.bring_back(draft)
-        outcome = derive(draft.run, draft.jobs)
+        outcome = _derived(draft)
+    if outcome.status is not RunStatus.TERMINATING and draft.run.sweep is not None:
+        begin.begin(draft)
+        outcome = _derived(draft)
     if outcome.status is RunStatus.TERMINATING and outcome.reason is not None:
-        termination.end_run(draft, outcome.reason, f"rule {outcome.rule}", outcome.message)
+        ending.end_run(draft, outcome.reason, f"rule {outcome.rule}", outcome.message)
     elif outcome.status is not None and outcome.status is not draft.run.status:
         draft.move_run(outcome.status, f"rule {outcome.rule}")
+
+
+def _derived(draft: Draft) -> Outcome | SweepOutcome:
+    if draft.run.sweep is not None:
+        return sweep_outcome.derive(draft)
+    return derive(draft.run, draft.jobs)
 
 
 def _move_gang(draft: Draft, reports: Sequence[Report]) -> None:
@@ -161,8 +165,11 @@ def _timers(draft: Draft) -> Iterator[float]:
     reincarnation = incarnation.deadline(draft.run, draft.jobs)
     if reincarnation is not None:
         yield reincarnation
+    begins_at = beginning.timer(draft)
+    if begins_at is not None:
+        yield begins_at
     yield from replicas.timers(draft)
-    max_duration = limits.max_duration_at(draft.run, draft.jobs, draft.now)
+    max_duration = limits.max_duration_at(draft.run, draft.all_jobs, draft.now)
     if max_duration is not None:
         yield max_duration
 
@@ -170,7 +177,7 @@ def _timers(draft: Draft) -> Iterator[float]:
 def _removal_is_ahead(attempt: Attempt, now: float) -> bool:
     return (
         attempt.status is AttemptStatus.TERMINATING
-        and not attempt.container_gone
+        and not attempt.seen.container_gone
         and attempt.remove_at is not None
         and attempt.remove_at > now
     )

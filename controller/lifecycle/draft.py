@@ -7,7 +7,7 @@ leaves an event. `DecisionContext` holds what the decision needs to know besides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Allocation, Attempt, Job, Run, RunState
-from controller.lifecycle.reasons import RunReason
-from controller.lifecycle.statuses import (
+from controller.lifecycle.predecessors import PredecessorFacts
+from fairlead.model.reasons import RunReason
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
@@ -48,6 +49,8 @@ class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
     next_trigger: float | None = None
     """When a cron expression of the run fires next after now; None: the run has none, or it never
     fires."""
+    predecessors: Mapping[str, PredecessorFacts] = {}
+    """What has become of the live runs that must come first, by their ids."""
 
 
 EMPTY_CONTEXT: Final = DecisionContext()
@@ -70,25 +73,32 @@ class Draft:
         self.jitter = jitter
         self.run: Run = state.run
         self.jobs: list[Job] = list(state.jobs)
+        self.sweep = state.sweep
+        self.ended = state.ended
         self.events: list[Event] = []
         self._before = state
         self._allocations: dict[str, Allocation] = {a.id: a for a in state.allocations}
-        self._places: dict[str, tuple[int, int]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}
         for at, job in enumerate(state.jobs):
             for number, attempt in enumerate(job.attempts):
-                self._places[attempt.id] = (at, number)
+                self._positions[attempt.id] = (at, number)
 
     # -- reading ----------------------------------------------------------------------------
+
+    @property
+    def all_jobs(self) -> list[Job]:
+        """The jobs, and those of a sweep's ended sets."""
+        return [*self.ended.jobs, *self.jobs]
 
     @property
     def run_is_final(self) -> bool:
         return self.run.status in FINAL_RUN_STATUSES
 
     def attempt(self, attempt_id: str) -> Attempt | None:
-        place = self._places.get(attempt_id)
-        if place is None:
+        position = self._positions.get(attempt_id)
+        if position is None:
             return None
-        return self.jobs[place[0]].attempts[place[1]]
+        return self.jobs[position[0]].attempts[position[1]]
 
     def attempts_on(self, node_id: str) -> list[Attempt]:
         """Return all attempts that ever had an allocation on this node, final ones included."""
@@ -126,24 +136,30 @@ class Draft:
         ):
             allocations = tuple(self._allocations.values())
         changed = (
-            before.run.version == 0
+            before.run.version == 0  # it was never committed
             or self.run is not before.run
             or jobs is not before.jobs
             or allocations is not before.allocations
+            or self.sweep is not before.sweep
+            or self.ended is not before.ended
         )
         if not changed:
             return before
         run = replace(self.run, version=before.run.version + 1)
-        return RunState(run=run, jobs=jobs, allocations=allocations)
+        return RunState(
+            run=run, jobs=jobs, allocations=allocations, sweep=self.sweep, ended=self.ended
+        )
 
     # -- changing ---------------------------------------------------------------------------
 
     def change_attempt(self, attempt: Attempt, **changes: Any) -> Attempt:
         """Change fields of an attempt. `attempt` must be the draft's current one; the result is the
         new one."""
+        # Reports come at least once: a repeated one must give the same object, or it is committed
+        # again.
         if all(getattr(attempt, name) == value for name, value in changes.items()):
             return attempt
-        at, number = self._places[attempt.id]
+        at, number = self._positions[attempt.id]
         changed = replace(attempt, **changes)
         job = self.jobs[at]
         attempts = (*job.attempts[:number], changed, *job.attempts[number + 1 :])
@@ -159,10 +175,10 @@ class Draft:
     ) -> Attempt:
         status = move_attempt(attempt.status, target)
         changed = self.change_attempt(attempt, status=status, **changes)
-        self.note(
+        self.record(
             EventKind.ATTEMPT,
-            changed,
             cause,
+            attempt=changed,
             from_status=attempt.status,
             to_status=status,
             reason=changed.reason,
@@ -173,8 +189,8 @@ class Draft:
     def add_attempt(self, job: Job, attempt: Attempt, cause: str) -> Attempt:
         at = self.jobs.index(job)
         self.jobs[at] = replace(job, attempts=(*job.attempts, attempt), retry_at=None)
-        self._places[attempt.id] = (at, len(job.attempts))
-        self.note(EventKind.ATTEMPT, attempt, cause, to_status=attempt.status)
+        self._positions[attempt.id] = (at, len(job.attempts))
+        self.record(EventKind.ATTEMPT, cause, attempt=attempt, to_status=attempt.status)
         return attempt
 
     def fresh_attempt(self, job: Job, cause: str) -> Attempt:
@@ -193,8 +209,10 @@ class Draft:
         return self.add_attempt(job, attempt, cause)
 
     def add_job(self, job: Job) -> Job:
-        """Add a job that the run did not have, without attempts."""
+        """Add a job that the run did not have, or that had left its state."""
         self.jobs.append(job)
+        for number, attempt in enumerate(job.attempts):
+            self._positions[attempt.id] = (len(self.jobs) - 1, number)
         return job
 
     def job(self, job_id: str) -> Job | None:
@@ -229,17 +247,13 @@ class Draft:
         self.change_run(
             status=status, reason=reason or self.run.reason, message=message or self.run.message
         )
-        self.events.append(
-            Event(
-                run_id=self.run.id,
-                at=self.now,
-                kind=EventKind.RUN,
-                from_status=source,
-                to_status=status,
-                reason=self.run.reason,
-                message=message,
-                cause=cause,
-            )
+        self.record(
+            EventKind.RUN,
+            cause,
+            from_status=source,
+            to_status=status,
+            reason=self.run.reason,
+            message=message,
         )
 
     def hold(self, attempt: Attempt, allocation: Allocation, cause: str) -> None:
@@ -249,10 +263,10 @@ class Draft:
         if before is not None:
             move_allocation(before.state, held.state)
         self._allocations[held.id] = held
-        self.note(
+        self.record(
             EventKind.ALLOCATION,
-            attempt,
             cause,
+            attempt=attempt,
             from_status=None if before is None else before.state,
             to_status=held.state,
         )
@@ -270,7 +284,7 @@ class Draft:
             allocation_id=allocation.id,
             node_id=allocation.node_id,
             node_name=allocation.node_name,
-            gpus=allocation.gpus,
+            task=replace(attempt.task, gpus=allocation.gpus),
             pending_reason=None,
             provisioned_at=self.now,
         )
@@ -291,8 +305,12 @@ class Draft:
         state = move_allocation(allocation.state, target)
         released_at = self.now if state is AllocationState.RELEASED else None
         self._allocations[allocation.id] = replace(allocation, state=state, released_at=released_at)
-        self.note(
-            EventKind.ALLOCATION, attempt, cause, from_status=allocation.state, to_status=state
+        self.record(
+            EventKind.ALLOCATION,
+            cause,
+            attempt=attempt,
+            from_status=allocation.state,
+            to_status=state,
         )
 
     def end_nomination(self, allocation: Allocation, cause: str) -> None:
@@ -309,61 +327,35 @@ class Draft:
     def _note_of_allocation(
         self, allocation: Allocation, cause: str, *, from_status: str | None, to_status: str
     ) -> None:
-        self.events.append(
-            Event(
-                run_id=self.run.id,
-                job_id=allocation.job_id,
-                at=self.now,
-                kind=EventKind.ALLOCATION,
-                from_status=from_status,
-                to_status=to_status,
-                message=f"on node {allocation.node_name or allocation.node_id}",
-                cause=cause,
-            )
+        self.record(
+            EventKind.ALLOCATION,
+            cause,
+            job_id=allocation.job_id,
+            from_status=from_status,
+            to_status=to_status,
+            message=f"on node {allocation.node_name or allocation.node_id}",
         )
 
-    def tell(
+    def record(
         self,
         kind: EventKind,
         cause: str,
         *,
-        to_status: str,
-        job: Job | None = None,
-        reason: str | None = None,
-        message: str | None = None,
-    ) -> None:
-        """Record an event of the run or of one of its jobs that is about no attempt."""
-        self.events.append(
-            Event(
-                run_id=self.run.id,
-                job_id=None if job is None else job.id,
-                at=self.now,
-                kind=kind,
-                to_status=to_status,
-                reason=reason,
-                message=message,
-                cause=cause,
-            )
-        )
-
-    def note(
-        self,
-        kind: EventKind,
-        attempt: Attempt,
-        cause: str,
-        *,
+        attempt: Attempt | None = None,
+        job_id: str | None = None,
+        at: float | None = None,
         from_status: str | None = None,
         to_status: str | None = None,
         reason: str | None = None,
         message: str | None = None,
     ) -> None:
-        """Record an event that is about this attempt."""
+        """Record an event of this attempt, of this job, or of the run. `at` None: now."""
         self.events.append(
             Event(
                 run_id=self.run.id,
-                job_id=attempt.job_id,
-                attempt_id=attempt.id,
-                at=self.now,
+                job_id=job_id if attempt is None else attempt.job_id,
+                attempt_id=None if attempt is None else attempt.id,
+                at=self.now if at is None else at,
                 kind=kind,
                 from_status=from_status,
                 to_status=to_status,

@@ -11,11 +11,12 @@ from enum import StrEnum
 
 import msgspec
 
-from controller.lifecycle import inactivity, limits, outputs
-from controller.lifecycle.allocations import OCCUPIED, holders
+from controller.lifecycle import outputs
+from controller.lifecycle.attempts import inactivity, startup
+from controller.lifecycle.attempts.allocations import OCCUPIED, holders
 from controller.lifecycle.model import Attempt, Run, RunState
 from controller.lifecycle.services.readiness import is_over, probes_of
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.statuses import AttemptStatus
 
 
 class EffectKind(StrEnum):
@@ -88,7 +89,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
             following = (*following, *_suspending(state.run, attempt), *_watching(state, attempt))
             return (*following, *_probing(state, attempt), *_registering(attempt))
-        case AttemptStatus.TERMINATING if not attempt.container_gone:
+        case AttemptStatus.TERMINATING if not attempt.seen.container_gone:
             return _stopping_kinds(state, attempt, now)
         case AttemptStatus.TERMINATING:
             return _cleaning_kinds(attempt)
@@ -97,14 +98,14 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
 
 
 def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
-    if not attempt.container_started:
-        return () if attempt.credentials_asked is None else (EffectKind.SUBMIT_TASK,)
-    ready = limits.may_start(state.run, state.jobs, attempt)
+    if not attempt.seen.container_started:
+        return () if attempt.pull.credentials_asked is None else (EffectKind.SUBMIT_TASK,)
+    ready = startup.may_start(state.run, state.jobs, attempt)
     return (EffectKind.START_JOB,) if ready else ()
 
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
-    return () if attempt.interrupt_requested_at is None else (EffectKind.INTERRUPT_JOB,)
+    return () if attempt.interruption is None else (EffectKind.INTERRUPT_JOB,)
 
 
 def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
@@ -118,6 +119,7 @@ def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
         return ()
     if run.suspended:
         return (EffectKind.SUSPEND_LIMIT,)
+    # Written with the run, not noted here: the controller may have restarted in between.
     heard = run.resumed_at is not None and (attempt.running_at or 0.0) <= run.resumed_at
     return (EffectKind.RESUME_LIMIT,) if heard else ()
 
@@ -125,29 +127,30 @@ def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
 def _watching(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
     run = state.run
     watched = inactivity.limit_of(run) is not None and not run.suspended
-    return (EffectKind.WATCH_USE,) if watched and not attempt.runner_exited else ()
+    return (EffectKind.WATCH_USE,) if watched and not attempt.seen.runner_exited else ()
 
 
 def _probing(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
     """A replica is probed as long as it runs, unless each of its probes is over."""
     is_reached = state.run.deployments or state.run.policy.dev_environment is not None
-    if not is_reached or attempt.runner_exited:
+    if not is_reached or attempt.seen.runner_exited:
         return ()
     probes = probes_of(next(job for job in state.jobs if job.id == attempt.job_id))
     if not probes:
         return ()
-    over = [is_over(probe, seen) for probe, seen in zip(probes, attempt.probes, strict=False)]
+    results = zip(probes, attempt.serving.probes, strict=False)
+    over = [is_over(probe, result) for probe, result in results]
     return () if over and all(over) else (EffectKind.PROBE_REPLICA,)
 
 
 def _registering(attempt: Attempt) -> tuple[EffectKind, ...]:
-    waits = attempt.registering_since is not None and attempt.exposed_socket is None
+    waits = attempt.serving.registering_since is not None and attempt.serving.exposed_socket is None
     return (EffectKind.REGISTER_REPLICA,) if waits else ()
 
 
 def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
-    started = attempt.running_at is not None or attempt.runner_exited
-    return (EffectKind.COLLECT_LOGS,) if started and not attempt.logs_complete else ()
+    started = attempt.running_at is not None or attempt.seen.runner_exited
+    return (EffectKind.COLLECT_LOGS,) if started and not attempt.seen.logs_complete else ()
 
 
 def _stopping_kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
@@ -155,24 +158,26 @@ def _stopping_kinds(state: RunState, attempt: Attempt, now: float) -> tuple[Effe
     `remove_at` bounds that too. A member that serves nothing waits for its primary's requests."""
     if attempt.remove_at is None or now >= attempt.remove_at:
         return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
-    if attempt.runner_exited:
+    if attempt.seen.runner_exited:
         return _collecting(attempt)
     if attempt.drains_until is not None and now < attempt.drains_until:
         following = (*_collecting(attempt), EffectKind.FOLLOW_RUNNER)
-        return (*following, EffectKind.DRAIN_REPLICA) if attempt.was_registered else following
+        served = attempt.serving.was_registered
+        return (*following, EffectKind.DRAIN_REPLICA) if served else following
     return (*_collecting(attempt), EffectKind.FOLLOW_RUNNER, EffectKind.STOP_JOB)
 
 
 def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
     """Return what is left to clean up, also for a final attempt whose lost node came back."""
-    if not attempt.container_gone:
+    if not attempt.seen.container_gone:
         return (EffectKind.TERMINATE_TASK,)
-    kinds = () if attempt.logs_complete else (EffectKind.COLLECT_LOGS,)
+    # The shim deletes log and outputs together with the task, so it goes last.
+    kinds = () if attempt.seen.logs_complete else (EffectKind.COLLECT_LOGS,)
     if outputs.wanted(attempt):
         kinds = (*kinds, EffectKind.COLLECT_OUTPUTS)
     if kinds:
         return kinds
-    return () if attempt.task_removed else (EffectKind.REMOVE_TASK,)
+    return () if attempt.seen.task_removed else (EffectKind.REMOVE_TASK,)
 
 
 def releases(state: RunState) -> dict[str, Effect]:

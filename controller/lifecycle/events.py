@@ -43,6 +43,8 @@ class EventKind(StrEnum):
     """A service's deployment is `rolling`, `done`, `rolled_back` or `replaced`."""
     OUTPUTS = "outputs"
     """The job's outputs were `collected`, or are `lost`."""
+    AFTER = "after"
+    """A condition of the run about another run is `met`."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
 
@@ -72,6 +74,9 @@ CAUSES: Final[Mapping[str, str]] = {
     "JobAbortRequested": "a user aborted the job",
     "JobAbandonRequested": "a user abandoned the job",
     "JobInterruptRequested": "a user interrupted the job",
+    "SetsStopped": "a user stopped parameter sets",
+    "SetsRetried": "a user retried parameter sets",
+    "SweepResized": "a user changed how many parameter sets run at once",
     "ProbeSeen": "a probe ended",
     "ReplicaRegistered": "the gateway sends requests to the replica",
     "RegistrationFailed": "the gateway could not register the replica",
@@ -108,6 +113,8 @@ CAUSES: Final[Mapping[str, str]] = {
     "NodeGone": "the node was lost",
     "ControllerStarted": "the controller started",
     "Tick": "time passed",
+    "after": "what became of the runs that it waits for",
+    "begin": "its time to begin has come",
     "rule 1": "a job ended for good",
     "rule 2": "the master job is done",
     "rule 3": "a job is running",
@@ -116,6 +123,9 @@ CAUSES: Final[Mapping[str, str]] = {
     "rule 6": "every job is done",
     "rule 7": "the jobs wait for their next attempts",
     "rule 8": "the run is suspended",
+    "rule 11.5": "the sweep reached its max_duration",
+    "rule 11.6": "as many parameter sets failed as stop_after_failures says",
+    "rule 11.7": "every parameter set has ended",
 }
 """What the causes that are names of reports and rules mean; the others are sentences already. The
 rules are those of 4.1 to 4.8 in docs/rules.md."""

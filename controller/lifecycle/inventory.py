@@ -10,35 +10,67 @@ from typing import Final
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
+from fairlead.model.needs import Resources
+from fairlead.model.statuses import NodeStatus
+from fairlead.wire.amounts import Amounts
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.gpu_names import GpuVendor
+
+
+class Spot(StrEnum):
+    """Whether a fleet rents machines that the provider may take back."""
+
+    NEVER = "never"
+    ONLY = "only"
+    AUTO = "auto"
+    """Spot first; on demand where no spot is to be had, and for a job that lost a spot machine."""
+
+
+class MachinesPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that a fleet may rent (docs/rules.md 12). Prices are per machine and hour, in
+    the currency of the provider's offers."""
+
+    provider: str
+    min: int = 0
+    max: int
+    resources: Resources | None = None
+    """What each machine has at least; None: anything."""
+    instance_types: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
+    spot: Spot = Spot.AUTO
+    idle_duration: float = 900.0
+    """Seconds without use after which a machine is released."""
+    max_price: float | None = None
+    boot_limit: float = 1200.0
+    """Seconds from the order until the machine must be a node."""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet's machines may cost; None: no limit. A month is a month of the UTC calendar."""
+
+    per_hour: float | None = None
+    per_month: float | None = None
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """A set of nodes.
 
     `placement` names the attribute whose value all nodes of one gang share; None: any nodes of the
-    fleet. `attributes` hold for each of its nodes that does not set them itself.
+    fleet. `attributes` hold for each of its nodes that does not set them itself. With `machines`,
+    the fleet rents machines that become nodes of it, within `budget`.
     """
 
     name: str
     placement: str | None = None
     attributes: dict[str, str] = {}
+    machines: MachinesPolicy | None = None
+    budget: Budget = Budget()
     created_at: float
 
 
 DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
 """The fleet of nodes that name no other; it always exists."""
-
-
-class NodeStatus(StrEnum):
-    """The state of the controller's link to a node (docs/rules.md 7)."""
-
-    EXPECTED = "expected"
-    """It was announced by user-data and has no address yet, so no link is made."""
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    UNREACHABLE = "unreachable"
-    LOST = "lost"
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +118,7 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a node, or one MIG instance of it."""
 
     uuid: str
+    vendor: GpuVendor = GpuVendor.NVIDIA
     name: str
     memory: int
     compute_capability: str | None = None
@@ -107,12 +140,17 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
         return self.parent or self.uuid
 
 
-class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
+class NodeAllows(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node's operator allows jobs to have; raw sockets: in the node's own network."""
+
+    privileged: bool
+    raw_sockets: bool
+    volume_prefixes: tuple[str, ...]
+
+
+class NodeCapacity(Amounts, frozen=True, kw_only=True):
     """The capacity that the node's shim last reported as allocatable."""
 
-    cpu: float = 0.0
-    memory: int = 0
-    disk: int = 0
     gpus: tuple[NodeGpu, ...] = ()
     blocks: int | None = None
     """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
@@ -122,11 +160,17 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     isolation: bool = True
     engine_lacks: tuple[EngineAbility, ...] = ()
     """What its engine cannot do."""
+    allows: NodeAllows | None = None
+    """None: its shim does not tell, and refuses a job that needs more when the job is there."""
     host_network: bool = True
     """Whether a job that holds the whole node gets the node's network; the node's operator may
     forbid it."""
     networks: int | None = None
     """How many runs can have a network of their own there at once; None: no limit."""
+    network_kind: str | None = None
+    """Who connects containers there, by the shim's name for it; None: the shim does not tell."""
+    network_why: str | None = None
+    """Why it is not the shim."""
     gateways: bool = False
     """Whether its shim exposes ports to gateways."""
     infiniband: bool = True
@@ -136,7 +180,7 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprints of the keys with which controllers may log in; empty: the shim does not tell."""
 
 
-class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
+class QuarantinedTask(Amounts, frozen=True, kw_only=True):
     """A task on a node that this controller does not know; its allocation is occupied."""
 
     id: str
@@ -145,9 +189,6 @@ class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
     allocation_id: str
     status: str
     """The shim's name of the status."""
-    cpu: float = 0.0
-    memory: int = 0
-    disk: int = 0
     gpus: tuple[str, ...] = ()
     whole_node: bool = False
     submitted_at: float

@@ -6,11 +6,8 @@ fields tell: failures, preemptions and used resources are derived where they are
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-from controller.lifecycle.dev_environment import DevEnvironment
 from controller.lifecycle.inventory import DEFAULT_FLEET as DEFAULT_FLEET
 from controller.lifecycle.inventory import Fleet as Fleet
 from controller.lifecycle.inventory import Node as Node
@@ -18,213 +15,33 @@ from controller.lifecycle.inventory import NodeAddress as NodeAddress
 from controller.lifecycle.inventory import NodeCapacity as NodeCapacity
 from controller.lifecycle.inventory import NodeEvent as NodeEvent
 from controller.lifecycle.inventory import NodeGpu as NodeGpu
-from controller.lifecycle.inventory import NodeStatus as NodeStatus
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.inventory import Registration as Registration
-from controller.lifecycle.needs import Amount as Amount
-from controller.lifecycle.needs import Constraint as Constraint
-from controller.lifecycle.needs import GpuNeed as GpuNeed
-from controller.lifecycle.needs import Operator as Operator
-from controller.lifecycle.needs import Resources as Resources
-from controller.lifecycle.needs import StartupOrder as StartupOrder
 from controller.lifecycle.pending_reasons import PendingReason
-from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.reasons import RetryEvent as RetryEvent
-from controller.lifecycle.services.policy import (
-    DeploymentState,
-    GroupScale,
-    ProbeResult,
-    Serves,
-    ServicePolicy,
-)
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from runner.schemas import BucketFolder, EnvStyle, Files, Repo, RepoCredentials
-from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, VolumeMount
-
-
-class RunType(StrEnum):
-    TASK = "task"
-    SERVICE = "service"
-    DEV_ENVIRONMENT = "dev-environment"
-
-
-class StopCriteria(StrEnum):
-    ALL_DONE = "all-done"
-    MASTER_DONE = "master-done"
-
-
-class OnParentEnd(StrEnum):
-    TERMINATE = "terminate"
-    KEEP = "keep"
-
-
-class Role(StrEnum):
-    """The rights of a user. An admin may change everything."""
-
-    ADMIN = "admin"
-    USER = "user"
-
-
-class Band(StrEnum):
-    PRODUCTION = "production"
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
-
-
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job is tried again (docs/rules.md 3). `max_failures` None: unlimited when `error` is
-    listed."""
-
-    on_events: frozenset[RetryEvent] = frozenset({RetryEvent.INTERRUPTION})
-    duration: float | None = None
-    max_failures: int | None = None
-    max_preemptions: int = 100
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The configurable time limits and waits (docs/rules.md 2, 3 and 7)."""
-
-    waiting_instance: float = 120.0
-    waiting_container: float = 1200.0
-    """Seconds without any progress. It is longer than a shim's own limits, which know the fault,
-    and than `reincarnation_timeout`, which charges nothing."""
-    waiting_runner: float = 300.0
-    node_lost_after: float = 300.0
-    drain: float = 60.0
-    """Seconds that the requests of a replica have to end before the replica is asked to stop."""
-    gateway: float = 300.0
-    """Seconds that a gateway has to confirm a replica that is ready."""
-    reincarnation_timeout: float = 600.0
-    short_life: float = 60.0
-    waits: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-    no_capacity_wait: float = 15.0
-    jitter: float = 0.2
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of one kind in a run (docs/rules.md 5).
-
-    `gang_size` None: the group is no gang. Otherwise so many of its `nodes` jobs carry a rank; the
-    rest are reserved.
-    """
-
-    name: str
-    nodes: int = 1
-    gang_size: int | None = None
-    share_nodes: bool = False
-    monitoring_by_rank: bool = False
-
-
-class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's settings that decide about the run's life."""
-
-    retry: RetryPolicy = RetryPolicy()
-    stop_duration: float = 300.0
-    max_duration: float | None = None
-    scheduling_timeout: float | None = None
-    stop_criteria: StopCriteria = StopCriteria.ALL_DONE
-    max_failed_jobs: int = 0
-    max_failed_attempts: int | None = None
-    fail_on_job_restart: bool = False
-    restart_completed_jobs: bool = False
-    schedule: tuple[str, ...] = ()
-    """Cron expressions, in UTC."""
-    startup_order: StartupOrder = StartupOrder.ANY
-    on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
-    same_placement: bool = False
-    """`placement: cluster`: all jobs in one value of a fleet's placement attribute, gang or not."""
-    priority: int = 50
-    band: Band = Band.INTERACTIVE
-    limits: Limits = Limits()
-    dev_environment: DevEnvironment | None = None
-    """None: the run is none."""
-
-
-class JobRepo(Repo, frozen=True, kw_only=True):
-    """A repository in the job's container with its credentials, which the runner gets apart."""
-
-    token: str | None = None
-    private_key: str | None = None
-    known_hosts: str | None = None
-
-    def __repr__(self) -> str:
-        return f"JobRepo(path={self.path!r}, url={self.url!r})"
-
-    @property
-    def plain(self) -> Repo:
-        """Without credentials."""
-        return msgspec.convert(self, Repo, from_attributes=True)
-
-    @property
-    def credentials(self) -> RepoCredentials | None:
-        """None: anybody may fetch it."""
-        if not any((self.token, self.private_key, self.known_hosts)):
-            return None
-        return msgspec.convert(self, RepoCredentials, from_attributes=True)
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's specification; it is the same for all jobs of a group.
-
-    Parts that an agent carries out unchanged are the agent's own wire types.
-    """
-
-    image: str
-    python: str | None = None
-    """The version of Python that a venv of the job has; None: the job gets none."""
-    setup: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    entrypoint: tuple[str, ...] | None = None
-    shell: str | None = None
-    env: dict[str, str] = {}
-    working_dir: str | None = None
-    user: str | None = None
-    stop_signal: str = "SIGTERM"
-    pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
-    registry_auth: RegistryAuth | None = None
-    ssh: str = "auto"
-    """`auto`, `embedded`, `install` or `off`."""
-    ssh_keys: tuple[str, ...] = ()
-    """The submitting user's public keys; no other key gives SSH access to the job."""
-    resources: Resources = Resources()
-    volumes: tuple[VolumeMount, ...] = ()
-    container: ContainerOptions = ContainerOptions()
-    repos: tuple[JobRepo, ...] = ()
-    files: tuple[Files, ...] = ()
-    secrets: dict[str, str] = {}
-    tty: bool = False
-    env_style: tuple[EnvStyle, ...] = ()
-    outputs: tuple[str, ...] = ()
-    """Paths and patterns of what is kept beside the output folder's content."""
-    buckets: tuple[BucketFolder, ...] = ()
-    core_dumps: int = 0
-    """How many core dumps of its processes are kept with that."""
-    outputs_limit: int | None = None
-    """Bytes of that."""
-    restart_exit_code: int | None = None
-    """The exit code with which an interrupted job asks to be started again."""
-    log_quota: int | None = None
-    """Bytes; None: the runner's own default."""
-    fail_on_log_quota: bool = False
-    stop_when_unheard: float | None = None
-    """`on_disconnect: stop`: seconds without contact to a controller after which the node's shim
-    stops the job."""
-    constraints: tuple[Constraint, ...] = ()
-    fleets: tuple[str, ...] = ()
-    """The names of the fleets that may run it; empty: any."""
-    serves: Serves | None = None
-    """The offer of a service's replica, or of a dev environment that opens in the browser."""
-
-    def __repr__(self) -> str:
-        """Show the spec without the values of `env` and `secrets`."""
-        return f"JobSpec(image={self.image!r}, commands={self.commands!r})"
-
-    @property
-    def blobs(self) -> tuple[str, ...]:
-        """The blobs that must have been uploaded for it, each once."""
-        of_repos = (blob for repo in self.repos for blob in (repo.archive, repo.diff))
-        named = (*of_repos, *(files.archive for files in self.files))
-        return tuple(dict.fromkeys(blob for blob in named if blob is not None))
+from controller.lifecycle.predecessors import Predecessor
+from fairlead.model.needs import Amount as Amount
+from fairlead.model.needs import Constraint as Constraint
+from fairlead.model.needs import GpuNeed as GpuNeed
+from fairlead.model.needs import Operator as Operator
+from fairlead.model.needs import Resources as Resources
+from fairlead.model.needs import StartupOrder as StartupOrder
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.reasons import RetryEvent as RetryEvent
+from fairlead.model.service import DeploymentState, GroupScale, ProbeResult, ServicePolicy
+from fairlead.model.spec import Band as Band
+from fairlead.model.spec import Group as Group
+from fairlead.model.spec import JobRepo as JobRepo
+from fairlead.model.spec import JobSpec as JobSpec
+from fairlead.model.spec import Limits as Limits
+from fairlead.model.spec import OnParentEnd as OnParentEnd
+from fairlead.model.spec import RetryPolicy as RetryPolicy
+from fairlead.model.spec import Role as Role
+from fairlead.model.spec import RunPolicy as RunPolicy
+from fairlead.model.spec import RunType as RunType
+from fairlead.model.spec import StopCriteria as StopCriteria
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.statuses import NodeStatus as NodeStatus
+from fairlead.model.sweep import ParameterSets
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,54 +116,89 @@ class CollectedOutputs(msgspec.Struct, frozen=True, kw_only=True):
     left_out_size: int = 0
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of a job; its id is also the id of the shim's task.
+class Interruption(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    gc=False,
+    rename={
+        "requested_at": "interrupt_requested_at",
+        "ends_at": "interrupt_ends_at",
+        "paused_since": "interrupt_paused_since",
+        "report_by": "interrupt_told_by",
+    },
+):
+    """A user asked the job to end by itself, so that it can come back (docs/rules.md 2.12)."""
 
-    `later_reasons` came after the first reason and were not applied. `container_started`,
-    `runner_exited`, `container_gone`, `logs_complete` and `task_removed` are facts seen on the node
-    during this attempt; each only ever goes from false to true.
-    """
+    requested_at: float
+    ends_at: float | None = None
+    """When its runner kills the rest of the job; None in older rows."""
+    paused_since: float | None = None
+    """When that time was paused, because its node is silent or the run suspended; None: it runs."""
+    report_by: float | None = None
+    """The latest time at which the runner must report how the job ended."""
 
-    id: str
-    job_id: str
-    number: int
-    """Counted from 0 within the job."""
-    status: AttemptStatus
-    occurrence: int = 1
-    incarnation: Incarnation | None = None
-    rank: int | None = None
-    allocation_id: str | None = None
-    node_id: str | None = None
-    node_name: str | None = None
-    reason: Reason | None = None
-    message: str | None = None
-    later_reasons: tuple[Reason, ...] = ()
-    pending_reason: PendingReason | None = None
-    exit_code: int | None = None
-    remove_at: float | None = None
+
+class LimitPause(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    gc=False,
+    rename={"since": "limit_paused_since", "total": "limit_paused_total"},
+):
+    """The time for which an attempt's present limit stands still."""
+
+    since: float | None = None
+    """When it was paused: its node is not healthy, the run is suspended, or it waits for its turn
+    by `startup_order`; None: the limit runs."""
+    total: float = 0.0
+    """Seconds of earlier pauses of the same limit."""
+
+
+NO_PAUSE = LimitPause()
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How far its node is with image and container, before the container runs."""
+
+    progress: int = 0
+    """The progress at `progressed_at`: any number that changes while the pull goes on."""
+    progressed_at: float | None = None
+    """When image or container last made progress, rounded to a step."""
+    creating_seen: bool = False
+    """The shim reported `creating` or later."""
+    credentials_asked: int | None = None
+    """The task version at which the shim last asked for the registry's credentials again, as it
+    does after a restart; None: it does not wait for them."""
+
+
+class TaskDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the attempt's task has on its node, and how it is reached there."""
+
     gpus: tuple[str, ...] = ()
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
+    ssh_host: str = "127.0.0.1"
+    """Where its node reaches its SSH server."""
     address: str | None = None
     """Its address in its run's network on its node; None: it has the node's network, or it is not
     known yet."""
     runner_socket: str | None = None
     image_digest: str | None = None
     """The digest of its image; later attempts of the job in this occurrence use the same."""
-    ready: bool = False
-    disconnected: bool = False
-    cleanup_unknown: bool = False
-    allocation_released: bool = msgspec.field(default=False, name="place_released")
-    """The shim released its allocation together with its task."""
-    credentials_asked: int | None = None
-    """The task version at which the shim last asked for the registry's credentials again, as it
-    does after a restart; None: it does not wait for them."""
-    progress: int = 0
-    """The progress of the pull at `progressed_at`: any number that changes while the pull goes
-    on."""
-    creating_seen: bool = False
-    """The shim reported `creating` or later."""
+
+
+class Seen(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    gc=False,
+    rename={"allocation_released": "place_released"},
+):
+    """The facts seen on the node during this attempt; each only ever goes from false to true."""
+
     container_started: bool = False
+    container_started_at: float | None = None
     runner_exited: bool = False
     container_gone: bool = False
     logs_complete: bool = False
@@ -355,10 +207,16 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outputs: CollectedOutputs | None = None
     """The outputs as the controller stored them; None: it has stored none."""
     task_removed: bool = False
-    deployment: int = 0
-    """The version of its service when the attempt was made."""
+    allocation_released: bool = False
+    """The shim released its allocation together with its task."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Whether a replica of a service, or an IDE in the browser, gets requests."""
+
     probes: tuple[ProbeResult, ...] = ()
     """In the order of the configuration; empty before the first result."""
+    ready: bool = False
     registered_at: float | None = None
     """Since when it gets traffic; None: it gets none."""
     was_registered: bool = False
@@ -370,35 +228,68 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     exposed_socket: str | None = None
     """The socket on its node at which the gateway reaches its port; None: the gateway has not
     confirmed it."""
-    inactive_since: float | None = None
-    """Since when a dev environment with an `inactivity_duration` is not in use; None: it is, or
-    nothing is known yet."""
-    inactive_seen_at: float | None = None
+
+
+class Inactivity(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    gc=False,
+    rename={"since": "inactive_since", "seen_at": "inactive_seen_at"},
+):
+    """A dev environment with an `inactivity_duration` is not in use."""
+
+    since: float
+    seen_at: float | None = None
     """When a committed look last found it unused since then."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of a job; its id is also the id of the shim's task.
+
+    A part without content is one shared default, so most attempts hold few objects. The store keeps
+    the parts' fields next to the attempt's own, under the names that `rename` gives them.
+    """
+
+    id: str
+    job_id: str
+    number: int
+    """Counted from 0 within the job."""
+    status: AttemptStatus
+    occurrence: int = 1
+    incarnation: Incarnation | None = None
+    rank: int | None = None
+    deployment: int = 0
+    """The version of its service when the attempt was made."""
+    allocation_id: str | None = None
+    node_id: str | None = None
+    node_name: str | None = None
+    reason: Reason | None = None
+    message: str | None = None
+    later_reasons: tuple[Reason, ...] = ()
+    """Reasons that came after the first one and were not applied."""
+    pending_reason: PendingReason | None = None
+    exit_code: int | None = None
+    remove_at: float | None = None
     drains_until: float | None = None
     """It gets no new requests. Its container is not stopped before those in flight have ended, or
     this time has come; None: nothing is in flight."""
+    disconnected: bool = False
+    cleanup_unknown: bool = False
+    limit_pause: LimitPause = NO_PAUSE
+    pull: Pull = Pull()
+    task: TaskDetails = TaskDetails()
+    seen: Seen = Seen()
+    serving: Serving = Serving()
+    inactivity: Inactivity | None = None
+    """None: it is in use, nothing is known yet, or nothing looks."""
+    interruption: Interruption | None = None
     submitted_at: float
     provisioned_at: float | None = None
     pulling_at: float | None = None
-    progressed_at: float | None = None
-    """When image or container last made progress before the container ran, rounded to a step."""
-    container_started_at: float | None = None
     running_at: float | None = None
     terminating_at: float | None = None
     finished_at: float | None = None
-    interrupt_requested_at: float | None = None
-    """When a user asked to interrupt the job: it ends by itself and can come back."""
-    interrupt_ends_at: float | None = None
-    """When its runner kills the rest of an interrupted job; None in older rows."""
-    interrupt_paused_since: float | None = None
-    """When that time was paused, because its node is silent or the run suspended; None: it runs."""
-    interrupt_told_by: float | None = None
-    """The latest time at which the runner must report how the interrupted job ended."""
-    limit_paused_since: float | None = None
-    """When its limit was paused: its node is not healthy, the run is suspended, or it waits for its
-    turn by `startup_order`; None: the limit runs."""
-    limit_paused_total: float = 0.0
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -432,7 +323,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of a run. `attempts` are in the order in which they were made; the last is the
     current one.
 
-    A state has the recent attempts (`lifecycle.compaction`), the store has all.
+    A state has the recent attempts (`lifecycle.runs.compaction`), the store has all.
     """
 
     id: str
@@ -452,6 +343,47 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deployment: int = 0
     """The version of its service that the replica runs."""
     past: Past = Past()
+    counts_from: int = 0
+    """The number of the first attempt that limits count: a user retried a set of a sweep."""
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sets of a sweep have begun, and what bounds it (docs/rules.md 11)."""
+
+    total: int
+    nodes: int = 1
+    """The number of jobs of each set."""
+    begun: int = 0
+    """The sets with lower numbers have begun, or were stopped before."""
+    again: tuple[int, ...] = ()
+    """The sets that wait to begin again, in their order."""
+    stopped: tuple[tuple[int, int], ...] = ()
+    """The sets that were stopped before they began, as ranges (first, last), in their order."""
+    max_parallel: int | None = None
+    stop_after_failures: int | None = None
+
+
+class SweepContent(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the jobs of a sweep are made from. It is stored once and changes only when the run
+    has ended, and its values that may be secret are forgotten."""
+
+    sets: ParameterSets
+    spec: JobSpec
+
+
+class EndedSets(msgspec.Struct, frozen=True, kw_only=True):
+    """The sets of a live sweep of which nothing is left to decide, unless a user retries one.
+
+    It is derived, as `Past` is: so a turn of a sweep costs as much as its live jobs.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    done: int = 0
+    failed: int = 0
+    stopped: int = 0
+
+
+NOTHING_ENDED = EndedSets()
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -505,12 +437,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     resumed_at: float | None = None
     """When its last suspension ended."""
     parent_id: str | None = None
+    after: tuple[Predecessor, ...] = ()
+    """The runs that must come first."""
     deployment: int = 0
     """The number of a service's present version."""
     deployments: tuple[Deployment, ...] = ()
     """The latest versions of a service, in order; the last is the present one."""
     scales: tuple[GroupScale, ...] = ()
     """One for each replica group of a service."""
+    sweep: Sweep | None = None
+    """None: the run is no sweep."""
     policy: RunPolicy = RunPolicy()
     configuration: dict[str, object] = {}
     """As the user wrote it, without secrets; it is shown, and no decision reads it."""
@@ -533,6 +469,15 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     jobs: tuple[Job, ...]
     allocations: tuple[Allocation, ...] = ()
+    sweep: SweepContent | None = None
+    ended: EndedSets = NOTHING_ENDED
+
+    @property
+    def all_jobs(self) -> tuple[Job, ...]:
+        """The jobs, with those of a sweep's ended sets, in the order of their indices."""
+        if not self.ended.jobs:
+            return self.jobs
+        return tuple(sorted((*self.ended.jobs, *self.jobs), key=lambda job: job.index))
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Node, NodeEvent, NodeGpu, NodeStatus
+from controller.lifecycle.inventory import Node, NodeEvent, NodeGpu
+from fairlead.model.statuses import NodeStatus
 
-MOST_EVENTS: Final = 32
+MAX_EVENTS: Final = 32
 """A node keeps its latest events with itself, so they go with it."""
 
 
@@ -18,12 +19,12 @@ def with_history(before: Node | None, after: Node, at: float, by: str | None = N
     who asked for it; None: nobody did."""
     if before is None:
         history = (*after.history, NodeEvent(at=at, what="added", by=by))
-        return replace(after, history=history[-MOST_EVENTS:])
+        return replace(after, history=history[-MAX_EVENTS:])
     history = before.history
     for what, why in _changes(before, after):
         event = NodeEvent(at=at, what=what, why=why, by=by)
         if not history or (history[-1].what, history[-1].why) != (what, why):
-            history = (*history, event)[-MOST_EVENTS:]
+            history = (*history, event)[-MAX_EVENTS:]
     return after if after.history == history else replace(after, history=history)
 
 

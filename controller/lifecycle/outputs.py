@@ -6,30 +6,21 @@ node, or of the task on it, can lose them.
 
 from __future__ import annotations
 
-from enum import StrEnum
+from msgspec.structs import replace
 
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, CollectedOutputs
 from controller.lifecycle.reports import OutputsCollected
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-
-
-class OutputsState(StrEnum):
-    NONE = "none"
-    """The job left nothing, or has not ended yet."""
-    COLLECTING = "collecting"
-    """They are on the node and are being stored."""
-    COLLECTED = "collected"
-    LOST = "lost"
-    """They were on a node, or may have been, when it was lost."""
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, OutputsState
+from fairlead.wire.sizes import counted_files
 
 
 def state_of(attempt: Attempt) -> OutputsState:
-    if attempt.outputs is not None:
+    if attempt.seen.outputs is not None:
         return OutputsState.COLLECTED
     final = attempt.status in FINAL_ATTEMPT_STATUSES
-    if attempt.has_outputs:
+    if attempt.seen.has_outputs:
         return OutputsState.LOST if final else OutputsState.COLLECTING
     unseen = final and attempt.running_at is not None and attempt.cleanup_unknown
     return OutputsState.LOST if unseen else OutputsState.NONE
@@ -37,16 +28,16 @@ def state_of(attempt: Attempt) -> OutputsState:
 
 def wanted(attempt: Attempt) -> bool:
     """Return whether outputs are to be stored before the task is removed."""
-    return attempt.has_outputs and attempt.outputs is None
+    return attempt.seen.has_outputs and attempt.seen.outputs is None
 
 
 def collected(draft: Draft, attempt: Attempt, report: OutputsCollected) -> None:
-    if attempt.outputs is None:
-        attempt = draft.change_attempt(attempt, outputs=report.outputs)
-        draft.note(
+    if attempt.seen.outputs is None:
+        attempt = draft.change_attempt(attempt, seen=replace(attempt.seen, outputs=report.outputs))
+        draft.record(
             EventKind.OUTPUTS,
-            attempt,
             "OutputsCollected",
+            attempt=attempt,
             from_status=OutputsState.COLLECTING,
             to_status=OutputsState.COLLECTED,
             message=sentence(report.outputs),
@@ -57,27 +48,24 @@ def note_loss(draft: Draft, attempt: Attempt, cause: str) -> None:
     """Record that a final attempt's outputs are lost, if they are."""
     if state_of(attempt) is not OutputsState.LOST:
         return
-    sure = "its outputs are" if attempt.has_outputs else "what it wrote to its output folder is"
-    draft.note(
+    subject = "its outputs are"
+    if not attempt.seen.has_outputs:
+        subject = "what it wrote to its output folder is"
+    draft.record(
         EventKind.OUTPUTS,
-        attempt,
         cause,
+        attempt=attempt,
         to_status=OutputsState.LOST,
-        message=f"{sure} lost with its node {attempt.node_name or ''}".rstrip(),
+        message=f"{subject} lost with its node {attempt.node_name or ''}".rstrip(),
     )
 
 
 def sentence(outputs: CollectedOutputs) -> str:
     """Return the stored outputs in words."""
-    said = f"{counted_files(outputs.files)}, {outputs.size} bytes"
+    stored = f"{counted_files(outputs.files)}, {outputs.size} bytes"
     if not outputs.left_out:
-        return said
+        return stored
     return (
-        f"{said}; left out: {counted_files(outputs.left_out)}, {outputs.left_out_size} bytes, which"
-        f" are beyond the limit of outputs or are no files, folders or links within"
+        f"{stored}; left out: {counted_files(outputs.left_out)}, {outputs.left_out_size} bytes, "
+        f"which are beyond the limit of outputs or are no files, folders or links within"
     )
-
-
-def counted_files(count: int) -> str:
-    """Return the number of files in words."""
-    return "1 file" if count == 1 else f"{count} files"

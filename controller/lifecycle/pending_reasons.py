@@ -13,9 +13,13 @@ from enum import StrEnum
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
-from common.sizes import is_decimal
-from controller.lifecycle.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
+from fairlead.model.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
+from fairlead.wire.amounts import UNITS, Unit
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.gpu_names import GpuVendor
+from fairlead.wire.sizes import SHOWN_DIGITS as SHOWN_DIGITS
+from fairlead.wire.sizes import number as number
+from fairlead.wire.sizes import size_words as size_words
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -43,40 +47,43 @@ class LacksCpu(_Lack, frozen=True, kw_only=True, tag="cpu"):
         return f"{number(self.need)} CPU", f"{number(self.free)} free of {number(self.total)}"
 
 
-class Measure(StrEnum):
-    """The resources that are counted in bytes."""
+class LacksAmount(_Lack, frozen=True, kw_only=True, tag="bytes"):
+    """Too little of an amount that is no CPU. The tag and the name `measure` are those of stored
+    reasons, from when these were memory and disk alone."""
 
-    MEMORY = "memory"
-    DISK = "disk"
-
-
-class LacksBytes(_Lack, frozen=True, kw_only=True, tag="bytes"):
-    measure: Measure
+    amount: str = msgspec.field(name="measure")
     need: int
     free: int
     total: int
 
     def words(self) -> tuple[str, str]:
+        what = self.amount.replace("_", " ")
+        if UNITS.get(self.amount) is Unit.PIECES:
+            return f"{self.need} {what}", f"{self.free} free of {self.total}"
         free, total = (size_words(one, like=self.need) for one in (self.free, self.total))
-        has = f"{free} free of {total}"
-        return f"{size_words(self.need)} {self.measure}", has
+        return f"{size_words(self.need)} {what}", f"{free} free of {total}"
 
 
 class LacksGpus(_Lack, frozen=True, kw_only=True, tag="gpus"):
     """Too few GPUs. `free` and `total` count GPUs of the requested kind.
 
     `instance`: the short name of a MIG instance on the node, which only a job that names it gets.
+    `other_vendor`: all GPUs of the node are this vendor's.
     """
 
     need: GpuNeed
     free: int
     total: int
     instance: str | None = None
+    other_vendor: GpuVendor | None = None
 
     def words(self) -> tuple[str, str]:
         has = f"{self.free} such GPU free of {self.total}"
         if self.instance is not None:
             has += f" (MIG instances are given only by name, such as {self.instance})"
+        if self.other_vendor is not None:
+            name, asked = _VENDORS[self.other_vendor], f"{self.other_vendor}:{self.need.count}"
+            has += f" (its GPUs are {name}'s: `gpu: {asked}` asks for those)"
         return gpu_words(self.need), has
 
 
@@ -114,6 +121,16 @@ class LacksInfiniband(_Lack, frozen=True, kw_only=True, tag="infiniband"):
         return "InfiniBand", "no /dev/infiniband"
 
 
+class LacksPermission(_Lack, frozen=True, kw_only=True, tag="permission"):
+    """The operator does not allow `need`; `option`: of the shim, which would allow it."""
+
+    need: str
+    option: str
+
+    def words(self) -> tuple[str, str]:
+        return self.need, f"an operator who does not allow it (the shim's {self.option} would)"
+
+
 class LacksAbilities(_Lack, frozen=True, kw_only=True, tag="engine"):
     """Its engine lacks these abilities; `engine`: its name."""
 
@@ -149,12 +166,13 @@ class StartsTooMany(_Lack, frozen=True, kw_only=True, tag="starts"):
 
 Lack = (
     LacksCpu
-    | LacksBytes
+    | LacksAmount
     | LacksGpus
     | LacksHostNetwork
     | LacksNetwork
     | LacksGateways
     | LacksInfiniband
+    | LacksPermission
     | LacksAbilities
     | HasOtherJobs
     | StartsTooMany
@@ -503,8 +521,14 @@ def constraint_words(constraint: Constraint) -> str:
     return f"{constraint.attribute} {sign} {values}"
 
 
+_VENDORS = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD"}
+_USUAL_VENDOR = GpuVendor.NVIDIA
+"""A request means its GPUs unless it names another vendor, so its name is left out."""
+
+
 def gpu_words(need: GpuNeed) -> str:
-    words = [f"{need.count} GPU"]
+    vendor = "" if need.vendor is _USUAL_VENDOR else f"{_VENDORS[need.vendor]} "
+    words = [f"{need.count} {vendor}GPU"]
     if need.names:
         words.append("named " + " or ".join(need.names))
     if need.min_memory:
@@ -512,24 +536,3 @@ def gpu_words(need: GpuNeed) -> str:
     if need.min_compute_capability:
         words.append(f"of compute capability {need.min_compute_capability}")
     return " ".join(words)
-
-
-SHOWN_DIGITS = 2
-
-
-def number(value: float) -> str:
-    return f"{value:.{SHOWN_DIGITS}f}".rstrip("0").rstrip(".")
-
-
-_BINARY = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20))
-_DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
-
-
-def size_words(value: int, *, like: int | None = None) -> str:
-    """Return the size in the unit in which its user wrote it, or in which `like` was written: 8 GB
-    are no 7.45 GiB to the one who asked for them."""
-    written = value if like is None else like
-    for unit, size in _DECIMAL if is_decimal(written) else _BINARY:
-        if value >= size:
-            return f"{number(value / size)} {unit}"
-    return f"{value} B"

@@ -9,7 +9,7 @@ import msgspec
 
 from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment
 from controller.lifecycle.pending_reasons import PendingReason
-from controller.lifecycle.reasons import Reason
+from fairlead.model.reasons import Reason
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +147,27 @@ class ServerFault(_Report, frozen=True, kw_only=True):
     """Why, as a sentence."""
 
 
+class SetsStopped(_Report, frozen=True, kw_only=True):
+    """A user stops chosen sets of a sweep, given as ranges (first, last) of their numbers."""
+
+    sets: tuple[tuple[int, int], ...]
+    by: str
+
+
+class SetsRetried(_Report, frozen=True, kw_only=True):
+    """A user asks for chosen sets of a sweep again, given as ranges (first, last)."""
+
+    sets: tuple[tuple[int, int], ...]
+    by: str
+
+
+class SweepResized(_Report, frozen=True, kw_only=True):
+    """A user changes how many sets of a sweep may be active at once; None: no number bounds it."""
+
+    max_parallel: int | None
+    by: str
+
+
 class Nominated(_AttemptReport, frozen=True, kw_only=True):
     """The scheduler keeps this allocation (NOMINATED) for the attempt until its victims have
     left."""
@@ -225,6 +246,7 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
+    ssh_host: str | None = None
     address: str | None = None
     image_digest: str | None = None
     has_outputs: bool = False
@@ -332,6 +354,9 @@ Report = (
     | JobAbortRequested
     | JobAbandonRequested
     | JobInterruptRequested
+    | SetsStopped
+    | SetsRetried
+    | SweepResized
     | ProbeSeen
     | ReplicaRegistered
     | RegistrationFailed

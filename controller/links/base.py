@@ -1,21 +1,19 @@
 """The seam between the controller and a node's two daemons.
 
 A `NodeLink` knows how to connect. A `NodeConnection` is one life of that connection; it gives
-clients of the shim and of each task's runner. The real versions are `ssh.SshLink` and
-`clients.LocalLink`; the simulation has its own.
+clients of the shim and of each task's runner. The real versions are `SshLink` and
+`LocalLink` (`clients`); the simulation has its own.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from runner.client import PortStream
-from runner.schemas import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
-from shim.schemas import (
+from common.streams import PortStream
+from fairlead.wire.runner import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
+from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
     Event,
@@ -30,29 +28,6 @@ from shim.schemas import (
     TaskRequest,
     TerminateRequest,
 )
-
-
-class LinkError(Exception):
-    """The node cannot be reached; the message says why, for the operator."""
-
-
-def why_unreachable(error: Exception) -> str:
-    """Return the errors of sockets and asyncssh in words for the operator."""
-    match error:
-        case socket.gaierror():
-            return "the name cannot be looked up"
-        case OSError(errno=int(number)):
-            return os.strerror(number)
-        case ConnectionError():  # without a number: asyncssh's word for a channel that has ended
-            return "the connection was lost"
-        case OSError():
-            return "none of its addresses answers"
-        case _:
-            return str(error) or "the connection was lost"
-
-
-class HostKeyRefused(LinkError):
-    """The node presented another host key than the pinned one. A retry never makes it trusted."""
 
 
 class LogPieces(Protocol):

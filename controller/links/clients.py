@@ -1,20 +1,24 @@
-"""Clients of shim and runner over a link, and the link to sockets of this machine."""
+"""The links to nodes, over SSH and to sockets of this machine, with clients of shim and runner."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import aiohttp
+import asyncssh
 
 import runner.client
-from controller.links.base import LinkError
-from runner.client import RunnerClient, StreamReader, StreamWriter
+from common.links.errors import LinkError
+from common.links.ssh import Advice, SshLogin
+from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, open_stream
+from common.streams import StreamReader, StreamWriter
+from controller.lifecycle.inventory import NodeAddress
+from runner.client import RunnerClient
 from shim.client import ShimClient
 
 CONNECT_SECONDS = 15.0
-IDLE_SECONDS = 2.0
-"""An unused connection is kept for this time: each costs a file here and a process on the node."""
 SILENCE_SECONDS = 30.0
 """Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. The shim's event
 stream is judged by the node's session, which sees the whole connection."""
@@ -76,6 +80,7 @@ class SocketClients:
             self._sessions[path] = aiohttp.ClientSession(
                 base_url,
                 connector=self._connector(path),
+                # aiohttp's own jar is asked at each request, and no daemon sets a cookie.
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=timeout,
             )
@@ -127,3 +132,59 @@ class LocalLink:
 
     async def connect(self) -> LocalConnection:
         return LocalConnection(self._shim_socket)
+
+
+class SshConnection:
+    """One SSH connection to a node."""
+
+    def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
+        self.ssh = ssh
+        self._heard_at = float("-inf")
+        self._clients = SocketClients(
+            shim_socket,
+            lambda path: SshUnixConnector(ssh, path, self._heard),
+            partial(open_stream, ssh, heard=self._heard),
+        )
+
+    @property
+    def shim(self) -> ShimClient:
+        return self._clients.shim
+
+    def runner(self, socket_path: str) -> RunnerClient:
+        return self._clients.runner(socket_path)
+
+    async def forget_runner(self, socket_path: str) -> None:
+        await self._clients.forget_runner(socket_path)
+
+    def http(self, socket_path: str) -> aiohttp.ClientSession:
+        """Return a session for requests to this socket; it is closed with the connection."""
+        return self._clients.http(socket_path)
+
+    def heard_at(self) -> float:
+        return self._heard_at
+
+    def _heard(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+
+    async def wait_closed(self) -> None:
+        await self.ssh.wait_closed()
+
+    async def close(self) -> None:
+        """Close the connection first: if it was cut, no end of a channel is ever answered."""
+        self.ssh.abort()
+        await self._clients.close()
+        await self.ssh.wait_closed()
+
+
+class SshLink:
+    """The SSH link to a node. `identity`: our private key, with which we log in as the address's
+    user."""
+
+    def __init__(
+        self, address: NodeAddress, identity: asyncssh.SSHKey, advice: Advice | None = None
+    ) -> None:
+        self._login = SshLogin(address, identity, advice)
+        self._shim_socket = address.shim_socket
+
+    async def connect(self) -> SshConnection:
+        return SshConnection(await self._login.connect(), self._shim_socket)

@@ -1,1 +1,5 @@
-"""The job logs that the controller keeps: what it acknowledged to a runner is durable here."""
+"""The job logs that the controller keeps: what it acknowledged to a runner is durable here.
+
+`store` writes what runners send and gives it to readers as it comes. `segments` are its files;
+`windows` shows a part of a log as rows, and `search` finds lines in it.
+"""

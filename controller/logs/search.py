@@ -18,8 +18,9 @@ from typing import Protocol
 import msgspec
 import re2
 
+from controller.clock import iso_of_job
 from controller.logs.windows import ROW_BYTES, KnownLog, frames
-from runner.schemas.frames import HEADER_SIZE, Frame, Stream, tail_from
+from fairlead.wire.frames import HEADER_SIZE, Frame, tail_from
 
 SEARCH_BYTES = 32 << 20
 """So much of the log is searched for one request."""
@@ -30,21 +31,26 @@ _MAX_PROGRAM_BYTES = 1 << 20
 """What a compiled pattern may take; RE2 needs time that is linear in the text for all of them."""
 
 
-class Match(msgspec.Struct, frozen=True):
-    """A line that matches: `offset` is where the match begins, `text` is what is around it."""
+class LogMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that matches. `offset`: where the match begins; `text`: what is around it, as a
+    terminal shows it."""
 
     offset: int
-    time_ns: int
-    stream: Stream
+    at: str
+    stream: str
     text: str
 
 
-class Found(msgspec.Struct, frozen=True):
-    """The matches before `searched_to`, where the next search goes on."""
+class LogSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The matches before `searched_to`; at `log_end` all is searched."""
 
-    matches: tuple[Match, ...]
+    matches: tuple[LogMatch, ...]
     searched_to: int
     log_end: int
+
+
+NOTHING = LogSearch(matches=(), searched_to=0, log_end=0)
+"""The answer about a log that has not begun."""
 
 
 class Wanted(Protocol):
@@ -60,6 +66,7 @@ class Literal:
     def __init__(self, text: str, *, exact_case: bool) -> None:
         asked = text.encode(errors="replace")
         self._exact_case = exact_case
+        # `lower` of bytes changes ASCII alone: with that of a str, places would move.
         self._needle = asked if exact_case else asked.lower()
 
     def places(self, text: bytes) -> Iterator[tuple[int, int]]:
@@ -84,27 +91,29 @@ class Pattern:
         options = re2.Options()
         options.case_sensitive = exact_case
         options.never_nl = True
+        # RE2 would write each bad pattern of a user to stderr.
         options.log_errors = False
         options.max_mem = _MAX_PROGRAM_BYTES
         try:
             self._pattern = re2.compile(f"(?m){text}", options)
+        # UnicodeEncodeError: half of a surrogate pair, which has no UTF-8.
         except (re2.error, UnicodeEncodeError) as error:
             why = error.args[0] if error.args else b""
-            said = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
-            raise BadPattern(said) from None
+            text = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
+            raise BadPattern(text) from None
 
     def places(self, text: bytes) -> Iterator[tuple[int, int]]:
-        words = _as_text(text)
+        decoded = _as_text(text)
         at, offset, line_end = 0, 0, -1
-        for match in self._pattern.finditer(words):
+        for match in self._pattern.finditer(decoded):
             begin, end = match.span()
-            if begin <= line_end or begin == len(words):
+            if begin <= line_end or begin == len(decoded):
                 continue
-            offset += len(words[at:begin].encode())
+            offset += len(decoded[at:begin].encode())
             at = begin
-            yield offset, offset + len(words[begin:end].encode())
-            after = words.find("\n", end)
-            line_end = len(words) if after < 0 else after
+            yield offset, offset + len(decoded[begin:end].encode())
+            after = decoded.find("\n", end)
+            line_end = len(decoded) if after < 0 else after
 
 
 def _as_text(text: bytes) -> str:
@@ -129,26 +138,31 @@ def wanted(text: str, *, exact_case: bool = False, is_pattern: bool = False) -> 
     return Literal(text, exact_case=exact_case)
 
 
-def search(known: KnownLog, folder: Path, wanted: Wanted, offset: int, most: int) -> Found:
+def search(known: KnownLog, folder: Path, wanted: Wanted, offset: int, most: int) -> LogSearch:
     """Return the lines from `offset` on that match. At most SEARCH_BYTES or SEARCH_SECONDS of the
     log are searched."""
     give_up_at = time.monotonic() + SEARCH_SECONDS
-    matches: list[Match] = []
+    matches: list[LogMatch] = []
     at, kept = offset, list[Frame]()
     stored = frames(folder, offset)
     while block := list(_block(stored)):
         texts = _Joined([*kept, *block])
         at = texts.end
         for match in texts.lines_with(wanted):
+            # The last line of a block comes again with the next block.
             if matches and match.offset <= matches[-1].offset:
                 continue
             matches.append(match)
             if len(matches) == most:
-                return Found(tuple(matches), texts.line_end(match.offset), known.end())
+                return _answer(matches, texts.line_end(match.offset), known)
         kept = texts.last_line()
         if at - offset >= SEARCH_BYTES or time.monotonic() >= give_up_at:
             break
-    return Found(tuple(matches), at, known.end())
+    return _answer(matches, at, known)
+
+
+def _answer(matches: list[LogMatch], searched_to: int, known: KnownLog) -> LogSearch:
+    return LogSearch(matches=tuple(matches), searched_to=searched_to, log_end=known.end())
 
 
 def _block(stored: Iterator[Frame]) -> Iterator[Frame]:
@@ -210,6 +224,7 @@ def _is_plain(text: bytes) -> bool:
 
 
 def _has_overwritten(text: bytes) -> bool:
+    # A pty puts a \r before each \n that a job prints (ONLCR, termios(3)): it hides nothing.
     return text.count(b"\r") > text.count(b"\r\n")
 
 
@@ -252,7 +267,7 @@ class _Joined:
     def end(self) -> int:
         return self._frames[-1].end
 
-    def lines_with(self, wanted: Wanted) -> Iterator[Match]:
+    def lines_with(self, wanted: Wanted) -> Iterator[LogMatch]:
         """Yield one match for each line."""
         visible = Visible(self._text)
         text = visible.text
@@ -263,7 +278,12 @@ class _Joined:
             begin = max(text.rfind(b"\n", 0, found) + 1, found - _CONTEXT_BYTES)
             last = min(after if after >= 0 else len(text), end + _CONTEXT_BYTES)
             shown = text[begin:last].decode(errors="replace")
-            yield Match(self._offset(at), frame.time_ns, frame.stream, shown)
+            yield LogMatch(
+                offset=self._offset(at),
+                at=iso_of_job(frame.time_ns),
+                stream=frame.stream.name.lower(),
+                text=shown,
+            )
 
     def line_end(self, offset: int) -> int:
         """Return the offset after the line that holds `offset`, as far as it is here."""
@@ -275,6 +295,7 @@ class _Joined:
 
     def last_line(self) -> list[Frame]:
         """Return the frames of the line that is not at its end: its match may go on."""
+        # A job may print for ever without a line's end: what is kept stays small.
         begin = max(self._text.rfind(b"\n") + 1, len(self._text) - ROW_BYTES)
         at = bisect_right(self._starts, begin) - 1
         kept = list(islice(self._frames, at, None))

@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
 
+from common import log_segments
 from common.durable import sync_folder, write_all
-from runner.schemas.frames import (
+from fairlead.wire.frames import (
     BadFrame,
     Decoder,
     Frame,
@@ -26,6 +27,7 @@ from runner.schemas.frames import (
     encode,
     span_at,
     tail_from,
+    whole_frames,
 )
 
 SEGMENT_BYTES = 64 << 20
@@ -41,16 +43,6 @@ class Position(msgspec.Struct, frozen=True):
 
     segment: int
     at: int
-
-
-def segment_path(folder: Path, start: int) -> Path:
-    return folder / f"{start:020d}.seg"
-
-
-def segment_starts(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return sorted(int(path.stem) for path in folder.glob("*.seg"))
 
 
 # -- writing --------------------------------------------------------------------------------
@@ -80,11 +72,12 @@ class SegmentWriter:
             if self._closed:
                 return
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            starts = segment_starts(self._folder)
+            starts = log_segments.starts_in(self._folder)
             self._start = starts[-1] if starts else 0
-            path = segment_path(self._folder, self._start)
+            path = log_segments.path(self._folder, self._start)
             self.end, self._size = _verified(path, self._start) if starts else (0, 0)
             self._fd = _open(path)
+            # A crash in a write leaves half a frame, and the next one would follow it.
             self._cut_back()
             self._let_go()
 
@@ -117,6 +110,7 @@ class SegmentWriter:
             if not self._closed:
                 self._take_up()
                 os.fsync(self._fd)
+                # A file survives a power cut only with its entry in the folder (fsync(2)).
                 sync_folder(self._folder)
                 self._let_go()
             return self.end
@@ -130,7 +124,7 @@ class SegmentWriter:
         """Open the segment; a file that is gone is not made again, because its content would be
         missing."""
         if self._fd < 0:
-            path = segment_path(self._folder, self._start)
+            path = log_segments.path(self._folder, self._start)
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             os.lseek(self._fd, self._size, os.SEEK_SET)
 
@@ -144,6 +138,7 @@ class SegmentWriter:
         try:
             write_all(self._fd, data)
         except OSError:
+            # A full disk may have taken a part of the data.
             self._cut_back()
             raise
         self._size += len(data)
@@ -155,7 +150,8 @@ class SegmentWriter:
     def _rotate(self) -> None:
         """Begin the next segment. The full one is on disk first, so a power cut leaves no hole."""
         os.fsync(self._fd)
-        fd = _open(segment_path(self._folder, self.end))
+        # Opened before the full one is closed: if the disk takes no file, the writer stays whole.
+        fd = _open(log_segments.path(self._folder, self.end))
         os.close(self._fd)
         self._fd, self._start, self._size = fd, self.end, 0
 
@@ -167,19 +163,10 @@ def _open(path: Path) -> int:
 def _verified(path: Path, start: int) -> tuple[int, int]:
     """Return the offset after the last whole frame, and the bytes up to there."""
     end, size = start, 0
-    for frame in _frames_of(path):
-        end, size = frame.end, size + len(encode(frame))
-    return end, size
-
-
-def _frames_of(path: Path) -> Iterator[Frame]:
-    decoder = Decoder()
     with path.open("rb") as file:
-        while data := file.read(READ_BYTES):
-            try:
-                yield from decoder.feed(data)
-            except BadFrame:
-                return
+        for frame in whole_frames(file, READ_BYTES):
+            end, size = frame.end, size + len(encode(frame))
+    return end, size
 
 
 def _fresh_part(frame: Frame, end: int) -> Frame | None:
@@ -211,11 +198,16 @@ def mark_complete(folder: Path) -> None:
 
 def locate(folder: Path, offset: int) -> Position:
     """Return where the frame that holds `offset` begins; the end if there is none yet."""
-    starts = segment_starts(folder)
+    starts = log_segments.starts_in(folder)
     if not starts:
         return Position(0, 0)
     segment = max((start for start in starts if start <= offset), default=starts[0])
-    with segment_path(folder, segment).open("rb", buffering=0) as file:
+    try:
+        file = log_segments.path(folder, segment).open("rb", buffering=0)
+    # Retention may have removed the log since the folder was listed.
+    except FileNotFoundError:
+        return Position(segment, 0)
+    with file:
         return Position(segment, _walk_to(file.fileno(), offset))
 
 
@@ -225,6 +217,7 @@ def _walk_to(fd: int, offset: int) -> int:
         data = os.pread(fd, _WALK_BYTES, at)
         passed = 0
         while (span := _span_or_end(data, passed)) is not None:
+            # The last frame may be torn, or be written at this moment: it is not passed.
             if span.end > offset or at + passed + span.size > size:
                 return at + passed
             passed += span.size
@@ -249,7 +242,7 @@ def read_frames(folder: Path, position: Position) -> tuple[bytes, Position]:
     """
     data = _read_segment(folder, position)
     while not data:
-        later = [start for start in segment_starts(folder) if start > position.segment]
+        later = [start for start in log_segments.starts_in(folder) if start > position.segment]
         if not later:
             return b"", position
         # The next segment was begun after the last byte of this one, but perhaps after our read.
@@ -262,7 +255,8 @@ def read_frames(folder: Path, position: Position) -> tuple[bytes, Position]:
 
 def _read_segment(folder: Path, position: Position) -> bytes:
     try:
-        file = segment_path(folder, position.segment).open("rb", buffering=0)
+        file = log_segments.path(folder, position.segment).open("rb", buffering=0)
+    # Retention may have removed the log since the reader began.
     except FileNotFoundError:
         return b""
     with file:

@@ -10,10 +10,11 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.logs import segments, windows
-from controller.logs.search import Found, Wanted, search
+from controller.logs.search import LogSearch, Wanted, search
 from controller.logs.segments import SegmentWriter
-from controller.logs.windows import KnownLog, Window
-from runner.schemas.frames import Decoder, Frame
+from controller.logs.windows import KnownLog, LogWindow
+from fairlead.queries import WindowQuery
+from fairlead.wire.frames import Decoder, Frame
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,9 +168,12 @@ class LogStore:
         event = asyncio.Event()
         follow.readers.add(event)
         try:
+            # Registered first: an end that comes while the disk is asked is told through `follow`.
             ended = attempt_id in self._lately_final or await self.is_complete(attempt_id)
             position = await self.in_thread(segments.locate, folder, offset)
             while True:
+                # Both before the read: what comes during it wakes the reader again, and what was
+                # stored before the end is still given.
                 event.clear()
                 ended = ended or follow.ended
                 data, after = await self.in_thread(segments.read_frames, folder, position)
@@ -185,33 +189,11 @@ class LogStore:
             if not follow.readers:
                 self._follows.pop(attempt_id, None)
 
-    async def window(
-        self,
-        attempt_id: str,
-        size: int,
-        most: int,
-        *,
-        start: int | None,
-        before: int | None,
-        near: int | None,
-    ) -> Window:
-        """Return some `size` bytes as at most `most` rows: from exactly `start`, up to exactly
-        `before`, or from the line that holds `near`; the log's end if none is given."""
+    async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
-        if start is not None:
-            return await self.in_thread(windows.window_from, known, folder, start, size, most)
-        if near is not None:
-            return await self.in_thread(windows.window_near, known, folder, near, size, most)
-        if before is None:
-            before = await self.in_thread(known.end)
-        return await self.in_thread(windows.window_before, known, folder, before, size, most)
+        return await self.in_thread(windows.window, known, folder, query)
 
-    async def offset_at(self, attempt_id: str, time_ns: int) -> int:
-        """Return the offset of what was written at this time or next after it."""
-        known, folder = self._know(attempt_id), self.folder_of(attempt_id)
-        return await self.in_thread(windows.offset_at, known, folder, time_ns)
-
-    async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> Found:
+    async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> LogSearch:
         """Search a bounded part of the log from `offset` on."""
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(search, known, folder, wanted, offset, most)

@@ -18,54 +18,51 @@ from pathlib import Path
 
 import msgspec
 
-from controller.logs.segments import Position, locate, read_frames, segment_starts
-from runner.schemas.frames import (
-    HEADER_SIZE,
-    BadFrame,
-    Decoder,
-    Frame,
-    Stream,
-    span_at,
-    tail_from,
-)
+from common import log_segments
+from controller.clock import iso_of_job
+from controller.logs.segments import Position, locate, read_frames
+from fairlead.queries import MAX_ROWS, WindowQuery
+from fairlead.wire.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream, span_at, tail_from
 
 ROW_BYTES = 8 << 10
 """A longer line is cut into several rows."""
 COUNT_SECONDS = 0.2
 """So long lines are counted for one window; its rows have no numbers when that is not enough."""
-MOST_ROWS = 1000
-"""A window has no more rows, unless it is asked for more: empty lines are one byte each."""
 STYLE_BYTES = 64 << 10
 """So far before a window, colours are looked for that go on in it."""
-_MOST_SEQUENCES = 64
+_MAX_SEQUENCES = 64
 _SGR = re.compile(rb"\x1b\[([0-9;:]*)m")
 _PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
-class Row(msgspec.Struct, frozen=True):
+class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     """A part of one line, of one stream. `starts` and `ends`: whether the line begins and ends with
-    it."""
+    it. Bytes that are not UTF-8 become marks."""
 
     offset: int
     end: int
-    time_ns: int
-    stream: Stream
+    at: str
+    stream: str
     text: str
     starts: bool
     ends: bool
 
 
-class Window(msgspec.Struct, frozen=True):
-    """Rows without a gap from `start` to `end`. `first_line`: the number of the first row's line,
-    from 1 on; None: not counted yet. `style`: the SGR sequences that are in effect at `start`.
-    `log_end`: the end of what is stored."""
+class LogWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows without a gap from `start` to `end`. `first_line`: the number of the first row's line;
+    null: not counted yet, ask again. `style`: the terminal's sequences (SGR) that set the colours
+    in which the window begins. `log_end`: the end of what is stored."""
 
     start: int
     end: int
     log_end: int
     first_line: int | None
     style: str
-    rows: tuple[Row, ...]
+    rows: tuple[LogRow, ...]
+
+
+EMPTY = LogWindow(start=0, end=0, log_end=0, first_line=1, style="", rows=())
+"""The window of a log that has not begun."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -85,12 +82,13 @@ class KnownLog:
         self._marks = [_Mark(0, 0, Position(0, 0))]
         self._end = 0
         self._tail = Position(0, 0)
+        # Requests about the same log are answered in several threads of the store's pool.
         self._one_at_a_time = threading.Lock()
 
     def end(self) -> int:
         """Return the offset after the last stored byte."""
         with self._one_at_a_time:
-            last = (segment_starts(self._folder) or [0])[-1]
+            last = (log_segments.starts_in(self._folder) or [0])[-1]
             if last > self._tail.segment:
                 self._tail, self._end = Position(last, 0), last
             while True:
@@ -137,6 +135,7 @@ def _count(data: bytes, start: int, before: int) -> tuple[int, int]:
             is_plain = span.end - span.start == span.size - HEADER_SIZE
             if is_plain and span.end > before:
                 last = first + before - span.start
+            # A marker's payload begins with a number, whose bytes may include that of a newline.
             lines += data.count(b"\n", first if is_plain else first + 8, last)
             end, at = span.end, at + span.size
     return end, lines
@@ -145,11 +144,25 @@ def _count(data: bytes, start: int, before: int) -> tuple[int, int]:
 # -- windows --------------------------------------------------------------------------------
 
 
+def window(known: KnownLog, folder: Path, query: WindowQuery) -> LogWindow:
+    """Return the window at the query's place."""
+    size, rows = query.size, query.rows
+    if query.offset is not None:
+        return window_from(known, folder, query.offset, size, rows)
+    near = query.near
+    if query.time_ns is not None:
+        near = offset_at(known, folder, query.time_ns)
+    if near is not None:
+        return window_near(known, folder, near, size, rows)
+    before = known.end() if query.before is None else query.before
+    return window_before(known, folder, before, size, rows)
+
+
 def window_from(
-    known: KnownLog, folder: Path, start: int, size: int, most: int = MOST_ROWS
-) -> Window:
+    known: KnownLog, folder: Path, start: int, size: int, most: int = MAX_ROWS
+) -> LogWindow:
     """Return at most `most` rows from exactly `start` on, until they have `size` bytes."""
-    chosen: list[Row] = []
+    chosen: list[LogRow] = []
     for row in islice(split(frames(folder, start), begins=_begins(folder, start)), most):
         chosen.append(row)
         if row.end - start >= size:
@@ -158,8 +171,8 @@ def window_from(
 
 
 def window_before(
-    known: KnownLog, folder: Path, end: int, size: int, most: int = MOST_ROWS
-) -> Window:
+    known: KnownLog, folder: Path, end: int, size: int, most: int = MAX_ROWS
+) -> LogWindow:
     """Return at most `most` rows that end exactly at `end`. The first one begins a line, unless a
     line is longer than the window."""
     start = max(0, end - size)
@@ -170,8 +183,8 @@ def window_before(
 
 
 def window_near(
-    known: KnownLog, folder: Path, offset: int, size: int, most: int = MOST_ROWS
-) -> Window:
+    known: KnownLog, folder: Path, offset: int, size: int, most: int = MAX_ROWS
+) -> LogWindow:
     """Return the rows from the beginning of the line that holds `offset`, if it is near."""
     before = window_before(known, folder, offset, ROW_BYTES)
     start = offset
@@ -184,7 +197,7 @@ def window_near(
 def offset_at(known: KnownLog, folder: Path, time_ns: int) -> int:
     """Return the offset of the first frame that was written at this time or later; the log's end
     if there is none. A log whose times go backwards is searched as if they did not."""
-    starts = segment_starts(folder)
+    starts = log_segments.starts_in(folder)
     begin = 0
     for start in starts:
         first = next(frames(folder, start), None)
@@ -195,11 +208,11 @@ def offset_at(known: KnownLog, folder: Path, time_ns: int) -> int:
     return next(found, known.end())
 
 
-def _window(known: KnownLog, folder: Path, rows: list[Row], start: int) -> Window:
+def _window(known: KnownLog, folder: Path, rows: list[LogRow], start: int) -> LogWindow:
     begin = rows[0].offset if rows else start
     lines = known.lines_before(begin)
     text = (frame.payload for frame in _until(frames(folder, max(0, begin - STYLE_BYTES)), begin))
-    return Window(
+    return LogWindow(
         start=begin,
         end=rows[-1].end if rows else start,
         log_end=known.end(),
@@ -218,7 +231,8 @@ def _style_after(text: bytes) -> str:
             found.clear()
         else:
             found.append(sequence.group())
-    latest = [*dict.fromkeys(reversed(found))][:_MOST_SEQUENCES]
+    # A job may print any number of different sequences: the answer stays small.
+    latest = [*dict.fromkeys(reversed(found))][:_MAX_SEQUENCES]
     return b"".join(reversed(latest)).decode()
 
 
@@ -255,26 +269,18 @@ def _until(stored: Iterable[Frame], end: int) -> Iterator[Frame]:
         yield frame
 
 
-def split(stored: Iterable[Frame], *, begins: bool) -> Iterator[Row]:
+def split(stored: Iterable[Frame], *, begins: bool) -> Iterator[LogRow]:
     """Yield the rows of these frames: a row ends with its line, when the stream changes, and when
     it is too long. `begins`: whether a line begins with the first frame."""
     held: Frame | None = None
     text = bytearray()
     at = 0
-
-    def row(*, ends: bool) -> Row:
-        assert held is not None
-        shown = text[:-1] if ends else text
-        words = shown.decode(errors="replace")
-        return Row(at, at + len(text), held.time_ns, held.stream, words, begins, ends)
-
     for frame in stored:
         if held is not None and text and held.stream is not frame.stream:
-            yield row(ends=False)
+            yield _row(held, at, text, starts=begins, ends=False)
             begins, text = False, bytearray()
         if frame.stream is Stream.MARKER:
-            words = frame.payload.decode(errors="replace").rstrip("\n")
-            yield Row(frame.offset, frame.end, frame.time_ns, frame.stream, words, True, True)
+            yield _marker_row(frame)
             begins = True
             continue
         if not text:
@@ -283,10 +289,37 @@ def split(stored: Iterable[Frame], *, begins: bool) -> Iterator[Row]:
             text += piece
             ends = piece.endswith(b"\n")
             if ends or len(text) >= ROW_BYTES:
-                yield row(ends=ends)
+                assert held is not None
+                yield _row(held, at, text, starts=begins, ends=ends)
                 at, held, begins, text = at + len(text), frame, ends, bytearray()
-    if text:
-        yield row(ends=False)
+    if held is not None and text:
+        yield _row(held, at, text, starts=begins, ends=False)
+
+
+def _row(frame: Frame, at: int, text: bytearray, *, starts: bool, ends: bool) -> LogRow:
+    """`frame`: the one in which the row begins, whose time it has."""
+    return LogRow(
+        offset=at,
+        end=at + len(text),
+        at=iso_of_job(frame.time_ns),
+        stream=frame.stream.name.lower(),
+        text=(text[:-1] if ends else text).decode(errors="replace"),
+        starts=starts,
+        ends=ends,
+    )
+
+
+def _marker_row(frame: Frame) -> LogRow:
+    """Return the row of what is missing: a line of its own, of as many bytes."""
+    return LogRow(
+        offset=frame.offset,
+        end=frame.end,
+        at=iso_of_job(frame.time_ns),
+        stream=frame.stream.name.lower(),
+        text=frame.payload.decode(errors="replace").rstrip("\n"),
+        starts=True,
+        ends=True,
+    )
 
 
 def _pieces(payload: bytes) -> Iterator[bytes]:

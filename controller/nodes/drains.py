@@ -19,15 +19,15 @@ from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 class DrainDeadlines:
     """Watches the draining nodes and posts their reports."""
 
-    def __init__(self, turns: RunPipeline, clock: Clock) -> None:
-        self._turns = turns
+    def __init__(self, pipeline: RunPipeline, clock: Clock) -> None:
+        self._pipeline = pipeline
         self._clock = clock
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         self._draining: set[str] = set()
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        async with self._turns.watch(ANY_NODE) as changed:
+        async with self._pipeline.watch(ANY_NODE) as changed:
             while True:
                 changed.clear()
                 self._tell_of_drains()
@@ -39,31 +39,32 @@ class DrainDeadlines:
     def _tell_of_drains(self) -> None:
         """Make the runs on a node decide again when its drain begins or is called off: nothing else
         may do so for a long time."""
-        draining = set(self._turns.draining)
+        draining = set(self._pipeline.draining)
         for node_id in sorted(draining ^ self._draining):
-            for state in self._turns.runs_on(node_id):
-                self._turns.post(Tick(run_id=state.run.id))
+            for state in self._pipeline.runs_on(node_id):
+                self._pipeline.post(Tick(run_id=state.run.id))
         self._draining = draining
 
     def _tell(self) -> None:
         now = self._clock.now()
         ahead = {node.id: deadline for node, deadline in self._deadlines()}
-        self._told = {key: at for key, at in self._told.items() if ahead.get(key) == at}
+        # An admin can move a deadline: the new one is reported again.
+        self._reported = {key: at for key, at in self._reported.items() if ahead.get(key) == at}
         for node_id, deadline in ahead.items():
-            if deadline <= now and node_id not in self._told:
-                self._told[node_id] = deadline
-                self._end_jobs(self._turns.nodes[node_id])
+            if deadline <= now and node_id not in self._reported:
+                self._reported[node_id] = deadline
+                self._end_jobs(self._pipeline.nodes[node_id])
 
     def _end_jobs(self, node: Node) -> None:
         why = f": {node.drain_reason}" if node.drain_reason else ""
         message = f"node {node.name} reached its drain deadline{why}"
-        for state in self._turns.runs_on(node.id):
-            self._turns.post(NodeDrained(run_id=state.run.id, node_id=node.id, message=message))
+        for state in self._pipeline.runs_on(node.id):
+            self._pipeline.post(NodeDrained(run_id=state.run.id, node_id=node.id, message=message))
 
     def _until_next(self) -> float | None:
-        open_ones = [at for node, at in self._deadlines() if node.id not in self._told]
+        open_ones = [at for node, at in self._deadlines() if node.id not in self._reported]
         return max(0.0, min(open_ones) - self._clock.now()) if open_ones else None
 
     def _deadlines(self) -> list[tuple[Node, float]]:
-        nodes = (self._turns.nodes[node_id] for node_id in sorted(self._turns.draining))
+        nodes = (self._pipeline.nodes[node_id] for node_id in sorted(self._pipeline.draining))
         return [(node, node.drain_deadline) for node in nodes if node.drain_deadline is not None]

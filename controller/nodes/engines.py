@@ -13,8 +13,8 @@ from controller.clock import Clock
 from controller.lifecycle.inventory import has_silent_engine
 from controller.lifecycle.model import Node, RunState
 from controller.lifecycle.reports import EngineGone
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from controller.pipelines.run_pipeline import RunPipeline
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 
 PAUSE_SECONDS = 10.0
 
@@ -23,8 +23,8 @@ class EngineAbsences:
     """Watches the nodes whose engine does not answer. `after`: seconds until they are given up; a
     controller that begins counts from its start."""
 
-    def __init__(self, turns: RunPipeline, clock: Clock, after: float) -> None:
-        self._turns = turns
+    def __init__(self, pipeline: RunPipeline, clock: Clock, after: float) -> None:
+        self._pipeline = pipeline
         self._clock = clock
         self._after = after
         self._since: dict[str, float] = {}
@@ -39,7 +39,10 @@ class EngineAbsences:
         """Report the engines that have been away for too long, again and again: more attempts may
         end there."""
         now = self._clock.now()
-        away = [one for one in self._turns.nodes.values() if one.capacity.engine_error is not None]
+        away = [
+            one for one in self._pipeline.nodes.values() if one.capacity.engine_error is not None
+        ]
+        # An engine that answered in between counts from zero again.
         self._since = {node.id: self._since.get(node.id, now) for node in away}
         for node in away:
             seconds = now - self._since[node.id]
@@ -51,9 +54,11 @@ class EngineAbsences:
             f"the engine of node {node.name} has not answered for {seconds:.0f} s: "
             f"{node.capacity.engine_error}"
         )
-        for state in self._turns.runs_on(node.id):
+        for state in self._pipeline.runs_on(node.id):
             if _waits_for_the_engine(state, node.id):
-                self._turns.post(EngineGone(run_id=state.run.id, node_id=node.id, message=message))
+                self._pipeline.post(
+                    EngineGone(run_id=state.run.id, node_id=node.id, message=message)
+                )
 
 
 def _waits_for_the_engine(state: RunState, node_id: str) -> bool:

@@ -23,13 +23,13 @@ class NodeManager:
 
     def __init__(
         self,
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         make_link: Callable[[Node], NodeLink],
         clock: Clock,
         chance: Chance,
         settings: Settings | None = None,
     ) -> None:
-        self._turns = turns
+        self._pipeline = pipeline
         self._make_link = make_link
         self._clock = clock
         self._chance = chance
@@ -37,6 +37,8 @@ class NodeManager:
         self._handshakes = Handshakes()
         self._sessions: dict[str, NodeSession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._matched: int | None = None
+        """The pipeline's `membership` for which the sessions are right."""
 
     async def run(self, listener: SessionListener) -> None:
         """Keep one session for each node until cancelled.
@@ -44,14 +46,15 @@ class NodeManager:
         A node that was connected when the former controller ended counts as silent from now; one
         that was not goes on counting.
         """
-        for node in list(self._turns.nodes.values()):
+        for node in list(self._pipeline.nodes.values()):
             if node.status is NodeStatus.CONNECTED:
                 fresh = msgspec.structs.replace(
                     node, status=NodeStatus.CONNECTING, last_seen_at=self._clock.now()
                 )
-                self._turns.set_node(fresh, node.id)
+                self._pipeline.set_node(fresh, node.id)
+        self._matched = None
         try:
-            async with self._turns.watch(ANY_NODE) as changed:
+            async with self._pipeline.watch(ANY_NODE) as changed:
                 while True:
                     changed.clear()
                     await self._match(listener)
@@ -64,17 +67,22 @@ class NodeManager:
         while True:
             session = self._sessions.get(node_id)
             if session is None:
-                async with self._turns.watch(None) as changed:
+                async with self._pipeline.watch(None) as changed:
                     await changed.wait()
                 continue
             await session.up.wait()
+            # The connection can be lost between the event and this task's next step.
             if session.connection is not None:
                 return session.connection
 
     async def _match(self, listener: SessionListener) -> None:
+        # Each commit about any node wakes it, and most change nobody's membership.
+        if self._matched == self._pipeline.membership:
+            return
+        self._matched = self._pipeline.membership
         wanted = {
             node_id
-            for node_id, node in self._turns.nodes.items()
+            for node_id, node in self._pipeline.nodes.items()
             if node.status is not NodeStatus.EXPECTED
         }
         if wanted == self._sessions.keys():
@@ -83,7 +91,7 @@ class NodeManager:
             session = NodeSession(
                 node_id,
                 self._make_link,
-                self._turns,
+                self._pipeline,
                 listener,
                 self._clock,
                 self._chance,
@@ -95,6 +103,7 @@ class NodeManager:
         await self._end(list(self._sessions.keys() - wanted))
 
     async def _end(self, node_ids: list[str]) -> None:
+        # Taken out before they are awaited: `connection` must hand out no session that is ending.
         tasks = [self._tasks.pop(node_id) for node_id in node_ids]
         for node_id in node_ids:
             del self._sessions[node_id]

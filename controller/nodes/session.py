@@ -8,67 +8,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
+from common.links.errors import HostKeyRefused, LinkError
 from controller.aio import Backoff, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeAddress, NodeStatus
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink, ShimApi
-from controller.nodes.health import Silence, silent_before
+from controller.links.base import NodeConnection, NodeLink, ShimApi
+from controller.nodes.silence import Attendance, Silence, Silent, silent_before
 from controller.nodes.sync import NodeSync, SessionListener, ShimTaken, report_gone
 from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.store.base import StoreError
+from controller.store.errors import StoreError
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
+from fairlead.wire.shim import DrainRequest, EventType, Fence
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import DrainRequest, EventType, Fence
-
-AT_ONCE = 12
-LENT_SECONDS = 2.0
-
-
-class Handshakes:
-    """Limits the handshakes at one time."""
-
-    def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
-        self._slots = Slots(at_once)
-        self._lent = lent
-
-    def slot(self) -> AbstractAsyncContextManager[None]:
-        """Return a slot; first come, first served."""
-        return self._slots.slot(self._lent)
-
 
 log = logging.getLogger(__name__)
+AT_ONCE = 12
+# A machine that is off lets a connection attempt wait for long: it must not keep its slot.
+LENT_SECONDS = 2.0
 FIRST_WAIT_SECONDS = 0.5
-MOST_WAIT_SECONDS = 10.0
-SHORTEST_LOOK_SECONDS = 1.0
+MAX_WAIT_SECONDS = 10.0
 LOOK_AGAIN_SECONDS = 30.0
-GREETINGS_PER_PATIENCE = 4
-"""The number of greetings to a task with `on_disconnect: stop` within its limit."""
-
-
-class Readdressed(Exception):
-    """The node's address changed, or another host key was pinned."""
-
-
-class Silent(Exception):
-    """Nothing comes from this connection any more."""
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of all sessions. `fence`: this controller's, sent with its greetings."""
-
-    failure: NodeFailure = NodeFailure()
-    fence: Fence | None = None
-    monotonic: Callable[[], float] | None = None
-    """Seconds that only grow; None: those of the event loop."""
 
 
 class NodeSession:
@@ -79,7 +46,7 @@ class NodeSession:
         self,
         node_id: str,
         make_link: Callable[[Node], NodeLink],
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         listener: SessionListener,
         clock: Clock,
         chance: Chance,
@@ -88,20 +55,21 @@ class NodeSession:
     ) -> None:
         self._node_id = node_id
         self._make_link = make_link
-        self._turns = turns
+        self._pipeline = pipeline
         self._listener = listener
         self._clock = clock
         self._handshakes = handshakes
         self._fence = settings.fence
         self._failure = settings.failure
-        most_wait = min(MOST_WAIT_SECONDS, self._failure.probe_every)
+        # Each failed connection counts as a failed probe, so none may come later than a probe does.
+        most_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
         self._backoff = Backoff(FIRST_WAIT_SECONDS, most_wait, chance.jitter)
         self._silence = Silence(
             settings.monotonic or asyncio.get_running_loop().time,
             self._failure,
-            silent_before(turns.nodes[node_id], clock.now()),
+            silent_before(pipeline.nodes[node_id], clock.now()),
         )
-        self._told_disconnected: bool | None = None
+        self._reported_disconnected: bool | None = None
         self.connection: NodeConnection | None = None
         self.up = asyncio.Event()
 
@@ -111,7 +79,7 @@ class NodeSession:
         A bug of this program is logged and tried again like any failure: a session that ended would
         leave its node alone forever.
         """
-        while (node := self._turns.nodes.get(self._node_id)) is not None:
+        while (node := self._pipeline.nodes.get(self._node_id)) is not None:
             slot = contextlib.AsyncExitStack()
             await slot.enter_async_context(self._handshakes.slot())
             try:
@@ -134,11 +102,13 @@ class NodeSession:
         """
         attempt = asyncio.ensure_future(link.connect())
         try:
+            # asyncio.wait leaves the attempt running at its timeout; wait_for would cancel it.
             while not (await asyncio.wait((attempt,), timeout=self._failure.probe_every))[0]:
-                node = self._turns.nodes.get(self._node_id)
+                node = self._pipeline.nodes.get(self._node_id)
                 self._not_connected((node and node.message) or "it has not answered yet")
         except asyncio.CancelledError:
             attempt.cancel()
+            # It may have been connected in the moment of the cancellation.
             for connection in await asyncio.gather(attempt, return_exceptions=True):
                 if not isinstance(connection, BaseException):
                     await connection.close()
@@ -148,40 +118,54 @@ class NodeSession:
     async def _live(
         self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
     ) -> None:
-        stock = NodeSync(
-            self._node_id, self._turns, self._listener, self._clock, connection, self._fence
+        sync = NodeSync(
+            self._node_id, self._pipeline, self._listener, self._clock, connection, self._fence
+        )
+        attendance = Attendance(
+            self._node_id,
+            self._pipeline,
+            connection,
+            self._silence,
+            self._failure,
+            self._fence,
+            self._heard,
         )
         message = "the connection was lost"
         try:
             async with asyncio.TaskGroup() as group:
-                attending = group.create_task(self._attend(connection))
-                wishing = group.create_task(self._push_wishes(connection, stock, address))
-                await self._follow(connection, stock, slot)
+                attending = group.create_task(attendance.attend())
+                pushing = group.create_task(self._push_changes(connection, sync, address))
+                await self._follow(connection, sync, slot)
+                # The stream ended without an error: the group would wait for both of them forever.
                 attending.cancel()
-                wishing.cancel()
+                pushing.cancel()
         except* (ShimUnavailable, ShimError, ShimTaken, Silent, Readdressed, StoreError) as errors:
             message = _why(errors)
         except* Exception as errors:
             log.exception("the session of node %s failed", self._node_id)
             message = f"the session failed: {_first(errors)}"
         finally:
+            # Before the awaits below: no effect may get the dead connection meanwhile.
             self._down()
-            await stock.close()
+            await sync.close()
             await connection.close()
         _end_if_cancelled()
         self._not_connected(message)
 
     async def _follow(
-        self, connection: NodeConnection, stock: NodeSync, slot: contextlib.AsyncExitStack
+        self, connection: NodeConnection, sync: NodeSync, slot: contextlib.AsyncExitStack
     ) -> None:
         async with contextlib.aclosing(connection.shim.events()) as events:
+            # The shim's first event comes at once, and shows that the stream is open.
             if await anext(events, None) is None:
                 return
             self._heard()
-            await stock.take()
+            # The event stream is open before the node is read, so no change falls between the two.
+            await sync.take()
             await slot.aclose()
             self._heard()
-            self._told_disconnected = None  # jobs may have been placed there that were told nothing
+            # Jobs may have been placed there that were told nothing.
+            self._reported_disconnected = None
             self.connection = connection
             self.up.set()
             self._backoff.reset()
@@ -191,7 +175,7 @@ class NodeSession:
                 async for event in events:
                     self._heard()
                     if event.type is not EventType.HEARTBEAT:
-                        await stock.handle(event)
+                        await sync.handle(event)
             finally:
                 self._down()
 
@@ -202,86 +186,8 @@ class NodeSession:
 
     # -- beside the events ------------------------------------------------------------------
 
-    async def _attend(self, connection: NodeConnection) -> None:
-        """Probe the node when nothing is heard. Raises Silent when that lasts for too long."""
-        time = asyncio.get_running_loop().time
-        began, greeted_at = time(), float("-inf")
-        while True:
-            patience = self._least_patience()
-            greets = patience is not None and time() - greeted_at >= patience
-            if greets:
-                greeted_at = time()
-            if greets or self._silence.left <= 0:
-                await self._probe(connection, self._fence if greets else None)
-            if self._silence.too_long and time() - began >= self._failure.unreachable_after:
-                raise Silent(f"it has been silent for {self._silence.listened:.0f} s")
-            quiet_for = self._silence.left
-            if patience is None and quiet_for > 0:
-                await self._until_quiet(connection)
-            else:
-                pause = quiet_for if patience is None else min(quiet_for, patience)
-                await asyncio.sleep(max(SHORTEST_LOOK_SECONDS, pause))
-            self._heard(connection.heard_at())
-
-    async def _until_quiet(self, connection: NodeConnection) -> None:
-        """Wait until nothing was heard for a while, or a job there must be greeted.
-
-        A timer, not a task, watches each of thousands of healthy nodes. All timers are due at full
-        seconds, so that the loop wakes once for hundreds of them.
-        """
-        loop = asyncio.get_running_loop()
-        quiet = loop.create_future()
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal timer
-            self._heard(connection.heard_at())
-            if self._silence.left > 0 and self._least_patience() is None:
-                timer = look_again()
-            elif not quiet.done():
-                quiet.set_result(None)
-
-        def look_again() -> asyncio.TimerHandle:
-            pause = max(SHORTEST_LOOK_SECONDS, self._silence.left)
-            return loop.call_at(math.ceil(loop.time() + pause), look)
-
-        timer = look_again()
-        try:
-            await quiet
-        finally:
-            timer.cancel()
-
-    async def _probe(self, connection: NodeConnection, fence: Fence | None) -> None:
-        """Probe the node. Any byte counts as a sign of life, also a refusal or an answer to another
-        request."""
-        try:
-            async with asyncio.timeout(self._failure.probe_every):
-                await connection.shim.health(fence=fence)
-        except (TimeoutError, ShimUnavailable):
-            before = self._silence.listened
-            self._heard(connection.heard_at())
-            if self._silence.listened >= before:
-                self._silence.probe_failed()
-        except ShimError:
-            self._heard()
-        else:
-            self._heard()
-
-    def _least_patience(self) -> float | None:
-        """Return the seconds between two greetings; None when no job there must hear from a
-        controller."""
-        if not self._turns.may_mind_silence(self._node_id):
-            return None
-        limits = [
-            job.spec.stop_when_unheard
-            for state in self._turns.runs_on(self._node_id)
-            for job in state.jobs
-            if job.spec.stop_when_unheard is not None
-        ]
-        return min(limits) / GREETINGS_PER_PATIENCE if limits else None
-
-    async def _push_wishes(
-        self, connection: NodeConnection, stock: NodeSync, address: NodeAddress
+    async def _push_changes(
+        self, connection: NodeConnection, sync: NodeSync, address: NodeAddress
     ) -> None:
         """Push an admin's changes to the node; its shim must know of a drain too, because it
         answers questions about the node itself.
@@ -289,33 +195,34 @@ class NodeSession:
         Raises Readdressed: a connection is not trusted once another host key is pinned.
         """
         await self.up.wait()
-        async with self._turns.watch(self._node_id) as changed:
-            stock.wake = changed.set
+        async with self._pipeline.watch(self._node_id) as changed:
+            sync.wake = changed.set
+            # Cleared before the node is read: a change during the requests wakes this loop again.
             while True:
                 changed.clear()
-                node = self._turns.nodes.get(self._node_id)
+                node = self._pipeline.nodes.get(self._node_id)
                 if node is not None and node.address != address:
                     raise Readdressed("its address or host key changed; connecting again")
-                if node is not None and node.draining != stock.shim_drains:
-                    await self._drain(connection.shim, stock, node)
+                if node is not None and node.draining != sync.shim_drains:
+                    await self._drain(connection.shim, sync, node)
                 if node is not None:
-                    await stock.end_quarantined(node)
-                await self._until_changed(changed, stock)
+                    await sync.end_quarantined(node)
+                await self._until_changed(changed, sync)
 
-    async def _until_changed(self, changed: asyncio.Event, stock: NodeSync) -> None:
+    async def _until_changed(self, changed: asyncio.Event, sync: NodeSync) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN_SECONDS if stock.has_unsettled else None):
+            async with asyncio.timeout(LOOK_AGAIN_SECONDS if sync.has_unsettled else None):
                 await changed.wait()
                 return
-        await stock.look_again()
+        await sync.look_again()
 
-    async def _drain(self, shim: ShimApi, stock: NodeSync, node: Node) -> None:
+    async def _drain(self, shim: ShimApi, sync: NodeSync, node: Node) -> None:
         try:
             await shim.drain(DrainRequest(draining=node.draining, reason=node.drain_reason))
         except ShimError as error:
             log.warning("node %s refused to drain or to resume: %s", node.name, error)
         else:
-            stock.shim_drains = node.draining
+            sync.shim_drains = node.draining
 
     # -- what the link itself says ----------------------------------------------------------
 
@@ -329,23 +236,24 @@ class NodeSession:
         self._silence.heard(at)
         if silent < self._failure.unreachable_after or self._silence.seconds >= silent:
             return
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is not None and node.status is not NodeStatus.CONNECTED:
             seen = self._clock.now() - self._silence.seconds
-            self._turns.set_node(msgspec.structs.replace(node, last_seen_at=seen), self._node_id)
+            self._pipeline.set_node(msgspec.structs.replace(node, last_seen_at=seen), self._node_id)
 
     def _not_connected(self, message: str, *, refused: bool = False) -> None:
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is None:
             return
         message = from_node.readable(message)
         self._silence.probe_failed()
         self._report_disconnected(True)
         status = self._silence.verdict(node.status, refused=refused)
-        news = node.status is not NodeStatus.LOST
-        if status is NodeStatus.LOST and (news or self._has_live_attempts()):
+        was_up = node.status is not NodeStatus.LOST
+        # A turn that was under way may have placed a job there, which the first report missed.
+        if status is NodeStatus.LOST and (was_up or self._has_live_attempts()):
             report_gone(
-                self._turns,
+                self._pipeline,
                 self._node_id,
                 f"node {node.name} was silent for {self._silence.seconds:.0f} s",
             )
@@ -353,28 +261,54 @@ class NodeSession:
             return
         log.warning("node %s: %s", node.name, message)
         seen = node.last_seen_at
+        # The time of a connected node is not kept up to date: each heartbeat would be a commit.
         if node.status is NodeStatus.CONNECTED:
             seen = self._clock.now() - self._silence.seconds
         changed = msgspec.structs.replace(node, status=status, message=message, last_seen_at=seen)
-        self._turns.set_node(changed, self._node_id)
+        self._pipeline.set_node(changed, self._node_id)
 
     def _has_live_attempts(self) -> bool:
         return any(
             attempt.node_id == self._node_id and attempt.status not in FINAL_ATTEMPT_STATUSES
-            for state in self._turns.runs_on(self._node_id)
+            for state in self._pipeline.runs_on(self._node_id)
             for attempt in (context.attempt for context in to_node.live_attempts(state))
         )
 
     def _report_disconnected(self, disconnected: bool) -> None:
-        if disconnected is self._told_disconnected:
+        if disconnected is self._reported_disconnected:
             return
-        self._told_disconnected = disconnected
-        for state in self._turns.runs_on(self._node_id):
-            self._turns.post(
+        self._reported_disconnected = disconnected
+        for state in self._pipeline.runs_on(self._node_id):
+            self._pipeline.post(
                 reports.NodeDisconnected(
                     run_id=state.run.id, node_id=self._node_id, disconnected=disconnected
                 )
             )
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of all sessions. `fence`: this controller's, sent with its greetings."""
+
+    failure: NodeFailure = NodeFailure()
+    fence: Fence | None = None
+    monotonic: Callable[[], float] | None = None
+    """Seconds that only grow; None: those of the event loop."""
+
+
+class Handshakes:
+    """Limits the handshakes at one time."""
+
+    def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
+        self._slots = Slots(at_once)
+        self._lent = lent
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Return a slot; first come, first served."""
+        return self._slots.slot(self._lent)
+
+
+class Readdressed(Exception):
+    """The node's address changed, or another host key was pinned."""
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
+from msgspec.structs import replace
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import QuarantinedTask, RunState
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeConnection
 from controller.pipelines import to_node
 from controller.pipelines.effects import Performer
-from controller.pipelines.job_terminating import remove_from_node
+from controller.pipelines.performers.job_terminating import remove_from_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from controller.store.base import Store
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
+from fairlead.wire.amounts import amounts_of
+from fairlead.wire.shim import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class StrayTasks:
 
     def __init__(
         self,
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         store: Store,
         fence: Fence,
         collect: Performer,
@@ -48,7 +49,7 @@ class StrayTasks:
         *,
         restored: bool = False,
     ) -> None:
-        self._turns = turns
+        self._pipeline = pipeline
         self._store = store
         self._fence = fence
         self._collect = collect
@@ -70,7 +71,7 @@ class StrayTasks:
         An allocation that was orphaned with it is then free. Return whether to call it again later
         without an event: its log is not stored yet, or the node refused.
         """
-        state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
+        state = self._pipeline.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
             allocation = await _allocation_of(connection, info)
             if state is None:
@@ -82,6 +83,7 @@ class StrayTasks:
             stops, why = True, "its attempt has ended"
         if not stops:
             return False
+        # Each event of the node leads here again while its log is being stored.
         if info.id in self._collecting:
             return True
         context = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
@@ -92,14 +94,17 @@ class StrayTasks:
 
     async def _unread(self, info: TaskInfo) -> AttemptContext | None:
         """Return its attempt if the node may have more of its log or outputs than is stored."""
-        state = self._turns.known.get(info.run_id)
+        state = self._pipeline.known.get(info.run_id)
         context = None if state is None else to_node.find(state, info.id)
         if context is None:
+            # The live state has only recent attempts (`runs.compaction`); the store has all of
+            # them.
             state = await self._store.find_run(info.run_id)
             context = None if state is None else to_node.find(state, info.id)
-        if context is None or (context.attempt.logs_complete and not _has_unread(context, info)):
+        if context is None:
             return None
-        return context
+        is_read = context.attempt.seen.logs_complete and not _has_unread(context, info)
+        return None if is_read else context
 
     def _collect_beside(
         self, context: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
@@ -112,12 +117,14 @@ class StrayTasks:
     async def _collect_and_end(
         self, context: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
     ) -> None:
-        attempt = msgspec.structs.replace(context.attempt, container_gone=True)
+        gone = replace(context.attempt.seen, container_gone=True)
+        attempt = replace(context.attempt, seen=gone)
         try:
             await self._collect(AttemptContext(context.state, context.job, attempt), connection)
             if _has_unread(context, info):
                 await self._collect_outputs(context, connection)
-            state = self._turns.known.get(info.run_id, context.state)
+            # Collecting takes long: the run may have gone on, and its incarnation is a fence.
+            state = self._pipeline.known.get(info.run_id, context.state)
             await self._end(connection, state, info, why)
         except (ShimError, ShimUnavailable, RetryLater, OSError) as error:
             log.warning("log or outputs of stray task %s could not be stored: %s", info.id, error)
@@ -128,10 +135,10 @@ class StrayTasks:
         self, connection: NodeConnection, state: RunState | None, info: TaskInfo, why: str
     ) -> bool:
         """Return whether the node did it."""
-        told = _as_now(state, info)
+        current = _as_now(state, info)
         kept = _is_held(state, info.allocation_id)
         try:
-            await end_task(connection, told, self._fence, why, keeps_allocation=kept)
+            await end_task(connection, current, self._fence, why, keeps_allocation=kept)
         except (ShimError, RetryLater) as error:
             log.warning("stray task %s could not be cleared: %s", info.id, error)
             return False
@@ -139,7 +146,7 @@ class StrayTasks:
             removed = reports.TaskRemoved(
                 run_id=info.run_id, attempt_id=info.id, allocation_released=not kept
             )
-            self._turns.post(removed)
+            self._pipeline.post(removed)
         return True
 
     async def release_idle(self, connection: NodeConnection) -> None:
@@ -152,6 +159,7 @@ class StrayTasks:
             if allocation.task_ids:
                 continue
             state = await self._run_of(allocation)
+            # Unless this database was restored, an unknown run belongs to another controller.
             if not (self._restored if state is None else _is_given_up(state, allocation.id)):
                 continue
             try:
@@ -165,7 +173,7 @@ class StrayTasks:
                 log.warning("idle allocation %s could not be released: %s", allocation.id, error)
 
     async def _run_of(self, allocation: AllocationInfo) -> RunState | None:
-        return self._turns.known.get(allocation.run_id) or await self._store.find_run(
+        return self._pipeline.known.get(allocation.run_id) or await self._store.find_run(
             allocation.run_id
         )
 
@@ -191,7 +199,7 @@ class StrayTasks:
 
     def _quarantine(self, node_id: str, info: TaskInfo, allocation: AllocationInfo | None) -> bool:
         """List the task in the node's quarantine; return whether it must end after all."""
-        node = self._turns.nodes.get(node_id)
+        node = self._pipeline.nodes.get(node_id)
         if node is None:
             return False
         before = next((task for task in node.quarantine if task.id == info.id), None)
@@ -206,8 +214,8 @@ class StrayTasks:
         task = quarantined(info, allocation, before)
         if task != before:
             others = tuple(one for one in node.quarantine if one.id != task.id)
-            changed = msgspec.structs.replace(node, quarantine=(*others, task))
-            self._turns.set_node(changed, node_id)
+            changed = replace(node, quarantine=(*others, task))
+            self._pipeline.set_node(changed, node_id)
         return task.stopping
 
 
@@ -219,7 +227,7 @@ async def _allocation_of(connection: NodeConnection, info: TaskInfo) -> Allocati
 
 
 def _has_unread(context: AttemptContext, info: TaskInfo) -> bool:
-    return info.has_outputs and context.attempt.outputs is None
+    return info.has_outputs and context.attempt.seen.outputs is None
 
 
 def _as_heard(info: TaskInfo, allocation: AllocationInfo | None) -> TaskInfo:
@@ -228,7 +236,7 @@ def _as_heard(info: TaskInfo, allocation: AllocationInfo | None) -> TaskInfo:
     The task's own may be older; with that, the shim would end the task and keep its allocation.
     """
     heard = 0 if allocation is None else allocation.incarnation
-    return msgspec.structs.replace(info, incarnation=max(info.incarnation, heard))
+    return replace(info, incarnation=max(info.incarnation, heard))
 
 
 def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
@@ -238,7 +246,7 @@ def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
     backup, would make it refuse the present one.
     """
     present = info.incarnation if state is None else _present_incarnation(state)
-    return msgspec.structs.replace(info, incarnation=present)
+    return replace(info, incarnation=present)
 
 
 def _incarnation_of(state: RunState | None, allocation: AllocationInfo) -> int:
@@ -281,9 +289,7 @@ def quarantined(
         run_name=info.run_name,
         allocation_id=info.allocation_id,
         status=info.status.value,
-        cpu=0.0 if allocation is None else allocation.cpu,
-        memory=0 if allocation is None else allocation.memory,
-        disk=0 if allocation is None else allocation.disk,
+        **({} if allocation is None else amounts_of(allocation)),
         gpus=() if allocation is None else allocation.gpus,
         whole_node=allocation is not None and allocation.whole_node,
         submitted_at=info.times.submitted_at,
@@ -302,6 +308,7 @@ async def end_task(
         log.warning("stopping task %s: %s", info.id, why)
         await connection.shim.terminate(
             info.id,
+            # Without a grace: the job's next attempt may run elsewhere already.
             TerminateRequest(grace=0.0, message=why),
             run_id=info.run_id,
             fence=fence,

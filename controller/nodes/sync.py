@@ -1,13 +1,10 @@
 """Sync compares what a node has with what it should have, and reports the difference.
 
-On each connect it reads the node first, then the database's state, and then follows events. It also
-passes notices about GPUs to the logs of the jobs that hold them.
+On each connect it reads the node first, then the database's state, and then follows events.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -17,95 +14,27 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle import reports
 from controller.lifecycle.model import Node, NodeStatus
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
-from controller.links.base import LinkError, NodeConnection, ShimApi
+from controller.links.base import NodeConnection, ShimApi
 from controller.nodes.health import Reading, after_health_check, after_task, with_another_chance
+from controller.nodes.notices import NoticeCarrier
 from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
-from runner.client import RunnerError, RunnerUnavailable
-from shim.client import ShimError
-from shim.schemas import (
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import (
     Event,
     EventType,
     Fence,
     Health,
-    Notice,
     RefusalCode,
     TaskInfo,
     TaskStatus,
 )
+from shim.client import ShimError
 
 log = logging.getLogger(__name__)
-PAUSES = (0.2, 1.0, 5.0, 30.0)
-"""Seconds before each further try. A runner that stays away longer gets the notice with the next
-state of its task, or the next connection."""
-
-
-class NoticeCarrier:
-    """Passes notices to runners over one connection. Closing it drops the notices that are still on
-    their way."""
-
-    def __init__(self, connection: NodeConnection) -> None:
-        self._connection = connection
-        self._told: set[tuple[str, str]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def carry(self, info: TaskInfo) -> None:
-        if info.status is not TaskStatus.RUNNING:
-            return
-        for notice in info.notices:
-            if (info.id, notice.id) not in self._told:
-                self._told.add((info.id, notice.id))
-                task = asyncio.create_task(self._tell(info, notice), name=f"notice {info.id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _tell(self, info: TaskInfo, notice: Notice) -> None:
-        for pause in (*PAUSES, None):
-            try:
-                await self._connection.runner(info.runner_socket).notice(notice.id, notice.text)
-                return
-            except RunnerError as error:
-                log.info("attempt %s: a notice is not for its log: %s", info.id, error)
-                return
-            except LinkError:
-                return
-            except RunnerUnavailable:
-                if pause is None:
-                    self._told.discard((info.id, notice.id))
-                else:
-                    await asyncio.sleep(pause)
-
-
 _ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
 _NOT_ACKNOWLEDGED = frozenset({AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING})
-
-
-class SessionListener(Protocol):
-    """Gets what a session learns."""
-
-    def connected(self, node_id: str) -> None:
-        """Repeat what is still wanted: a new connection is up and the node's state was read."""
-
-    def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
-
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
-        """Handle a task on the node that no live attempt has; return whether to look at it again
-        later, because it may stay without another event."""
-
-    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
-        """Release allocations without tasks that no run holds: the node's tasks were read."""
-
-
-class ShimTaken(Exception):
-    """Another node has this same shim: each node would stop the other's tasks as strays."""
 
 
 class NodeSync:
@@ -114,14 +43,14 @@ class NodeSync:
     def __init__(
         self,
         node_id: str,
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         listener: SessionListener,
         clock: Clock,
         connection: NodeConnection,
         fence: Fence | None,
     ) -> None:
         self._node_id = node_id
-        self._turns = turns
+        self._pipeline = pipeline
         self._listener = listener
         self._clock = clock
         self._connection = connection
@@ -142,8 +71,11 @@ class NodeSync:
         StoreUnavailable."""
         shim = self._connection.shim
         health, asked_at = await self._health()
+        # First: a copied machine has the install id of its original, and each would end the other's
+        # tasks as strays.
         self._refuse_taken(health)
         await self._check_identity(shim, health)
+        # In this order: a task that is accepted in between is in the list and not expected.
         expected = self._acknowledged()
         tasks = await shim.tasks()
         for info in tasks:
@@ -151,11 +83,12 @@ class NodeSync:
             await self._found(info)
         listed = {info.id for info in tasks}
         for attempt_id in expected.keys() - listed:
-            self._turns.post(
+            self._pipeline.post(
                 reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
             )
         self._let_go_of_quarantined(listed)
         await self._listener.idle_allocations(self._node_id, self._connection)
+        # Last: this makes the node CONNECTED, and it must get no job before its tasks are known.
         await self._read_node(health, asked_at)
 
     async def handle(self, event: Event) -> None:
@@ -182,7 +115,7 @@ class NodeSync:
         """
         return {
             attempt.id: state.run.id
-            for state in self._turns.runs_on(self._node_id)
+            for state in self._pipeline.runs_on(self._node_id)
             for job in state.jobs
             for attempt in job.attempts
             if attempt.node_id == self._node_id
@@ -203,6 +136,7 @@ class NodeSync:
                 incarnation=context.run_incarnation,
             )
         except ShimError as error:
+            # It was removed since it was listed.
             if error.code != RefusalCode.NOT_FOUND:
                 raise
 
@@ -215,20 +149,21 @@ class NodeSync:
         elif context.attempt.node_id != self._node_id:
             self._found_astray(context, info)
         else:
+            # An end that was asked for can make the start fail: the node is not at fault then.
             if context.attempt.reason is None:
                 self._count_start(info)
             for report in from_node.task_reports(info):
-                self._turns.post(report)
+                self._pipeline.post(report)
             self._listener.task_seen(self._node_id, info)
             self._notices.carry(info)
 
     def _count_start(self, info: TaskInfo) -> None:
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is None or (changed := after_task(node, info)) is node:
             return
         if changed.cordoned and not node.cordoned:
             log.warning("node %s takes no work: %s", node.name, changed.cordon_reason)
-        self._turns.set_node(changed, node.id)
+        self._pipeline.set_node(changed, node.id)
 
     def _found_astray(self, context: to_node.AttemptContext, info: TaskInfo) -> None:
         """Handle a task whose attempt lives on another node.
@@ -240,9 +175,9 @@ class NodeSync:
         log.warning("task %s lives on another node: left alone here", info.id)
         self._look_again_at(info)
         if attempt.reason is None and attempt.status in _NOT_ACKNOWLEDGED:
-            node = self._turns.nodes.get(self._node_id)
+            node = self._pipeline.nodes.get(self._node_id)
             where = self._node_id if node is None else node.name
-            self._turns.post(
+            self._pipeline.post(
                 reports.TaskRefused(
                     run_id=info.run_id,
                     attempt_id=attempt.id,
@@ -253,30 +188,34 @@ class NodeSync:
 
     def _live(self, info: TaskInfo) -> to_node.AttemptContext | None:
         """Return the task's attempt if it is not final."""
-        state = self._turns.runs.get(info.run_id)
+        state = self._pipeline.runs.get(info.run_id)
         contexts = () if state is None else to_node.live_attempts(state)
         return next((context for context in contexts if context.attempt.id == info.id), None)
 
     def _quarantined(self) -> set[str]:
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         return set() if node is None else {task.id for task in node.quarantine}
 
     def _let_go_of_quarantined(self, listed: set[str]) -> None:
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is not None and not self._quarantined() <= listed:
             left = tuple(task for task in node.quarantine if task.id in listed)
-            self._turns.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
+            self._pipeline.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
 
     async def end_quarantined(self, node: Node) -> None:
         """End each task that an admin wants stopped; its later events do the rest.
 
-        Raises ShimUnavailable.
+        Raises ShimUnavailable, ShimError: the node's next connection tries again.
         """
         for task in node.quarantine:
             if task.stopping and task.id not in self._ending:
                 self._ending.add(task.id)
-                with contextlib.suppress(ShimError):
+                try:
                     await self._found(await self._connection.shim.task(task.id))
+                except ShimError as error:
+                    # If it is gone by now, the REMOVED event takes it off the list.
+                    if error.code != RefusalCode.NOT_FOUND:
+                        raise
 
     @property
     def has_unsettled(self) -> bool:
@@ -315,9 +254,11 @@ class NodeSync:
         return await self._connection.shim.health(), asked_at
 
     async def _read_node(self, health: Health, asked_at: float) -> None:
+        # Read before the next request: its time would widen the span by which the clock is judged.
         answered_at = self._clock.now()
         info = await self._connection.shim.node()
-        node = self._turns.nodes.get(self._node_id)
+        # Looked up after the requests: an admin may have changed or removed the node meanwhile.
+        node = self._pipeline.nodes.get(self._node_id)
         if node is None:
             return
         reading = Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
@@ -331,22 +272,22 @@ class NodeSync:
         )
         if changed.unfit not in (None, node.unfit):
             log.warning("node %s takes no work: %s", node.name, changed.unfit)
-        self._turns.set_node(changed, self._node_id)
+        self._pipeline.set_node(changed, self._node_id)
         self.shim_drains = info.draining
 
     def _refuse_taken(self, health: Health) -> None:
         """Raise ShimTaken if another node has this shim. A shim that this node had before is not
         checked again."""
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is None or node.install_id == health.install_id:
             return
-        for other in self._turns.nodes.values():
-            if other.id != self._node_id and other.install_id == health.install_id:
-                raise ShimTaken(
-                    f"its shim is that of node {other.name} already: remove one of the two "
-                    f"(`fairlead node remove`), or, should the machine be a copy of the other, "
-                    f"empty its shim's data folder"
-                )
+        other = self._pipeline.node_with_shim(health.install_id, besides=self._node_id)
+        if other is not None:
+            raise ShimTaken(
+                f"its shim is that of node {other.name} already: remove one of the two "
+                f"(`fairlead node remove`), or, should the machine be a copy of the other, "
+                f"empty its shim's data folder"
+            )
 
     async def _check_identity(self, shim: ShimApi, health: Health) -> None:
         """End what ran before a new boot id or install id (docs/rules.md 7.6).
@@ -355,7 +296,7 @@ class NodeSync:
         task that has not ended may still be in its old container, so its allocation is free only
         when it is gone. Raises StoreUnavailable; then the old ids stay and all of this is repeated.
         """
-        node = self._turns.nodes.get(self._node_id)
+        node = self._pipeline.nodes.get(self._node_id)
         if node is None:
             return
         new = node.boot_id is None
@@ -368,21 +309,44 @@ class NodeSync:
                     task.run_id for task in tasks if task.status is not TaskStatus.TERMINATED
                 }
                 message = "the node was restarted"
-                report_gone(self._turns, node.id, message, lambda run_id: run_id not in going_on)
+                report_gone(self._pipeline, node.id, message, lambda run_id: run_id not in going_on)
             else:
                 message = "the node's shim was installed again"
-                report_gone(self._turns, node.id, message, lambda _: not tasks)
-            await self._turns.settled()
-        node = self._turns.nodes.get(self._node_id)
+                report_gone(self._pipeline, node.id, message, lambda _: not tasks)
+            # Committed first: else a crash here would take tasks of the old boot for those of this
+            # one.
+            await self._pipeline.settled()
+        # Looked up again: others may have changed the node while the commit was awaited.
+        node = self._pipeline.nodes.get(self._node_id)
         if node is not None and (new or rebooted or installed):
             known = msgspec.structs.replace(
                 with_another_chance(node), boot_id=health.boot_id, install_id=health.install_id
             )
-            self._turns.set_node(known, self._node_id)
+            self._pipeline.set_node(known, self._node_id)
+
+
+class SessionListener(Protocol):
+    """Gets what a session learns."""
+
+    def connected(self, node_id: str) -> None:
+        """Repeat what is still wanted: a new connection is up and the node's state was read."""
+
+    def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
+
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+        """Handle a task on the node that no live attempt has; return whether to look at it again
+        later, because it may stay without another event."""
+
+    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
+        """Release allocations without tasks that no run holds: the node's tasks were read."""
+
+
+class ShimTaken(Exception):
+    """Another node has this same shim: each node would stop the other's tasks as strays."""
 
 
 def report_gone(
-    turns: RunPipeline,
+    pipeline: RunPipeline,
     node_id: str,
     message: str,
     is_clean: Callable[[str], bool] = lambda run_id: False,
@@ -394,8 +358,8 @@ def report_gone(
     `is_clean` tells, by run id, whether nothing of that run can run there any more. `removed`: the
     node is being removed.
     """
-    for state in turns.runs_on(node_id):
-        turns.post(
+    for state in pipeline.runs_on(node_id):
+        pipeline.post(
             reports.NodeGone(
                 run_id=state.run.id,
                 node_id=node_id,

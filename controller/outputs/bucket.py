@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import object_storage
-from common.object_storage import PART_BYTES, parse_bucket, parse_endpoint
+from common.object_storage import PART_BYTES
+from fairlead.wire.bucket_urls import parse_bucket, parse_endpoint
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -99,14 +100,16 @@ async def upload(path: Path, length: int, place: BucketObject) -> None:
         stdout=subprocess.PIPE,
     )
     try:
-        said, _ = await child.communicate(order)
+        answer, _ = await child.communicate(order)
     except BaseException:
+        # asyncio raises it for a child that has ended by itself meanwhile.
         with suppress(ProcessLookupError):
             child.kill()
+        # Reaped before it goes on: a killed child stays a zombie until then.
         await child.wait()
         raise
     try:
-        done = msgspec.json.decode(said, type=Uploaded)
+        done = msgspec.json.decode(answer, type=Uploaded)
     except msgspec.MsgspecError:
         done = Uploaded(error=f"{place}: the upload ended with status {child.returncode}")
     if done.error:
@@ -130,7 +133,7 @@ async def delete(place: BucketObject) -> None:
 def _check(place: BucketObject) -> None:
     import obstore
 
-    with _told(place):
+    with _as_bucket_errors(place):
         obstore.put(_open(place), place.key, b"", use_multipart=False)
     _delete(place)
 
@@ -140,7 +143,7 @@ def put_file(path: Path, place: BucketObject) -> int:
     BucketError."""
     import obstore
 
-    with _told(place):
+    with _as_bucket_errors(place):
         store = object_storage.open_bucket(place.bucket, place.endpoint, place.region)
         obstore.put(store, place.key, path, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return obstore.head(store, place.key)["size"]
@@ -151,14 +154,14 @@ def _pieces(place: BucketObject, start: int, end: int) -> Iterator[bytes]:
 
 
 def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
-    with _told(place):
+    with _as_bucket_errors(place):
         return next(pieces, b"")
 
 
 def _delete(place: BucketObject) -> None:
     import obstore
 
-    with _told(place):
+    with _as_bucket_errors(place):
         obstore.delete(_open(place), place.key)
 
 
@@ -169,7 +172,7 @@ def _open(place: BucketObject, request: timedelta = _SHORT, retries: int = 0) ->
 
 
 @contextmanager
-def _told(place: BucketObject) -> Iterator[None]:
+def _as_bucket_errors(place: BucketObject) -> Iterator[None]:
     from obstore.exceptions import BaseError
 
     try:

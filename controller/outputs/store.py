@@ -1,6 +1,6 @@
 """The outputs of attempts: one tar each in the data folder, with a list of what it holds.
 
-A tar arrives beside its place and is checked before it is moved there, so what is listed is whole.
+A tar arrives next to its place and is checked before it is moved there, so what is listed is whole.
 Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
 move on to a bucket; the list stays here and says where the tar is.
 """
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
-from shim.schemas import OutputsAbout
+from fairlead.wire.shim import OutputsAbout
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ DEFAULT_LIMIT = 1 << 30
 """Bytes that are kept of one attempt, unless the operator sets another limit."""
 _ARCHIVE, _ARRIVING, _ABOUT = "outputs.tar", "arriving.tar", "about.json"
 _PRIVATE = 0o600
-_MOST_OVERHEAD = 1 << 29
+_MAX_OVERHEAD = 1 << 29
 """Bytes of headers and padding in a tar of as many files as a node sends."""
 _THREADS = 2
 _STILL_READ_SECONDS = 60.0
@@ -88,7 +88,7 @@ class OutputsWriter:
         self.at += len(data)
 
     async def complete(self, about: OutputsAbout) -> StoredOutputs:
-        """Check what came, and keep it durably. Raises OutputsDamaged: then it begins anew."""
+        """Check what came, and keep it durably. Raises OutputsDamaged: then it begins again."""
         stored = await self._store.in_thread(_complete, self._folder, self._file, about)
         self._store.came.set()
         return stored
@@ -126,7 +126,7 @@ class OutputStore:
         return self._folder_of(attempt_id) / _ARCHIVE
 
     def fits(self, about: OutputsAbout) -> bool:
-        return about.length <= self.limit + _MOST_OVERHEAD
+        return about.length <= self.limit + _MAX_OVERHEAD
 
     async def larger_than(self, size: int) -> dict[str, int]:
         """Return the attempts whose tar is here alone and larger than that, each with its bytes."""
@@ -141,8 +141,10 @@ class OutputStore:
             folder = self._folder_of(attempt_id)
             stored = await self.in_thread(_read_about, folder)
             if stored is not None and stored.place is None:
+                # The operator may have named another bucket since the upload that a crash cut off.
                 if stored.moving_to not in (None, place):
                     await self._leave(stored.moving_to)
+                # Before the upload: a crash in it may leave an object that must go some day.
                 await self.in_thread(_note_move, folder, replace(stored, moving_to=place))
                 await bucket.upload(folder / _ARCHIVE, stored.length, place)
                 moved = replace(stored, moving_to=None, place=place)
@@ -209,11 +211,12 @@ def _complete(folder: Path, file: BinaryIO, about: OutputsAbout) -> StoredOutput
         file.flush()
         file.seek(0)
         if os.fstat(file.fileno()).st_size != about.length:
-            raise OutputsDamaged("it has another length than was said")
+            raise OutputsDamaged("it has another length than was announced")
         files = tuple(_members(file))
     except (tarfile.TarError, OutputsDamaged) as error:
         file.truncate(0)
         raise OutputsDamaged(str(error)) from None
+    # Before the rename: a power cut could else keep the name and lose the bytes (fsync(2)).
     os.fsync(file.fileno())
     stored = StoredOutputs(
         files=files,
@@ -223,6 +226,7 @@ def _complete(folder: Path, file: BinaryIO, about: OutputsAbout) -> StoredOutput
     )
     os.replace(folder / _ARRIVING, folder / _ARCHIVE)
     sync_folder(folder)
+    # The list comes last: after a crash without it, the node sends the outputs again.
     _write_about(folder, stored)
     sync_folder(folder.parent)
     return stored
@@ -233,7 +237,7 @@ def _write_about(folder: Path, stored: StoredOutputs) -> None:
 
 
 def _note_move(folder: Path, stored: StoredOutputs) -> None:
-    """Write the list anew. The folder's time stays: its outputs expire by that."""
+    """Write the list again. The folder's time stays: its outputs expire by that."""
     with _same_age(folder):
         _write_about(folder, stored)
 
@@ -246,9 +250,11 @@ def _same_age(folder: Path) -> Iterator[None]:
 
 
 def _members(file: BinaryIO) -> Iterator[OutputFile]:
+    # `r:`, not `r`: a compressed tar could unpack to any size.
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts
+            # A device, a FIFO or a hard link would act on the machine on which a user unpacks it.
             if not (member.isreg() or member.isdir() or member.issym()):
                 raise OutputsDamaged("it holds something that is no file, folder or link")
             if not parts or member.name.startswith("/") or ".." in parts or "\0" in member.name:
@@ -296,6 +302,7 @@ def _drop_moved(folder: Path, moved_before: float) -> None:
             continue
         if (archive.parent / _ABOUT).stat().st_mtime < moved_before:
             with _same_age(archive.parent):
+                # A download that has it open reads it to the end (unlink(2)).
                 archive.unlink()
 
 

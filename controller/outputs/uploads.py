@@ -17,14 +17,16 @@ from controller.outputs.store import OutputStore, WaitingOutputs
 log = logging.getLogger(__name__)
 
 DEFAULT_ABOVE = 64 << 20
-"""Bytes of a tar that stays beside logs, unless the operator says otherwise."""
+"""Bytes of a tar that stays next to the logs, unless the operator says otherwise."""
 FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0
 
 
 class OutputUploads:
-    """Moves outputs of more than `above` bytes; smaller ones stay beside logs. `jitter` spreads
-    the tries: a number from -1 to 1."""
+    """Moves outputs of more than `above` bytes; smaller ones stay next to the logs.
+
+    `jitter` spreads the tries: a number from -1 to 1.
+    """
 
     def __init__(
         self, outputs: OutputStore, target: Bucket, above: int, jitter: Callable[[], float]
@@ -39,6 +41,7 @@ class OutputUploads:
     async def run(self) -> None:
         """Move what there is and what comes, until cancelled."""
         while True:
+            # Before the move: what comes during it is moved without a wait.
             self._outputs.came.clear()
             try:
                 await self.move_all()
@@ -52,6 +55,7 @@ class OutputUploads:
         await self._outputs.drop_moved()
         waiting = await self._outputs.larger_than(self._above)
         self._count(waiting)
+        # A small object first: with a wrong key, whole tars would be sent for nothing.
         if not self._works:
             await bucket.check(self._bucket)
         trouble: OSError | None = None

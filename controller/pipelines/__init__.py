@@ -1,6 +1,6 @@
 """The pipelines carry runs through their lives.
 
-`run_pipeline` decides in turns. `effects` makes the outside match what was committed, with the
-performers of `job_running`, `job_terminating` and `log_collection`. `to_node` and `from_node`
+`run_pipeline` takes the turns, and `turn` is one in progress. `effects` makes the outside match
+what was committed, with the `performers`, one for each kind of effect. `to_node` and `from_node`
 translate.
 """

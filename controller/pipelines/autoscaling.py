@@ -12,17 +12,17 @@ from controller.clock import Clock
 from controller.lifecycle import reports
 from controller.lifecycle.model import Run
 from controller.lifecycle.services import scaling
-from controller.lifecycle.services.policy import GroupScale, ReplicaGroup
 from controller.lifecycle.services.scaling import ScaleDecision
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.traffic.statistics import Traffic
+from fairlead.model.service import GroupScale, ReplicaGroup
 
 PAUSE_SECONDS = 2.0
 
 
 class Autoscaler:
-    def __init__(self, turns: RunPipeline, traffic: Traffic, clock: Clock) -> None:
-        self._turns = turns
+    def __init__(self, pipeline: RunPipeline, traffic: Traffic, clock: Clock) -> None:
+        self._pipeline = pipeline
         self._traffic = traffic
         self._clock = clock
 
@@ -34,8 +34,8 @@ class Autoscaler:
 
     def look(self) -> None:
         """Report each group whose load needs another number of replicas."""
-        self._traffic.keep(self._turns.runs)
-        for state in list(self._turns.runs.values()):
+        self._traffic.keep(self._pipeline.runs)
+        for state in list(self._pipeline.runs.values()):
             run = state.run
             if run.service is None or run.suspended or run.reason is not None:
                 continue
@@ -45,7 +45,7 @@ class Autoscaler:
                     continue
                 decided = self.decision(run, group, scale)
                 if decided.wanted != scale.wanted:
-                    self._turns.post(
+                    self._pipeline.post(
                         reports.ReplicasWanted(
                             run_id=run.id,
                             group=group.name,

@@ -14,22 +14,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from common.links.errors import LinkError
 from controller.aio import Backoff, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-from controller.links.base import LinkError, NodeConnection
+from controller.links.base import NodeConnection
 from controller.logs.store import LogStore
 from controller.pipelines import to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 
 log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 0.02
-MOST_WAIT_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 REFUSALS_UNTOLD = 10
 """Refusals before the first log line. A node often needs a few seconds, but the cause of a task
 that never ends must be in the log."""
@@ -75,14 +76,14 @@ class EffectRunner:
 
     def __init__(
         self,
-        turns: RunPipeline,
+        pipeline: RunPipeline,
         nodes: Connections,
         logs: LogStore,
         performers: Mapping[EffectKind, Performer],
         clock: Clock,
         chance: Chance,
     ) -> None:
-        self._turns = turns
+        self._pipeline = pipeline
         self._nodes = nodes
         self._logs = logs
         self._performers = performers
@@ -108,7 +109,7 @@ class EffectRunner:
     def repeat(self, node_id: str) -> None:
         """Start every effect that is still wanted on a node again, because the node was reached
         again."""
-        for state in self._turns.runs_on(node_id):
+        for state in self._pipeline.runs_on(node_id):
             for job in state.jobs:
                 for attempt in job.attempts:
                     if attempt.node_id == node_id:
@@ -136,11 +137,13 @@ class EffectRunner:
         else:
             effects = wanted(context.state, attempt, self._clock.now())
         keys = {(attempt.id, effect.kind) for effect in effects}
+        # A set of strings is ordered differently in each Python process; simulations must be equal.
         for key in sorted((known or set()) - keys):
             self._stop(key)
         for effect in effects:
             key = (attempt.id, effect.kind)
             if key in self._under_way:
+                # This commit may be what a refused try waits for: it tries again at once.
                 self._kicks[key].set()
             elif key not in self._done:
                 self._start(effect)
@@ -154,10 +157,12 @@ class EffectRunner:
         task.add_done_callback(lambda _: self._ended(key, task))
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        # It was stopped, and another one may have been started for the same key.
         if self._under_way.get(key) is not task:
             return
         del self._under_way[key]
         del self._kicks[key]
+        # Until the node is reached again: its shim may have been restarted since.
         if not task.cancelled():
             self._done.add(key)
 
@@ -175,14 +180,17 @@ class EffectRunner:
     # -- performing -------------------------------------------------------------------------
 
     async def _keep(self, effect: Effect, kick: asyncio.Event) -> None:
-        backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, self._chance.jitter)
+        backoff = Backoff(FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, self._chance.jitter)
         perform = self._performers[effect.kind]
-        refusals, told = 0, ""
+        refusals, logged = 0, ""
         while True:
+            # Asked for anew with each try: the connection of the last one may be the reason for it.
             connection = await self._nodes.connection(effect.node_id)
             try:
                 async with self._slot(effect.kind):
-                    state = self._turns.known.get(effect.run_id)
+                    # Read inside the slot: while it waited, a commit may have ended what it was
+                    # started for.
+                    state = self._pipeline.known.get(effect.run_id)
                     context = None if state is None else to_node.find(state, effect.attempt_id)
                     if context is not None:
                         await perform(context, connection)
@@ -191,18 +199,20 @@ class EffectRunner:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
             except RetryLater as error:
                 refusals += 1
-                if refusals >= REFUSALS_UNTOLD and str(error) != told:
-                    told = str(error)
+                if refusals >= REFUSALS_UNTOLD and str(error) != logged:
+                    logged = str(error)
                     log.warning(
                         "%s of attempt %s is refused and will be tried again: %s",
                         effect.kind,
                         effect.attempt_id,
                         error,
                     )
+            # The controller's own disk, such as a full one: the effect goes on once there is room.
             except OSError as error:
                 log.error(
                     "%s of attempt %s, tried again: %s", effect.kind, effect.attempt_id, error
                 )
+            # A bug must not end the effect: until the next reconnect nothing would start it again.
             except Exception:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
             await backoff.wait(kick)

@@ -10,16 +10,29 @@ from typing import overload
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
 from controller.lifecycle import reports
+from controller.lifecycle.inventory import NodeAllows
 from controller.lifecycle.model import NodeCapacity, NodeGpu
-from controller.lifecycle.reasons import Reason
-from runner.schemas import ExitRecord
-from shim.schemas import NEARNESS, GpuInfo, GpuLink, HostNetwork, NodeInfo, TaskInfo, TaskStatus
+from fairlead.model.reasons import Reason
+from fairlead.wire import shim as shim_schemas
+from fairlead.wire.amounts import amounts_of
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.runner import ExitRecord
+from fairlead.wire.shim import (
+    NEARNESS,
+    GpuInfo,
+    GpuLink,
+    HostNetwork,
+    NodeInfo,
+    TaskInfo,
+    TaskStatus,
+)
 
 MAX_MESSAGE = 2000
 _EXIT_CODES = range(256)
+# As ssh-keygen prints one: the 32 bytes of a SHA-256 in base64, without padding.
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+# A job can forge its exit record: nested too deeply, it makes msgspec raise RecursionError.
 _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
@@ -62,6 +75,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             gpus=info.gpus,
             ports=info.ports,
             ssh_host_key=info.ssh_host_key,
+            ssh_host=info.ssh_host if _is_address(info.ssh_host) else None,
             address=info.address if _is_address(info.address or "") else None,
             image_digest=info.image_digest,
         )
@@ -141,12 +155,11 @@ def near(gpu: GpuInfo, gpus: Iterable[GpuInfo]) -> dict[str, int]:
 
 def capacity(info: NodeInfo) -> NodeCapacity:
     return NodeCapacity(
-        cpu=info.cpu,
-        memory=info.memory,
-        disk=info.disk,
+        **amounts_of(info),
         gpus=tuple(
             NodeGpu(
                 uuid=gpu.uuid,
+                vendor=gpu.vendor,
                 name=gpu.name,
                 memory=gpu.memory,
                 compute_capability=gpu.compute_capability,
@@ -162,12 +175,23 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         engine_error=readable(info.engine_error),
         isolation=info.isolation,
         engine_lacks=_engine_lacks(info),
+        allows=None if info.allows is None else _allows(info.allows),
         host_network=info.host_network is not HostNetwork.NEVER,
         networks=info.networks,
+        network_kind=readable(info.network_kind),
+        network_why=readable(info.network_why),
         gateways=info.gateways,
         infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
         controllers=tuple(one for one in info.controllers if _FINGERPRINT.fullmatch(one)),
+    )
+
+
+def _allows(allows: shim_schemas.NodeAllows) -> NodeAllows:
+    return NodeAllows(
+        privileged=allows.privileged,
+        raw_sockets=allows.raw_sockets,
+        volume_prefixes=allows.volume_prefixes,
     )
 
 
@@ -181,5 +205,6 @@ def _engine_lacks(info: NodeInfo) -> tuple[EngineAbility, ...]:
 def _is_address(text: str) -> bool:
     """Return whether the text is an IP address: it goes into files of jobs on other nodes."""
     with contextlib.suppress(ValueError):
+        # An IPv6 zone (`%eth0`) names an interface of this node and means nothing on another one.
         return str(ip_address(text)) == text and "%" not in text
     return False

@@ -14,24 +14,25 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.clock import next_trigger
-from controller.lifecycle.allocations import OCCUPIED
+from controller.lifecycle.attempts.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
 from controller.lifecycle.inventory import has_silent_engine
+from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus, RunState
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NodeDisconnected, NodeGone, ParentEnded
-from controller.lifecycle.schedules import needs_next_trigger
-from controller.lifecycle.statuses import (
+from controller.lifecycle.runs.schedules import needs_next_trigger
+from controller.scheduling.index import keeps_its_allocations
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
     RunStatus,
 )
-from controller.scheduling.index import keeps_its_allocations
 
 Key = str | None
 """The id of a run or a node; None: any."""
-_MOST_REMEMBERED = 10_000
+_MAX_REMEMBERED = 10_000
 
 
 class Watchers:
@@ -52,11 +53,12 @@ class Watchers:
     def wake(self, keys: Iterable[Key]) -> None:
         self.revision += 1
         for key in dict.fromkeys(keys):
+            # A dict keeps the place of a key that it has, and the oldest key must stand first.
             self._changed_at.pop(key, None)
             self._changed_at[key] = self.revision
             for event in list(self._events.get(key, ())):
                 event.set()
-        while len(self._changed_at) > _MOST_REMEMBERED:
+        while len(self._changed_at) > _MAX_REMEMBERED:
             self._forgotten = self._changed_at.pop(next(iter(self._changed_at)))
 
     def changed_since(self, key: Key, revision: int) -> bool:
@@ -74,7 +76,7 @@ class Watchers:
 
 
 class Watch:
-    """`async with turns.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
+    """`async with pipeline.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
 
     def __init__(self, watchers: Watchers, key: Key) -> None:
         self._watchers = watchers
@@ -225,19 +227,27 @@ T = TypeVar("T")
 
 
 class InventoryChanges(msgspec.Struct):
-    """Nodes and fleets that were changed or removed (None) and are not committed yet."""
+    """Nodes and fleets that were changed or removed (None), and machines that were changed, that
+    are not committed yet."""
 
     nodes: dict[str, Node | None] = {}
     fleets: dict[str, Fleet | None] = {}
+    machines: dict[str, Machine] = {}
     stored_nodes: dict[str, Node | None] = {}
     stored_fleets: dict[str, Fleet | None] = {}
     """The store's version of the changed fleets; `stored_nodes`: of the changed nodes."""
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.nodes or self.fleets or self.machines)
 
     def over(self, older: InventoryChanges) -> InventoryChanges:
         """Return both; `older` could not be committed."""
         return InventoryChanges(
             nodes={**older.nodes, **self.nodes},
             fleets={**older.fleets, **self.fleets},
+            machines={**older.machines, **self.machines},
+            # The older change knows what is stored; the newer one only what was shown then.
             stored_nodes={**self.stored_nodes, **older.stored_nodes},
             stored_fleets={**self.stored_fleets, **older.stored_fleets},
         )

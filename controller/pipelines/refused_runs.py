@@ -33,7 +33,7 @@ class _Waiting(msgspec.Struct):
     def wait(self) -> float:
         return WAITS[min(self.refusals, len(WAITS)) - 1]
 
-    def told(self, run_id: str, now: float) -> list[Report]:
+    def reports_for(self, run_id: str, now: float) -> list[Report]:
         reports, self.reports = self.reports, []
         if now - self.since >= TIME_TO_RECOVER:
             message = f"the run's new state could not be stored: {self.why}"
@@ -64,8 +64,9 @@ class RefusedRuns:
             if one.until > now:
                 waiting.add(run_id)
                 continue
+            # Also if this try has no outcome: a time in the past would keep the loop awake.
             one.until = now + one.wait
-            inbox[run_id] = one.told(run_id, now)
+            inbox[run_id] = one.reports_for(run_id, now)
         return frozenset(waiting)
 
     def hurry(self, run_id: str) -> None:

@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import time
 from collections import ChainMap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from controller.aio import in_stretches
 from controller.clock import Chance, Clock
-from controller.lifecycle.compaction import recent
-from controller.lifecycle.decide import decide
-from controller.lifecycle.events import Event
-from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, Run, RunState
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.node_history import with_history
-from controller.lifecycle.reports import ControllerStarted, Preempted, Report, Tick
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.lifecycle.reports import ControllerStarted, NodeGone, Report, Tick
+from controller.lifecycle.runs.compaction import recent
+from controller.lifecycle.runs.dependencies import open_ids
+from controller.pipelines.dependents import Dependents, PredecessorGone
 from controller.pipelines.live_state import (
     DecisionContexts,
     Families,
@@ -39,229 +37,64 @@ from controller.pipelines.live_state import (
     without_removed,
 )
 from controller.pipelines.refused_runs import RefusedRuns
-from controller.scheduling.answers import PlannedPlace, Waiting
+from controller.pipelines.rentals import GoneNode, Rentals
+from controller.pipelines.turn import Brake, Placer, TurnInProgress
 from controller.scheduling.explain import NameOf
 from controller.scheduling.queue import Unit
-from controller.store.base import (
-    Changes,
-    LeaseLost,
-    Store,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-)
+from controller.store.base import Changes, Store
+from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from fairlead.model.answers import PlannedPlace, Waiting
+from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 log = logging.getLogger(__name__)
-
-
-class Placer(Protocol):
-    """The part of the scheduler that a turn needs."""
-
-    def run_changed(self, run_id: str, state: RunState | None) -> None: ...
-
-    def place(self, now: float, without: Container[str]) -> Mapping[str, Sequence[Report]]:
-        """Return the reports to apply by run, in this order, all of a run's together. Nothing is
-        placed for the runs in `without`."""
-
-    def nominated(self, state: RunState) -> frozenset[str]:
-        """Return the allocations of this run that another run has nominated."""
-
-
-class TurnInProgress:
-    """The decisions of one turn so far. `aside`: runs that must stay as they are."""
-
-    def __init__(
-        self,
-        runs: Mapping[str, RunState],
-        now: float,
-        chance: Chance,
-        contexts: DecisionContexts,
-        scheduler: Placer,
-        aside: frozenset[str] = frozenset(),
-    ) -> None:
-        self.states: dict[str, RunState] = {}
-        self.events: list[Event] = []
-        self.deadlines: dict[str, float | None] = {}
-        self.held: list[Report] = []
-        """Reports for the runs set aside, to be applied after this turn's commit."""
-        self.pass_seconds = 0.0
-        """How long the scheduler's pass took."""
-        self._runs = runs
-        self._now = now
-        self._chance = chance
-        self._contexts = contexts
-        self._scheduler = scheduler
-        self._aside = aside
-
-    async def admit(self, admitted: Mapping[str, RunState]) -> None:
-        self.states.update(admitted)
-        await self.decide_all({run_id: [Tick(run_id=run_id)] for run_id in admitted})
-
-    async def decide_all(self, told: Mapping[str, Sequence[Report]]) -> None:
-        async for run_id, reports in in_stretches(told.items()):
-            self.decide(run_id, reports)
-
-    async def place(self) -> None:
-        began = time.perf_counter()
-        told = dict(self._scheduler.place(self._now, self._aside))
-        self.pass_seconds = time.perf_counter() - began
-        for run_id in self._aside & told.keys():
-            # A report that still holds comes again with the next pass; a victim's comes only once.
-            self.held += (one for one in told.pop(run_id) if isinstance(one, Preempted))
-        await self.decide_all(told)
-
-    def decide(self, run_id: str, reports: Sequence[Report]) -> None:
-        state = self.states.get(run_id) or self._runs.get(run_id)
-        if state is None:
-            return
-        try:
-            decision = decide(
-                state,
-                reports,
-                self._now,
-                self._chance.new_id,
-                self._chance.jitter,
-                self._contexts.of(state, self._now, self._scheduler.nominated(state)),
-            )
-        except Exception:
-            # A fault in one run's decision must not stop all others: that run stays as it is, and
-            # what its nodes have to say comes again with their next contact.
-            log.exception("run %s (%s) could not be decided", state.run.name, run_id)
-            return
-        self.states[run_id] = decision.state
-        self._scheduler.run_changed(run_id, decision.state)
-        self.events.extend(decision.events)
-        self.deadlines[run_id] = decision.wake_at
-
-    def tell_children(self, families: Families) -> None:
-        """Report the end of parents to their children, in the same commit, so that no crash comes
-        between."""
-        told: set[str] = set()
-        while ended := [state for run_id, state in self.states.items() if run_id not in told]:
-            for state in ended:
-                told.add(state.run.id)
-                for report in families.told_by(state):
-                    if report.run_id in self._aside:
-                        self.held.append(report)
-                        continue
-                    told.discard(report.run_id)
-                    self.decide(report.run_id, [report])
-
-
 COMMIT_RETRY_SECONDS = 1.0
 ANY_NODE = "any node"
 """The key to watch for changes of any node."""
-
-
-class NameTaken(Exception):
-    """A live run already has this name."""
-
-
-class Scheduler(Placer, Protocol):
-    """The seam of JobSubmittedPipeline. It gets every change before the commit, and the state
-    before it when the commit fails."""
-
-    is_unfinished: bool
-    """Whether another turn should follow at once."""
-
-    def run_trimmed(self, state: RunState) -> None: ...
-
-    def run_over(self, run_id: str) -> None: ...
-
-    def node_changed(self, node_id: str, node: Node | None) -> None: ...
-
-    def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
-
-    def why_never(self, state: RunState) -> tuple[str, str] | None: ...
-
-    def queue(self, now: float) -> Sequence[Unit]: ...
-
-    def used(self, user: str, now: float) -> tuple[int, int]: ...
-
-    def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
-
-    def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
-
-
-class TurnListener(Protocol):
-    """Learns of each committed run."""
-
-    def committed(self, touched: Sequence[RunState]) -> None:
-        """Handle runs that were decided and are committed as given; a finished run comes for the
-        last time."""
-
-
-class _Waiter(NamedTuple):
-    """A caller that waits for a commit. `of`: the id of the run or node, or the fleet's name, that
-    it concerns."""
-
-    done: asyncio.Future[None]
-    of: str | None
-
-
-FIRST_BRAKE_SECONDS = 1.0
-LONGEST_BRAKE_SECONDS = 60.0
-
-
-class Brake:
-    """Protects the turn loop from a run that asks to be decided at once, again and again, without a
-    change.
-
-    Such a run would take the loop from all other runs. It is a bug of this program: it is logged as
-    an error, and the run is looked at less and less often until something changes it. Reports about
-    it are decided at once, as always.
-    """
-
-    def __init__(self) -> None:
-        self._waits: dict[str, float] = {}
-
-    def next_look(
-        self, run: Run, wake_at: float | None, now: float, *, changed: bool
-    ) -> float | None:
-        """Return when to decide the run again, given the time that its decision at `now` asks
-        for."""
-        if changed or wake_at is None or wake_at > now:
-            self._waits.pop(run.id, None)
-            return wake_at
-        wait = min(LONGEST_BRAKE_SECONDS, 2 * self._waits.get(run.id, FIRST_BRAKE_SECONDS / 2))
-        self._waits[run.id] = wait
-        log.error(
-            "internal error: run %s (%s) asks for a decision now, and nothing changes; it is "
-            "decided again in %g s",
-            run.name,
-            run.id,
-            wait,
-        )
-        return now + wait
 
 
 class RunPipeline:
     """Owns the live runs and nodes in memory; a change is committed to the store before it is shown
     here."""
 
-    def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        chance: Chance,
+        scheduler: Scheduler,
+        rentals: Rentals | None = None,
+    ) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
         self.draining: set[str] = set()
         """The ids of the draining nodes."""
+        self.membership = 0
+        """Grows when a node comes or goes, or is no longer only expected."""
+        self._installs: dict[str, set[str]] = {}
+        """The ids of the nodes that have each shim, by its install id."""
         self._removed: set[str] = set()
         self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store
         self._clock = clock
         self._chance = chance
         self.scheduler = self._scheduler = scheduler
+        self.rentals = self._rentals = rentals
+        """None: this controller has no providers of machines."""
         self._listeners: list[TurnListener] = []
         self._pass_observers: list[Callable[[float], None]] = []
         self._watchers = Watchers()
         self._names: dict[str, str] = {}
         self._by_node = RunsByNode()
         self._families = Families()
+        self._dependents = Dependents()
         self._contexts = DecisionContexts(self.nodes)
         self._leftovers: dict[str, RunState] = {}
         """Ended runs of which something may be left on a node: their places are still occupied."""
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
+        self._mates: dict[str, frozenset[str]] = {}
+        """The runs that are admitted together with each run that is not committed yet."""
         self._inventory = InventoryChanges()
         self._aside = RefusedRuns()
         self._brake = Brake()
@@ -271,6 +104,11 @@ class RunPipeline:
         self._reschedule = False
         self._ended: StoreError | None = None
         self._wake = asyncio.Event()
+        self._rentals_wake_at: float | None = None
+        self._gone: list[GoneNode] = []
+        """Nodes whose machines are gone, to be told to their runs after the next commit."""
+        if rentals is not None:
+            rentals.wake_by(self._wake.set)
 
     # -- what callers ask for ---------------------------------------------------------------
 
@@ -283,6 +121,7 @@ class RunPipeline:
         for name, fleet in self.fleets.items():
             self._scheduler.fleet_changed(name, fleet)
         for node in nodes:
+            self._note_member(None, node)
             self.nodes[node.id] = node
             self._note_drain(node, node.id)
             self._scheduler.node_changed(node.id, node)
@@ -291,6 +130,7 @@ class RunPipeline:
             self._scheduler.run_changed(state.run.id, state)
             self._names[state.run.name] = state.run.id
             self._families.add(state)
+            self._dependents.note(state)
             self._by_node.moved(None, state)
             began = ControllerStarted(run_id=state.run.id)
             self._inbox[state.run.id] = [began, *self._no_node_reached(state)]
@@ -339,21 +179,81 @@ class RunPipeline:
         return [self.runs[child_id] for child_id in ids if child_id in self.runs]
 
     async def admit(self, state: RunState) -> None:
-        """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable, StoreRefused:
-        then the run does not exist."""
-        if state.run.name in self._names:
-            raise NameTaken(state.run.name)
-        if state.run.parent_id is not None and state.run.parent_id not in self.runs:
-            raise ParentGone(state.run.parent_id)
+        """Make this new run durable. Raises NameTaken, ParentGone, PredecessorGone,
+        StoreUnavailable, StoreRefused: then the run does not exist."""
+        (refused,) = await self.admit_all([state])
+        if refused is not None:
+            raise refused
+
+    async def admit_all(self, states: Sequence[RunState]) -> list[Exception | None]:
+        """Make these new runs durable in one turn. Return for each what `admit` would raise.
+
+        A run that is refused keeps none of the others from being committed.
+        """
+        admitted = [self._enter(state) for state in states]
+        try:
+            return [
+                one if isinstance(one, Exception) else await _refusal_of(one) for one in admitted
+            ]
+        finally:
+            for one in admitted:
+                if isinstance(one, asyncio.Future):
+                    one.cancel()
+            for state in states:
+                # No turn has taken the run yet, for example because its caller was cancelled.
+                if self._admitted.get(state.run.id) is state:
+                    del self._admitted[state.run.id]
+                    self._forget_admission(state)
+
+    def _enter(self, state: RunState) -> Exception | asyncio.Future[None]:
+        """Hand in a new run; return what its commit resolves, or why there will be none."""
+        if self._ended is not None:
+            return self._ended
+        try:
+            self._require_admissible(state, ())
+        except (NameTaken, ParentGone, PredecessorGone) as refused:
+            return refused
+        self._take_in(state)
+        return self._waiter(state.run.id).done
+
+    def _take_in(self, state: RunState) -> None:
+        # Taken before the commit: two submissions of one name may come in the same turn.
         self._names[state.run.name] = state.run.id
         self._families.add(state)
+        self._dependents.note(state)
         self._admitted[state.run.id] = state
+
+    async def admit_together(self, states: Sequence[RunState]) -> None:
+        """Make these new runs durable in one commit, all or none; a run may wait for one before it.
+        Raises as `admit` does."""
+        mates = frozenset(state.run.id for state in states)
+        for state in states:
+            self._require_admissible(state, mates)
+        for state in states:
+            self._take_in(state)
+            if len(states) > 1:
+                self._mates[state.run.id] = mates
         try:
-            await self._next_commit(state.run.id)
+            await self._next_commit(states[-1].run.id)
         except BaseException:
-            if self._admitted.pop(state.run.id, None) is not None:
-                self._forget_admission(state)
+            # No turn has taken the runs yet, for example because their caller was cancelled.
+            for state in states:
+                if self._admitted.pop(state.run.id, None) is not None:
+                    self._forget_admission(state)
             raise
+        finally:
+            for state in states:
+                self._mates.pop(state.run.id, None)
+
+    def _require_admissible(self, state: RunState, mates: Collection[str]) -> None:
+        run = state.run
+        if run.name in self._names:
+            raise NameTaken(run.name)
+        if run.parent_id is not None and run.parent_id not in self.runs:
+            raise ParentGone(run.parent_id)
+        for predecessor in open_ids(run):
+            if not any(predecessor in known for known in (self.runs, self._admitted, mates)):
+                raise PredecessorGone(predecessor)
 
     def post(self, report: Report) -> None:
         """Hand in a report. A run that has ended and left nothing behind ignores it."""
@@ -386,12 +286,32 @@ class RunPipeline:
         itself."""
         if node is not None:
             node = with_history(self.nodes.get(node_id), node, self._clock.now(), by)
+        # Only the first change since a commit sees what the store has; a refusal goes back to it.
         self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
         self._inventory.nodes[node_id] = node
         self._show_node(node, node_id)
         self._wake.set()
 
+    def node_with_shim(self, install_id: str, *, besides: str) -> Node | None:
+        """Return another node than `besides` that has the shim with this install id."""
+        found = self._installs.get(install_id, set()) - {besides}
+        return self.nodes[min(found)] if found else None
+
+    def _note_member(self, before: Node | None, after: Node | None) -> None:
+        """Keep count of who is there: with thousands of nodes, each that connects would have to
+        look at all others."""
+        if _is_member(before) != _is_member(after):
+            self.membership += 1
+        if before is not None and before.install_id is not None:
+            of_shim = self._installs[before.install_id]
+            of_shim.discard(before.id)
+            if not of_shim:
+                del self._installs[before.install_id]
+        if after is not None and after.install_id is not None:
+            self._installs.setdefault(after.install_id, set()).add(after.id)
+
     def _show_node(self, node: Node | None, node_id: str) -> None:
+        self._note_member(self.nodes.get(node_id), node)
         if node is None:
             self.nodes.pop(node_id, None)
             self._removed.add(node_id)
@@ -459,11 +379,14 @@ class RunPipeline:
             await self._turn()
         except StoreUnavailable as error:
             log.error("commit failed, trying again in %s s: %s", COMMIT_RETRY_SECONDS, error)
+            # SQLite is busy, or PostgreSQL is away: the inbox was put back, so nothing is lost.
             await asyncio.sleep(COMMIT_RETRY_SECONDS)
             self._wake.set()
 
     async def _wait_for_work(self) -> None:
         times = [at for at, _ in self._deadlines[:1]]
+        if self._rentals_wake_at is not None:
+            times.append(self._rentals_wake_at)
         next_try = self._aside.next_try()
         if next_try is not None:
             times.append(next_try)
@@ -473,10 +396,12 @@ class RunPipeline:
                 await self._wake.wait()
         except TimeoutError:
             pass
+        # From here to the turn's look at the inbox nothing is awaited, so no report is missed.
         self._wake.clear()
 
     async def _turn(self) -> None:
         now = self._clock.now()
+        # Taken in one step without an await: what is posted during the commit is for the next turn.
         inbox, self._inbox = self._inbox, {}
         admitted, self._admitted = self._admitted, {}
         inventory, self._inventory = self._inventory, InventoryChanges()
@@ -491,11 +416,14 @@ class RunPipeline:
             await turn.admit(admitted)
             await turn.decide_all(inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
+                turn.tell_dependents(self._dependents)
                 await turn.place()
                 for observe in self._pass_observers:
                     observe(turn.pass_seconds)
                 self._reschedule = self._scheduler.is_unfinished
-            turn.tell_children(self._families)
+            self._tell_relatives(turn)
+            if self._rentals is not None:
+                self._rent(self._rentals, turn, inventory, now)
             await self._commit(turn, inventory)
         except StoreRefused as error:
             self._take_back(turn)
@@ -503,6 +431,7 @@ class RunPipeline:
             self._put_back(inbox, inventory)
             self._go_on_without(error, admitted, waiters)
             return
+        # Also when cancelled: a waiter must not believe in a commit that nobody knows the end of.
         except BaseException as error:
             self._take_back(turn)
             self._put_back(inbox, inventory)
@@ -512,8 +441,59 @@ class RunPipeline:
             self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
             raise
         self._adopt(turn, now)
+        if self._rentals is not None:
+            self._rentals.stored(inventory.machines)
+            self._tell_of_gone()
         self._resolve(waiters, None)
         await self._tell(turn, inventory.nodes)
+
+    def _tell_relatives(self, turn: TurnInProgress) -> None:
+        """Report what became of runs to their children, and to the runs that wait for them."""
+        turn.tell_children(self._families)
+        while turn.tell_dependents(self._dependents):
+            self._reschedule = True  # their new attempts missed this turn's pass
+            turn.tell_children(self._families)
+
+    def _rent(
+        self, rentals: Rentals, turn: TurnInProgress, inventory: InventoryChanges, now: float
+    ) -> None:
+        """Decide about machines; what changes becomes part of this turn's commit."""
+        if turn.states or inventory.nodes or inventory.fleets:
+            rentals.note_change()
+        turned = rentals.decide(self.nodes, self.fleets, self._is_used, now)
+        inventory.machines.update(turned.machines)
+        for node_id, node in turned.nodes.items():
+            if node is not None:
+                node = with_history(self.nodes.get(node_id), node, now, None)
+            inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
+            inventory.nodes[node_id] = node
+            if node_id in self._inventory.nodes:
+                # Somebody changed it during this turn: that is in `node`, and is committed later.
+                self._inventory.nodes[node_id] = node
+            self._show_node(node, node_id)
+        self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
+        self._gone += turned.gone
+
+    def _is_used(self, node_id: str) -> bool:
+        """Return whether something of a run is on the node, or may be, or is about to be."""
+        node = self.nodes.get(node_id)
+        quarantined = node is not None and bool(node.quarantine)
+        return quarantined or self._scheduler.is_taken(node_id) or bool(self.runs_on(node_id))
+
+    def _tell_of_gone(self) -> None:
+        gone, self._gone = self._gone, []
+        for one in gone:
+            for state in self.runs_on(one.node_id):
+                self.post(
+                    NodeGone(
+                        run_id=state.run.id,
+                        node_id=one.node_id,
+                        reason=one.reason,
+                        message=one.message,
+                        cleanup_confirmed=True,
+                        removed=one.removed,
+                    )
+                )
 
     async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
         changes = Changes(
@@ -526,12 +506,14 @@ class RunPipeline:
             removed_nodes=removed_keys(inventory.nodes),
             fleets=without_removed(inventory.fleets),
             removed_fleets=removed_keys(inventory.fleets),
+            machines=inventory.machines,
             events=(*turn.events, *self._aside.events),
         )
-        if changes.runs or changes.events or inventory.nodes or inventory.fleets:
+        if changes.runs or changes.events or inventory.has_any:
             try:
                 await self._store.commit(changes)
             except StoreRefused as error:
+                # Nobody knows which part is refused, so none can be left out: all is tried again.
                 if not error.is_in_parts:
                     raise StoreUnavailable(str(error)) from error
                 raise
@@ -552,6 +534,7 @@ class RunPipeline:
         """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
         what the store has."""
         self._aside.drop_events(error.runs)
+        # A new run is in no store yet, so it cannot stay as it was: its submission fails instead.
         for run_id in error.runs & turn.states.keys() & self._known.keys():
             name = self._known[run_id].run.name
             self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
@@ -559,6 +542,7 @@ class RunPipeline:
             log.error("the changes of node %s are left out: %s", node_id, error)
             del inventory.nodes[node_id]
             stored = inventory.stored_nodes.pop(node_id)
+            # Somebody changed it again during the commit: the newer change stays shown.
             if node_id not in self._inventory.nodes:
                 self._show_node(stored, node_id)
         for name in error.fleets & inventory.fleets.keys():
@@ -570,10 +554,12 @@ class RunPipeline:
     def _go_on_without(
         self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[_Waiter]
     ) -> None:
-        for run_id in error.runs & admitted.keys():
+        new = error.runs & admitted.keys()
+        new = new.union(*(self._mates.get(run_id, ()) for run_id in new))
+        for run_id in new & admitted.keys():
             self._forget_admission(admitted.pop(run_id))
         self._admitted = {**admitted, **self._admitted}
-        refused = error.runs | error.nodes | error.fleets
+        refused = error.runs | error.nodes | error.fleets | new
         self._resolve([waiter for waiter in waiters if waiter.of in refused], error)
         self._waiters[:0] = [waiter for waiter in waiters if waiter.of not in refused]
         self._wake.set()
@@ -581,6 +567,7 @@ class RunPipeline:
     def _forget_admission(self, state: RunState) -> None:
         del self._names[state.run.name]
         self._families.remove(state)
+        self._dependents.forget(state.run.id)
 
     def _adopt(self, turn: TurnInProgress, now: float) -> None:
         for run_id, state in turn.states.items():
@@ -590,10 +577,12 @@ class RunPipeline:
                 state.run, turn.deadlines.get(run_id), now, changed=state is not before
             )
             state = self._trimmed(state)
+            self._dependents.note(state)
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
             else:
                 self.runs[run_id] = state
+                # A node that was lost during this commit could not tell the runs that came to it.
                 for about_node in reports_about_nodes(run_id, fresh, self.nodes, self._removed):
                     self.post(about_node)
             self._set_deadline(run_id, wake_at)
@@ -613,9 +602,11 @@ class RunPipeline:
 
     def _retire(self, state: RunState) -> None:
         self.runs.pop(state.run.id, None)
+        # A leftover is retired twice, and the second time another run may have its name.
         if self._names.get(state.run.name) == state.run.id:
             del self._names[state.run.name]
         self._families.remove(state)
+        # A lost node may come back with containers of this run, which still take room there.
         if nodes_of(state):
             self._leftovers[state.run.id] = state
         else:
@@ -659,16 +650,21 @@ class RunPipeline:
 
     def _put_back(self, inbox: dict[str, list[Report]], inventory: InventoryChanges) -> None:
         for run_id, reports in inbox.items():
+            # In front of what came meanwhile: of several states of a link the last one counts.
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
         self._inventory = self._inventory.over(inventory)
 
     async def _next_commit(self, of: str | None) -> None:
+        # Nobody takes turns any more, so nobody would ever resolve the waiter.
         if self._ended is not None:
             raise self._ended
+        await self._waiter(of).done
+
+    def _waiter(self, of: str | None) -> _Waiter:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
         self._waiters.append(waiter)
         self._wake.set()
-        await waiter.done
+        return waiter
 
     def _take_waiters(self) -> list[_Waiter]:
         waiters, self._waiters = self._waiters, []
@@ -677,9 +673,71 @@ class RunPipeline:
     @staticmethod
     def _resolve(waiters: Iterable[_Waiter], error: Exception | None) -> None:
         for done, _ in waiters:
+            # Its caller was cancelled meanwhile.
             if done.done():
                 continue
             if error is None:
                 done.set_result(None)
             else:
                 done.set_exception(error)
+
+
+def _is_member(node: Node | None) -> bool | None:
+    """Return whether the node can be connected to; None: it is not there."""
+    return None if node is None else node.status is not NodeStatus.EXPECTED
+
+
+async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
+    try:
+        await commit
+    except StoreError as error:
+        return error
+    return None
+
+
+class NameTaken(Exception):
+    """A live run already has this name."""
+
+
+class Scheduler(Placer, Protocol):
+    """The seam of JobSubmittedPipeline. It gets every change before the commit, and the state
+    before it when the commit fails."""
+
+    is_unfinished: bool
+    """Whether another turn should follow at once."""
+
+    def is_taken(self, node_id: str) -> bool: ...
+
+    def run_trimmed(self, state: RunState) -> None: ...
+
+    def run_over(self, run_id: str) -> None: ...
+
+    def node_changed(self, node_id: str, node: Node | None) -> None: ...
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None: ...
+
+    def queue(self, now: float) -> Sequence[Unit]: ...
+
+    def used(self, user: str, now: float) -> tuple[int, int]: ...
+
+    def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
+
+    def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
+
+
+class TurnListener(Protocol):
+    """Learns of each committed run."""
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        """Handle runs that were decided and are committed as given; a finished run comes for the
+        last time."""
+
+
+class _Waiter(NamedTuple):
+    """A caller that waits for a commit. `of`: the id of the run or node, or the fleet's name, that
+    it concerns."""
+
+    done: asyncio.Future[None]
+    of: str | None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Protocol
 
 import msgspec
 
-from controller.configuration.stored_secrets import resolved
-from controller.lifecycle.model import Allocation, Attempt, Job, JobSpec, RunState
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-from runner.schemas import ClusterInfo, ClusterKey, GangInfo, SubmitRequest
-from runner.schemas import JobSpec as RunnerJob
-from shim.schemas import (
+from controller.lifecycle.model import Allocation, Attempt, Job, JobSpec, Resources, RunState
+from fairlead.configuration.text.stored_secrets import resolved
+from fairlead.configuration.values.sweep import filled
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
+from fairlead.model.sweep import Value
+from fairlead.wire.runner import ClusterInfo, ClusterKey, GangInfo, JobProgram, SubmitRequest
+from fairlead.wire.runner import JobSpec as RunnerJob
+from fairlead.wire.shim import (
     ContainerOptions,
     GpuRequest,
     SshMode,
@@ -52,6 +55,7 @@ class AttemptContext(msgspec.Struct, frozen=True):
         job = msgspec.structs.replace(self.job, spec=spec)
         return AttemptContext(self.state, job, self.attempt, values)
 
+    # The default one would print the values of secrets into logs and tracebacks.
     def __repr__(self) -> str:
         return f"AttemptContext(attempt={self.attempt.id!r})"
 
@@ -61,6 +65,12 @@ class AttemptContext(msgspec.Struct, frozen=True):
             if allocation.id == self.attempt.allocation_id:
                 return allocation
         return None
+
+    @property
+    def parameters(self) -> dict[str, Value] | None:
+        """The parameter set of the job; None: its run is no sweep."""
+        content = self.state.sweep
+        return None if content is None else content.sets.at(self.job.replica)
 
     @property
     def incarnation_number(self) -> int:
@@ -83,7 +93,8 @@ def live_attempts(state: RunState) -> Iterator[AttemptContext]:
 
 
 def find(state: RunState, attempt_id: str) -> AttemptContext | None:
-    for job in state.jobs:
+    # A node may still report on a set of a sweep that has ended: it is known, and no stray task.
+    for job in chain(state.jobs, state.ended.jobs):
         for attempt in job.attempts:
             if attempt.id == attempt_id:
                 return AttemptContext(state, job, attempt)
@@ -99,9 +110,9 @@ def current(known: Mapping[str, RunState], context: AttemptContext) -> Attempt |
 
 def runner_socket(context: AttemptContext) -> str:
     """Return where the runner listens. Raises RetryLater until the shim has reported it."""
-    if not context.attempt.runner_socket:
+    if not context.attempt.task.runner_socket:
         raise RetryLater(f"attempt {context.attempt.id} has no runner yet")
-    return context.attempt.runner_socket
+    return context.attempt.task.runner_socket
 
 
 def task_request(
@@ -120,13 +131,8 @@ def task_request(
         allocation_id=allocation.id,
         image=spec.image,
         resources=TaskResources(
-            cpu=need.cpu,
-            memory=need.memory,
-            shm_size=need.shm_size,
-            disk=need.disk,
-            gpu=GpuRequest(uuids=allocation.gpus),
-            infiniband=need.infiniband,
-            whole_node=need.whole_node,
+            gpu=GpuRequest(uuids=allocation.gpus, vendor=need.gpu.vendor),
+            **{name: getattr(need, name) for name in _AMOUNTS},
         ),
         pull_policy=spec.pull_policy,
         registry_auth=spec.registry_auth,
@@ -151,8 +157,9 @@ def pinned_digest(context: AttemptContext) -> str | None:
     for attempt in context.job.attempts:
         if attempt.id == context.attempt.id:
             return None
-        if attempt.occurrence == context.attempt.occurrence and attempt.image_digest is not None:
-            return attempt.image_digest
+        digest = attempt.task.image_digest
+        if attempt.occurrence == context.attempt.occurrence and digest is not None:
+            return digest
     return None
 
 
@@ -183,7 +190,8 @@ def submit_request(
     context: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
 ) -> SubmitRequest:
     """Return the request that starts the job. `cluster` and `key` are for a multi-node job."""
-    spec = context.job.spec
+    one = context.parameters
+    spec = context.job.spec if one is None else filled(context.job.spec, one)
     return SubmitRequest(
         job=_job(context, spec),
         secrets=spec.secrets,
@@ -199,6 +207,9 @@ def submit_request(
 def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
     run, job, allocation = context.state.run, context.job, context.allocation
     slots = [other for other in context.state.jobs if not other.scaled_down]
+    in_all, in_group = len(slots), sum(other.group == job.group for other in slots)
+    if run.sweep is not None:
+        in_all = in_group = run.sweep.total * run.sweep.nodes
     return RunnerJob(
         run_id=run.id,
         run_name=run.name,
@@ -207,33 +218,27 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         group=job.group,
         cookie=job.cookie,
         index=job.index,
-        job_count=len(slots),
-        group_job_count=sum(other.group == job.group for other in slots),
-        python=spec.python,
-        setup=spec.setup,
-        commands=spec.commands,
-        entrypoint=spec.entrypoint,
-        shell=spec.shell,
-        env=spec.env,
-        working_dir=spec.working_dir,
-        user=spec.user,
-        max_duration=run.policy.max_duration,
+        job_count=in_all,
+        group_job_count=in_group,
+        parameters=context.parameters,
+        parameter_set=None if run.sweep is None else job.replica,
+        # The runner ends its job by itself if no controller does (docs/rules.md 4.12), but for one
+        # that comes back: its runner's end would be a failure (4.19).
+        max_duration=None if run.policy.requeues else run.policy.max_duration,
         stop_duration=run.policy.stop_duration,
-        stop_signal=spec.stop_signal,
         repos=tuple(repo.plain for repo in spec.repos),
-        files=spec.files,
-        tty=spec.tty,
-        restart_exit_code=spec.restart_exit_code,
-        log_quota=spec.log_quota,
-        fail_on_log_quota=spec.fail_on_log_quota,
-        env_style=spec.env_style,
-        outputs=spec.outputs,
-        buckets=spec.buckets,
-        core_dumps=spec.core_dumps,
-        outputs_limit=spec.outputs_limit,
         gang=_gang(context),
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
+        **{name: getattr(spec, name) for name in JobProgram.__struct_fields__},
     )
+
+
+def _shared(of_the_agent: type[msgspec.Struct], ours: type[msgspec.Struct]) -> Iterator[str]:
+    """Yield the fields that the agent gets as they are: what has one name is one thing."""
+    yield from (name for name in of_the_agent.__struct_fields__ if name in ours.__struct_fields__)
+
+
+_AMOUNTS = tuple(name for name in _shared(TaskResources, Resources) if name != "gpu")
 
 
 def _gang(context: AttemptContext) -> GangInfo | None:

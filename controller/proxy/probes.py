@@ -5,15 +5,15 @@ Only what the probe saw is said; when probes run and what follows is for the lif
 
 from __future__ import annotations
 
-from controller.lifecycle.services.policy import Probe, ProbeKind
+from common.proxy.headers import head_of
+from common.proxy.upstream import ReplicaConnection, UpstreamError
 from controller.links.base import NodeConnection
-from controller.pipelines.service_replicas import port_accepts
+from controller.pipelines.performers.service_replicas import port_accepts
 from controller.pipelines.to_node import AttemptContext, runner_socket
-from controller.proxy.headers import head_of
-from controller.proxy.upstream import ReplicaConnection, UpstreamError
+from fairlead.model.service import Probe, ProbeKind
 from runner.client import RunnerError
 
-MOST_BODY = 1 << 20
+MAX_BODY = 1 << 20
 """The most bytes of an answer that a probe reads; it reads to the end, because an answer that
 breaks off is a failure."""
 
@@ -85,6 +85,6 @@ async def _ask(
     await connection.send(head_of(method, url, sent) + body)
     answer = await connection.answer(method)
     size = 0
-    while (data := await connection.read()) and size < MOST_BODY:
+    while (data := await connection.read()) and size < MAX_BODY:
         size += len(data)
     return answer.status

@@ -1,16 +1,26 @@
-"""The registered services as the proxy sees them, from the routes of the last commits."""
+"""The controller behind the seams of the proxy: its services, its counts, its tokens and keys.
+
+Services are those of the routes of the last commits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+from common.proxy.access import hidden_headers, how_to_be_admitted, secret_of
+from common.proxy.view import Admission, Connect, Replica, RequestLimit, Service
+from common.refusals import Forbidden, Unauthenticated
+from common.streams import PortStream
+from common.tokens import BROWSER_PREFIX, KEY_PREFIX, digest
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.proxy.view import Connect, Replica, RequestLimit, Service
+from controller.service.accounts.rights import sees_all
+from controller.service.accounts.users import Credential, Gate
+from controller.store.accounts import ServiceKey
 from controller.traffic.routes import Route, RouteTable
 from controller.traffic.statistics import Request, Traffic
-from runner.client import PortStream
 
 
 def through_runners(connection: Callable[[str], Awaitable[NodeConnection]]) -> Connect:
@@ -26,9 +36,9 @@ def through_runners(connection: Callable[[str], Awaitable[NodeConnection]]) -> C
 class RegisteredServices:
     """Finds services by the routes; a request that waits wakes its service (`Services`)."""
 
-    def __init__(self, routes: RouteTable, turns: RunPipeline) -> None:
+    def __init__(self, routes: RouteTable, pipeline: RunPipeline) -> None:
         self._routes = routes
-        self._turns = turns
+        self._pipeline = pipeline
         self._made: dict[str, tuple[Route, Service]] = {}
 
     def find(self, name: str) -> Service | None:
@@ -44,7 +54,7 @@ class RegisteredServices:
     def wake(self, run_id: str) -> None:
         route = self._routes.get(run_id)
         if route is not None and route.sleeping:
-            self._turns.post(reports.WakeRequested(run_id=run_id))
+            self._pipeline.post(reports.WakeRequested(run_id=run_id))
 
     async def changed(self, run_id: str) -> None:
         await self._routes.changed(run_id)
@@ -115,3 +125,52 @@ class CountedTraffic:
         group = service.groups[0] if replica is None else replica.group
         attempt_id = None if replica is None else replica.id
         return CountedRequest(self._traffic.begin(service.run_id, group, attempt_id))
+
+    def ejected(self, replica: Replica, seconds: float) -> None:
+        self._traffic.ejected(replica.id, seconds)
+
+
+class GateAccess:
+    """Admits by the tokens and keys of the controller (`Access`)."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def admit(self, service: Service, authorization: str) -> Admission:
+        secret, hidden = secret_of(service, authorization), hidden_headers(service, authorization)
+        if secret is None:
+            return Admission(secret_headers=hidden)
+        key = self._gate.service_key(secret, service.name, service.owner)
+        if key is not None:
+            return Admission(credential=key, secret_headers=hidden)
+        if secret.startswith(KEY_PREFIX):
+            raise Unauthenticated(
+                f"this is no key of the service {service.name}, or it was revoked; "
+                f"{how_to_be_admitted(service.name)}"
+            )
+        held = self._held(secret, service.run_id)
+        user = self._gate.users[held.token.user]
+        if not sees_all(user) and user.name != service.owner:
+            raise Forbidden(
+                f"the service {service.name} belongs to {service.owner}; ask for a key of it "
+                f"(`fairlead service key add {service.name}`)",
+                field="service",
+            )
+        return Admission(credential=held, secret_headers=hidden)
+
+    def _held(self, secret: str, run_id: str) -> Credential:
+        """Raises Unauthenticated."""
+        if not secret.startswith(BROWSER_PREFIX):
+            return Credential(token=self._gate.token_of(secret))
+        held = self._gate.granted(digest(secret), run_id)
+        if held is None:
+            raise Unauthenticated("this browser's session has ended; open the service again")
+        return held
+
+    @contextmanager
+    def while_admitted(self, admission: Admission, end: Callable[[], object]) -> Iterator[None]:
+        if isinstance(admission.credential, Credential | ServiceKey):
+            with self._gate.until_it_ends(admission.credential, end):
+                yield
+        else:
+            yield

@@ -29,9 +29,15 @@ from controller.lifecycle.pending_reasons import (
     Unusable,
     is_said_alike,
 )
-from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import Domain, all_unmet, attributes_of, domain_of, unmet
-from controller.scheduling.fit import as_new, closest, room, shortfalls
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import (
+    Domain,
+    all_unmet,
+    attributes_of,
+    domain_of,
+    unmet,
+)
+from controller.scheduling.fitting.fit import as_new, closest, room, shortfalls
 from controller.scheduling.gang_placement import domains_for, placement_name
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
 from controller.scheduling.packing import (
@@ -48,7 +54,7 @@ from controller.scheduling.queue import Unit
 
 MAX_DOMAINS = 8
 """The number of domains in which jobs of several kinds are counted, those with most room first."""
-MOST_AWAY = 500
+MAX_AWAY = 500
 """The number of nodes to look at. If this many are away, naming one helps no user."""
 
 
@@ -84,7 +90,7 @@ def _able_but_away(index: CapacityIndex, need: Need, where: Where) -> Node | Non
     """Return a node that could hold the job and takes no work now."""
     fleets, constraints = need.scope
     away = (node for node in index.nodes.values() if node.id not in index.rooms)
-    for node in islice(away, MOST_AWAY):
+    for node in islice(away, MAX_AWAY):
         if (fleets and node.fleet not in fleets) or not _could_hold(need, node):
             continue
         if where is not None and domain_of(node, index.fleets) != where:
@@ -203,7 +209,7 @@ def _least_refused(
     """Return the node that misses the fewest constraints, and the first of those."""
     found = [
         (node, missing)
-        for node in islice(sorted(nodes, key=lambda one: one.name), MOST_AWAY)
+        for node in islice(sorted(nodes, key=lambda one: one.name), MAX_AWAY)
         if (missing := all_unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))))
     ]
     if not found:

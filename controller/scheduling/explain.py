@@ -9,25 +9,25 @@ from collections.abc import Callable, Hashable, Iterator
 
 from msgspec.structs import replace
 
-from controller.lifecycle import limits
+from controller.lifecycle.attempts import startup
 from controller.lifecycle.model import Job, Node, Run, RunState
 from controller.lifecycle.pending_reasons import RanksFirst, VictimsLeave, constraint_words
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
-from controller.scheduling.answers import NodeAnswer, PlannedPlace, Waiting
-from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import attributes_of, unmet
 from controller.scheduling.diagnosis import unusable, why_all_wait, why_one_waits
-from controller.scheduling.fit import room, shortfalls
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import attributes_of, unmet
+from controller.scheduling.fitting.fit import room, shortfalls
+from controller.scheduling.fitting.grant import asked_by, granted_by
 from controller.scheduling.gang_placement import domains_for, has_room, whole_of
-from controller.scheduling.grant import asked_by, granted_by
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.nominations import victims_of
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from fairlead.model.answers import NodeAnswer, PlannedPlace, Waiting
 
 NameOf = Callable[[Run], str]
 """Returns the name of a run as the asking user may see it."""
-MOST_AHEAD = 10
+MAX_AHEAD = 10
 NO_REASON = "a node has room: the next turn places it"
 
 
@@ -43,7 +43,7 @@ def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> t
     answers = _Answers(trial, run_id, name_of)
     for position, unit in enumerate(every, 1):
         if unit.run.id == run_id:
-            before = tuple(ahead.values())[-MOST_AHEAD:]
+            before = tuple(ahead.values())[-MAX_AHEAD:]
             with trial.seen_by(unit):
                 for key, waiting in _of_unit(trial, unit, position, before, answers):
                     same.setdefault(key, []).append(waiting)
@@ -170,17 +170,17 @@ def preview(
     jobs."""
     index.run_changed(state.run.id, state)
     try:
-        told = SchedulingPass(index, now, new_id).decide()
+        by_run = SchedulingPass(index, now, new_id).decide()
     finally:
         index.run_changed(state.run.id, None)
     names = {
         run_id: name_of(index.states[run_id].run)
-        for run_id, reports in told.items()
+        for run_id, reports in by_run.items()
         if run_id in index.states and any(isinstance(one, Preempted) for one in reports)
     }
     reports = {
         report.attempt_id: report
-        for report in told.get(state.run.id, ())
+        for report in by_run.get(state.run.id, ())
         if isinstance(report, Placed | Nominated | NotPlaced)
     }
     return tuple(
@@ -225,5 +225,5 @@ def _planned(
         case NotPlaced():
             why = report.pending_reason
         case None:
-            why = limits.its_turn(run)
+            why = startup.its_turn(run)
     return PlannedPlace(job=label, node=None, why=why.sentence(), asked=asked)

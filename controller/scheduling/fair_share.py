@@ -11,7 +11,7 @@ from math import log
 from controller.lifecycle.model import Use
 
 HALF_LIFE = 86_400.0
-_LONGEST_VIEW = 20 * HALF_LIFE
+_MAX_VIEW = 20 * HALF_LIFE
 """The fixed moment moves when it is older than this, before the weights exceed a float."""
 
 
@@ -54,6 +54,7 @@ class UseMeter:
             round((account.ended[at] + account.going[at] * upto - account.since[at]) * weight)
             for at in (0, 1)
         )
+        # Spans that were added and taken away leave a rounding error, which may be below 0.
         return (max(0, gpu), max(0, cpu))
 
     def _count(self, use: Use, sign: float) -> None:
@@ -76,7 +77,7 @@ class UseMeter:
     def _look_from(self, at: float) -> None:
         if self._moment is None:
             self._moment = at
-        elif at - self._moment > _LONGEST_VIEW:
+        elif at - self._moment > _MAX_VIEW:
             factor = 0.5 ** ((at - self._moment) / HALF_LIFE)
             for account in self._accounts.values():
                 account.ended = [value * factor for value in account.ended]

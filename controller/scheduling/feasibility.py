@@ -6,17 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
-from controller.lifecycle.pending_reasons import DoesNotFit, LacksAbilities, NoSuchFleet
-from controller.lifecycle.statuses import AttemptStatus
-from controller.scheduling.capacity import Need, Needs
+from controller.lifecycle.pending_reasons import (
+    DoesNotFit,
+    LacksAbilities,
+    LacksPermission,
+    NoSuchFleet,
+)
 from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_waits
-from controller.scheduling.fit import as_new, closest
+from controller.scheduling.fitting.capacity import Need, Needs
+from controller.scheduling.fitting.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
 from controller.scheduling.index import CapacityIndex, TrialCapacity
 from controller.scheduling.packing import Outcome
 from controller.scheduling.queue import Kind, waiting_units
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.engine_abilities import EngineAbility
 
 
 class Feasibility:
@@ -79,8 +84,13 @@ class Feasibility:
         self._empty.refresh()
 
     def _is_open(self, need: Need) -> bool:
-        """Return whether the answer is unknown: there is no node to ask, or one that is silent."""
+        """Return whether the answer is unknown: there is no node to ask, or one that is silent, or
+        a fleet that rents machines."""
         fleets, _ = need.scope
+        # Its provider's offers change, and `explain` tells when none of them would do.
+        rents = (fleet for fleet in self._empty.fleets.values() if fleet.machines is not None)
+        if any(not fleets or fleet.name in fleets for fleet in rents):
+            return True
         if any(_is_asked(node, fleets) for node in self._silent.values()):
             return True
         return not any(_is_asked(node, fleets) for node in self._empty.nodes.values())
@@ -105,6 +115,8 @@ def _field_of(why: DoesNotFit) -> str:
             return "image"
         case (LacksAbilities(abilities=(EngineAbility.VOLUMES, *_)),):
             return "volumes"
+        case (LacksPermission(option=option),):
+            return "volumes" if option.startswith("--volume") else "privileged"
     return "resources"
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from controller.lifecycle.model import Allocation, Node
 from controller.lifecycle.reports import FreedAllocationLost
-from controller.lifecycle.statuses import AllocationState
-from controller.scheduling.fit import Room, room
-from controller.scheduling.grant import asked_alike
+from controller.scheduling.fitting.fit import Room, room
+from controller.scheduling.fitting.grant import asked_alike
 from controller.scheduling.index import CapacityIndex, why_given_up
 from controller.scheduling.queue import Member, Unit
+from fairlead.model.statuses import AllocationState
+from fairlead.wire.amounts import amounts_in
 
 TakenOn = Callable[[str], Sequence[Allocation]]
 """Returns the allocations that occupy a node."""
@@ -65,7 +66,8 @@ def _has_room(node: Node, allocations: Sequence[Allocation]) -> bool:
 
 def is_overdrawn(free: Room) -> bool:
     networks = 0 if free.networks is None else free.networks
-    return free.cpu < -1e-6 or free.memory < 0 or free.disk < 0 or networks < 0
+    # Sums of cores are not exact in floats.
+    return any(amount < -1e-6 for amount in amounts_in(free)) or networks < 0
 
 
 def lost(index: CapacityIndex) -> Iterator[FreedAllocationLost]:

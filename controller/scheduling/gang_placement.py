@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from common.gpu_names import is_named, is_part
 from controller.lifecycle.model import Allocation, Fleet, Node, NodeGpu, NodeStatus
-from controller.lifecycle.statuses import AllocationState
-from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import Domain, domain_of
-from controller.scheduling.fit import (
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import Domain, domain_of
+from controller.scheduling.fitting.fit import (
     Room,
     as_new,
     choose,
@@ -21,8 +19,8 @@ from controller.scheduling.fit import (
     in_blocks,
     shortfalls,
 )
+from controller.scheduling.fitting.grant import granted
 from controller.scheduling.freed_allocations import in_order_for
-from controller.scheduling.grant import granted
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.packing import (
     MAX_EFFORT,
@@ -35,6 +33,8 @@ from controller.scheduling.packing import (
     pack,
 )
 from controller.scheduling.queue import Member, Unit
+from fairlead.model.statuses import AllocationState
+from fairlead.wire.gpu_names import is_named, is_part
 
 NewId = Callable[[], str]
 
@@ -64,7 +64,8 @@ def allocate(
     gpus = tuple(
         gpu
         for gpu in free.gpus
-        if not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, wanted)
+        if gpu.vendor is resources.gpu.vendor
+        and (not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, wanted))
     )
     if chosen is not None:
         gpus = tuple(chosen)
@@ -305,6 +306,7 @@ def could_ever_hold(
     A silent node counts as able. A node that is lost, unfit, cordoned or draining does not: it is
     not expected back in time. A cordoned node that already has jobs of the run counts.
     """
+    # A cordon leaves running jobs alone, so those of this gang may come back to their node.
     had = {allocation.node_id for allocation in unit.anchors}
 
     def counts(node: Node) -> bool:

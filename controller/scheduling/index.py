@@ -5,24 +5,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from controller.lifecycle.allocations import use_of
+from controller.lifecycle.attempts.allocations import use_of
 from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, NodeStatus, RunState, Use
-from controller.lifecycle.statuses import AllocationState
-from controller.scheduling.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
-from controller.scheduling.constraints import Domain, attributes_of, disliked, domain_of, unmet
 from controller.scheduling.fair_share import UseMeter
-from controller.scheduling.fit import OCCUPYING, Room, less, room
+from controller.scheduling.fitting.capacity import Need, Needs, Scope, Shape, Shapes, Tiers
+from controller.scheduling.fitting.constraints import (
+    Domain,
+    attributes_of,
+    disliked,
+    domain_of,
+    unmet,
+)
+from controller.scheduling.fitting.fit import OCCUPYING, Room, less, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
+from fairlead.model.spec import Band
+from fairlead.model.statuses import AllocationState
+from fairlead.wire.amounts import amounts_of
 
 PASS_EFFORT = 30_000
 """The steps that all exact searches of one pass may take together (`packing.MAX_EFFORT`)."""
-_MOST_SCOPES = 64
+_MAX_SCOPES = 64
 """The number of scopes that are kept sorted; one more clears them all."""
 Where: TypeAlias = Domain | None
 """A domain; None: everywhere."""
@@ -56,6 +65,8 @@ class CapacityIndex:
         self.nodes: dict[str, Node] = {}
         self.fleets: dict[str, Fleet] = {}
         self.rooms: dict[str, Room] = {}
+        self.full: dict[str, None] = {}
+        """The nodes where no further run can have a network: mostly none."""
         """The free capacity of the usable nodes."""
         self.shapes: dict[str, Shape] = {}
         self.domains: dict[Domain, dict[str, None]] = {}
@@ -72,6 +83,9 @@ class CapacityIndex:
         self.growth = 0
         """Grows whenever room may have come free that was not there before."""
         self.states: dict[str, RunState] = {}
+        self.bands: Counter[Band] = Counter()
+        """How many of `states` are of each band: each pass asks, and counting takes as long as
+        there are runs."""
         self.taken: dict[str, dict[str, Allocation]] = {}
         """The allocations that occupy each node, by id."""
         self._starts: dict[str, int] = {}
@@ -96,18 +110,25 @@ class CapacityIndex:
             self.units[run_id] = units
         else:
             self.units.pop(run_id, None)
-        if state is None:
-            self.states.pop(run_id, None)
-        else:
-            self.states[run_id] = state
+        self._put(run_id, state)
 
     def run_trimmed(self, state: RunState) -> None:
         """Replace the state by one with less history; what the run used stays counted."""
-        self.states[state.run.id] = state
+        self._put(state.run.id, state)
 
     def run_over(self, run_id: str) -> None:
         """Forget a run that never changes again; what it used stays counted."""
-        self.states.pop(run_id, None)
+        self._put(run_id, None)
+
+    def _put(self, run_id: str, state: RunState | None) -> None:
+        before = self.states.get(run_id)
+        if before is not None:
+            self.bands[before.run.policy.band] -= 1
+        if state is not None:
+            self.bands[state.run.policy.band] += 1
+            self.states[run_id] = state
+        else:
+            self.states.pop(run_id, None)
 
     def node_changed(self, node_id: str, node: Node | None) -> None:
         before = self.nodes.get(node_id)
@@ -118,6 +139,7 @@ class CapacityIndex:
         else:
             self.nodes[node_id] = node
         if node is None or before is None or _as_seen(before) != _as_seen(node):
+            # Its attributes may have changed, so it must be sorted into domains and tiers again.
             self._forget_room(node_id)
             self._dirty[node_id] = None
             self.growth += 1
@@ -151,6 +173,7 @@ class CapacityIndex:
         shape = self.shape_of(fresh)
         is_new = node.id not in self.rooms
         self.rooms[node.id], self.shapes[node.id] = fresh, shape
+        _note_networks(self.full, node.id, fresh)
         if is_new:
             domain = domain_of(node, self.fleets)
             if domain is not None:
@@ -167,6 +190,7 @@ class CapacityIndex:
         if before is None:
             return
         del self.shapes[node_id]
+        self.full.pop(node_id, None)
         for _, tiers in self._sorted_with(node_id):
             tiers.remove(node_id, before.node.name)
         domain = self._domain_of.pop(node_id, None)
@@ -250,7 +274,8 @@ class CapacityIndex:
         belong to the index."""
         known = self._sorted.setdefault(where, {})
         if scope not in known:
-            if len(known) >= _MOST_SCOPES:
+            # Each job that avoids the nodes of its last attempts has a scope of its own.
+            if len(known) >= _MAX_SCOPES:
                 known.clear()
             known[scope] = self._sort(scope, where)
         return known[scope]
@@ -279,7 +304,7 @@ class CapacityIndex:
 
 
 def _as_seen(node: Node) -> tuple[object, ...]:
-    held = tuple((task.id, task.cpu, task.memory, task.disk, task.gpus) for task in node.quarantine)
+    held = tuple((task.id, amounts_of(task), task.gpus) for task in node.quarantine)
     works = (is_usable(node), why_given_up(node) is None)
     return (works, node.name, node.fleet, node.attributes, node.capacity, held)
 
@@ -302,8 +327,7 @@ class TrialCapacity:
         """The run of the unit that sees the capacity now."""
         self._hidden: frozenset[str] = frozenset()
         self._used_up: set[str] = set()
-        self._full = {one: None for one, free in self.rooms.items() if free.has_all_networks}
-        """The nodes where no further run can have a network: mostly none."""
+        self._full = dict(index.full)
 
     def best(self, need: Need, where: Where = None) -> Room | None:
         return self.sorted(need.scope, where).best(need, self.rooms)
@@ -366,13 +390,14 @@ class TrialCapacity:
         if free.networks is None:
             return free
         if run_id not in free.networked:
-            networked = free.networked | {run_id}
-            free = replace(free, networks=free.networks - 1, networked=networked)
+            networked, connected = free.networked | {run_id}, free.connected | {run_id}
+            networks = free.networks - 1
+            free = replace(free, networks=networks, networked=networked, connected=connected)
         return self._with_own(free, free.own_starts)
 
     def _with_own(self, free: Room, own_starts: int) -> Room:
         """Return the room as the unit sees it, whose run may have the last network there."""
-        own_network = free.has_all_networks and self._run_id in free.networked
+        own_network = free.has_all_networks and self._run_id in free.connected
         return replace(free, own_starts=own_starts, own_network=own_network)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
@@ -427,12 +452,16 @@ class TrialCapacity:
 
     def _put(self, node_id: str, fresh: Room, shape: Shape) -> None:
         self.rooms[node_id], self._shapes[node_id] = fresh, shape
-        if fresh.has_all_networks:
-            self._full[node_id] = None
-        else:
-            self._full.pop(node_id, None)
+        _note_networks(self._full, node_id, fresh)
         domain = self.index.domain(node_id)
         for where in (None,) if domain is None else (None, domain):
             for tiers in self._sorted.get(where, {}).values():
                 if node_id in tiers:
                     tiers.put(fresh, shape)
+
+
+def _note_networks(full: dict[str, None], node_id: str, free: Room) -> None:
+    if free.networks is not None and free.networks < 1:
+        full[node_id] = None
+    elif full:  # the check is in the way of each change of a room
+        full.pop(node_id, None)

@@ -6,19 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from controller.lifecycle.allocations import is_kept
+from controller.lifecycle.attempts.allocations import is_kept
 from controller.lifecycle.model import Allocation, Node, NodeStatus
-from controller.lifecycle.pending_reasons import (
-    NominatedNodeSilent,
-    PendingReason,
-    VictimsLeave,
-)
+from controller.lifecycle.pending_reasons import NominatedNodeSilent, PendingReason, VictimsLeave
 from controller.lifecycle.reports import NominationEnded, NotPlaced, Placed
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.scheduling.fit import room
+from controller.scheduling.fitting.fit import room
 from controller.scheduling.freed_allocations import is_overdrawn, used_up
 from controller.scheduling.index import CapacityIndex, why_given_up
 from controller.scheduling.queue import Unit
+from fairlead.model.statuses import AllocationState, AttemptStatus
 
 NO_LONGER_FITS = "a nominated allocation no longer fits"
 
@@ -33,11 +29,11 @@ def review(
         return list(_ended(unit, broken))
     left = victims_of(index, unit)
     if left:
-        return list(_told(unit, VictimsLeave(count=len(left))))
+        return list(_not_placed(unit, VictimsLeave(count=len(left))))
     nodes = [index.nodes[allocation.node_id] for allocation in unit.nominated]
     away = next((node for node in nodes if node.status is not NodeStatus.CONNECTED), None)
     if away is not None:
-        return list(_told(unit, NominatedNodeSilent(node=away.name)))
+        return list(_not_placed(unit, NominatedNodeSilent(node=away.name)))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
         return list(_ended(unit, NO_LONGER_FITS))
     held = {
@@ -139,7 +135,7 @@ def _ended(unit: Unit, cause: str) -> Iterator[NominationEnded]:
             yield NominationEnded(run_id=unit.run.id, attempt_id=member.attempt.id, cause=cause)
 
 
-def _told(unit: Unit, why: PendingReason) -> Iterator[NotPlaced]:
+def _not_placed(unit: Unit, why: PendingReason) -> Iterator[NotPlaced]:
     for member in unit.members:
         if member.attempt.pending_reason != why:
             yield NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=why)

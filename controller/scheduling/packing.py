@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.model import NodeGpu
-from controller.scheduling.capacity import Need, Shape, kind_of
-from controller.scheduling.fit import (
+from controller.scheduling.fitting.capacity import Need, Shape, kind_of
+from controller.scheduling.fitting.fit import (
     Room,
     choose,
     fitting_gpus,
@@ -29,6 +29,7 @@ from controller.scheduling.fit import (
 )
 from controller.scheduling.index import TrialCapacity, Where
 from controller.scheduling.queue import Member
+from fairlead.wire.amounts import UNITS, Unit, amounts_in
 
 MAX_EFFORT = 10_000
 """The steps of one search, some 40 ms. 600 jobs of six kinds on whole nodes need 6,300."""
@@ -79,12 +80,11 @@ def most_in(shape: Shape, free: Room, need: Need, enough: int) -> int:
     if asked.whole_node:
         return 1
     limits = [enough]
-    if asked.cpu:
-        limits.append(int(free.cpu / asked.cpu + 1e-6))
-    if asked.memory:
-        limits.append(free.memory // asked.memory)
-    if asked.disk:
-        limits.append(free.disk // asked.disk)
+    pairs = zip(UNITS.values(), amounts_in(free), amounts_in(asked), strict=True)
+    for unit, has, wanted in pairs:
+        if wanted:
+            # 0.3 / 0.1 is 2.9999999999999996.
+            limits.append(int(has / wanted + 1e-6) if unit is Unit.CORES else int(has // wanted))
     if asked.gpu.count:
         limits.append(len(fitting_gpus(asked.gpu, free.gpus)) // asked.gpu.count)
     return max(0, min(limits))

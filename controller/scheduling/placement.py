@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from controller.lifecycle import gangs
+from controller.lifecycle.membership import ranks
 from controller.lifecycle.pending_reasons import PendingReason, RanksFirst, VictimsLeave
 from controller.lifecycle.reports import (
     GangTooLarge,
@@ -18,9 +18,10 @@ from controller.lifecycle.reports import (
     Preempted,
     Report,
 )
-from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import Domain
 from controller.scheduling.diagnosis import why_all_wait, why_one_waits
+from controller.scheduling.eviction.preemption import Nomination, Preemption
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import Domain
 from controller.scheduling.freed_allocations import lost as lost_allocations
 from controller.scheduling.freed_allocations import used_up
 from controller.scheduling.gang_placement import (
@@ -37,13 +38,12 @@ from controller.scheduling.gang_placement import (
 from controller.scheduling.index import PASS_EFFORT, CapacityIndex, TrialCapacity, Where
 from controller.scheduling.nominations import ended_nominations, review
 from controller.scheduling.packing import by_kind, by_need, how_many_fit
-from controller.scheduling.preemption import Nomination, Preemption
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
-MOST_NEWS = 100
+MAX_NEWS = 100
 """The number of waiting jobs that get a changed pending reason in one pass; `explain` always
 computes the present one."""
-Told = dict[str, list[Report]]
+ReportsByRun = dict[str, list[Report]]
 """The reports of a pass by run. A victim's report comes after the reports of the
 run that gets its room."""
 
@@ -58,8 +58,8 @@ class SchedulingPass:
         self._new_id = new_id
         self.trial = TrialCapacity(index)
         self._preemption: Preemption | None = None
-        self._told: Told = {}
-        self._victims: Told = {}
+        self._reports: ReportsByRun = {}
+        self._victims: ReportsByRun = {}
         self._full: set[tuple[object, ...]] = set()
         self._in_vain: set[tuple[object, ...]] = set()
         self._reasons: dict[tuple[object, ...], PendingReason] = {}
@@ -72,7 +72,7 @@ class SchedulingPass:
 
     def decide(
         self, units: Iterable[Unit] | None = None, without: Container[str] = frozenset()
-    ) -> Told:
+    ) -> ReportsByRun:
         """Return the reports of this pass.
 
         `units`: those that may be placed now; None: all. `without`: runs whose units are left out.
@@ -91,8 +91,8 @@ class SchedulingPass:
             else:
                 with self.trial.seen_by(unit):
                     self._place(unit)
-        return self._told | {
-            run_id: [*self._told.get(run_id, ()), *reports]
+        return self._reports | {
+            run_id: [*self._reports.get(run_id, ()), *reports]
             for run_id, reports in self._victims.items()
         }
 
@@ -235,9 +235,9 @@ class SchedulingPass:
         A gang that was whole goes on: a job beside it waits there.
         """
         state = self._index.states[unit.run.id]
-        if gangs.is_whole(state.run, state.jobs):
+        if ranks.is_whole(state.run, state.jobs):
             return False
-        ranked = {attempt.id for attempt in gangs.ranked_attempts(state.run, state.jobs)}
+        ranked = {attempt.id for attempt in ranks.ranked_attempts(state.run, state.jobs)}
         whole = [
             member_of(state, job, self._index.needs)
             for job in state.jobs
@@ -253,7 +253,7 @@ class SchedulingPass:
         self.left_over[unit.run.id] = None
         return True
 
-    # -- what is told -----------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------
 
     def _placed(self, unit: Unit, chosen: Sequence[MemberAllocation]) -> None:
         new = [choice.allocation for choice in chosen]
@@ -280,12 +280,13 @@ class SchedulingPass:
         if known == reason:
             return
         if known is not None:
+            # Each change is part of the commit, and one node can change those of thousands of jobs.
             self._news += 1
-            if self._news > MOST_NEWS:
+            if self._news > MAX_NEWS:
                 return
         self._tell(
             NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=reason)
         )
 
     def _tell(self, report: Report) -> None:
-        self._told.setdefault(report.run_id, []).append(report)
+        self._reports.setdefault(report.run_id, []).append(report)

@@ -10,8 +10,10 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import gangs, limits
+from controller.lifecycle.attempts import startup
 from controller.lifecycle.gangs import freed
+from controller.lifecycle.membership import members, ranks
+from controller.lifecycle.membership.members import is_member, of_several
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -22,18 +24,12 @@ from controller.lifecycle.model import (
     Run,
     RunState,
 )
-from controller.lifecycle.reasons import ROWS, Budget, ReasonClass
-from controller.lifecycle.services.members import is_member, of_several
-from controller.lifecycle.statuses import (
-    FINAL_RUN_STATUSES,
-    AllocationState,
-    AttemptStatus,
-    RunStatus,
-)
-from controller.scheduling.capacity import Need, Needs
 from controller.scheduling.fair_share import UseMeter
+from controller.scheduling.fitting.capacity import Need, Needs
+from fairlead.model.reasons import ROWS, Budget, ReasonClass
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState, AttemptStatus, RunStatus
 
-_MOST_PASSED_OVER = 8
+_MAX_PASSED_OVER = 8
 """The number of nodes that one job avoids."""
 BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
 
@@ -108,20 +104,20 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     waiting = {
         member.attempt.id: member
         for member in submitted
-        if limits.may_take_allocation(state.run, state.jobs, member.attempt)
+        if startup.may_take_allocation(state.run, state.jobs, member.attempt)
     }
     if not waiting or not is_placeable(state.run):
         return ()
-    if gangs.is_gang_run(state.run):
+    if ranks.is_gang_run(state.run):
         return tuple(_of_gang(state, waiting))
-    if state.run.deployments:
-        return tuple(_of_service(state, waiting))
-    members = tuple(waiting.values())
+    if members.queues_as_a_whole(state.run):
+        return tuple(_of_replicas(state, waiting))
+    every = tuple(waiting.values())
     if state.run.policy.same_placement and len(state.jobs) > 1:
-        together = _unit(state, Kind.TOGETHER, members, tuple(_held_allocations(state)))
+        together = _unit(state, Kind.TOGETHER, every, tuple(_held_allocations(state)))
         later = tuple(one for one in submitted if one.attempt.id not in waiting)
         return (replace(together, later=later),)
-    return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+    return tuple(_unit(state, Kind.SOLO, (member,)) for member in every)
 
 
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:
@@ -139,7 +135,7 @@ def member_of(state: RunState, job: Job, needs: Needs) -> Member:
 def _is_reached_by_peers(state: RunState, job: Job) -> bool:
     """Return whether peers reach the job at its node's address; a job that shares its node is not
     reached."""
-    together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
+    together = ranks.is_gang_run(state.run) or state.run.policy.same_placement
     together = together or is_member(state.run, job)
     return together and len(state.jobs) > 1 and job.spec.resources.whole_node
 
@@ -160,7 +156,7 @@ def _rather_elsewhere(job: Job) -> Iterator[Constraint]:
         if attempt.occurrence != last.occurrence or not _was_not_begun(attempt):
             break
         names[attempt.node_name or ""] = None
-    for name in sorted(list(names)[:_MOST_PASSED_OVER]):
+    for name in sorted(list(names)[:_MAX_PASSED_OVER]):
         yield Constraint(attribute="node", operator=Operator.NE, values=(name,), required=False)
 
 
@@ -173,9 +169,9 @@ def _was_not_begun(attempt: Attempt) -> bool:
 
 
 def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
-    anchors = tuple(gangs.anchors(state))
-    ranked = tuple(waiting[a.id] for a in gangs.waiting_ranked(state) if a.id in waiting)
-    reserved = tuple(waiting[a.id] for a in gangs.waiting_reserved(state) if a.id in waiting)
+    anchors = tuple(ranks.anchors(state))
+    ranked = tuple(waiting[a.id] for a in ranks.waiting_ranked(state) if a.id in waiting)
+    reserved = tuple(waiting[a.id] for a in ranks.waiting_reserved(state) if a.id in waiting)
     if ranked:
         together = _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
         yield replace(together, reserved=reserved)
@@ -183,7 +179,7 @@ def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
         yield _unit(state, Kind.RESERVED, (member,), anchors, gang=True)
 
 
-def _of_service(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
+def _of_replicas(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
     """Yield each waiting replica; one of several nodes is placed as a whole."""
     for member in waiting.values():
         if not is_member(state.run, member.job):
@@ -194,7 +190,7 @@ def _of_service(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
         ids = {last.allocation_id for last in lasts}
         if together:
             held = (one for one in state.allocations if one.id in ids)
-            anchors = tuple(one for one in held if gangs.queries.is_held(one))
+            anchors = tuple(one for one in held if ranks.is_held(one))
             yield _unit(state, Kind.TOGETHER, together, anchors)
 
 
@@ -205,7 +201,7 @@ def is_starting(attempt: Attempt) -> bool:
     that it waits for off the node.
     """
     building = attempt.status in (AttemptStatus.PROVISIONING, AttemptStatus.PULLING)
-    return building and not attempt.container_started
+    return building and not attempt.seen.container_started
 
 
 def _starting(state: RunState) -> tuple[tuple[str, int], ...]:
@@ -215,7 +211,7 @@ def _starting(state: RunState) -> tuple[tuple[str, int], ...]:
 
 def _held_allocations(state: RunState) -> Iterator[Allocation]:
     live = {job.attempts[-1].allocation_id for job in state.jobs if job.attempts}
-    return (a for a in state.allocations if a.id in live and gangs.queries.is_held(a))
+    return (a for a in state.allocations if a.id in live and ranks.is_held(a))
 
 
 def _unit(

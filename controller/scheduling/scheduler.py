@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 
 from controller.lifecycle.model import Fleet, Node, RunState, Use
-from controller.scheduling.answers import PlannedPlace, Waiting
 from controller.scheduling.explain import NameOf, explain, preview
 from controller.scheduling.feasibility import Feasibility
 from controller.scheduling.index import CapacityIndex
-from controller.scheduling.placement import SchedulingPass, Told
+from controller.scheduling.placement import ReportsByRun, SchedulingPass
 from controller.scheduling.queue import Unit, in_order
+from fairlead.model.answers import PlannedPlace, Waiting
 
 
 class JobSubmittedPipeline:
@@ -52,7 +52,7 @@ class JobSubmittedPipeline:
         self.index.fleet_changed(name, fleet)
         self._possible.fleet_changed(name, fleet)
 
-    def place(self, now: float, without: Container[str] = frozenset()) -> Told:
+    def place(self, now: float, without: Container[str] = frozenset()) -> ReportsByRun:
         """Return the reports to apply, by run, in this order.
 
         While no capacity has come free, only units that changed are tried. Units of the runs in
@@ -66,11 +66,16 @@ class JobSubmittedPipeline:
         if not (self.index.units if units is None else units) and not self.index.nominations:
             self.is_unfinished = False
             return {}
-        this_round = SchedulingPass(self.index, now, self._new_id)
-        told = this_round.decide(units, without)
-        self._to_see.update(this_round.left_over)
-        self.is_unfinished = bool(this_round.left_over)
-        return told
+        scheduling_pass = SchedulingPass(self.index, now, self._new_id)
+        reports = scheduling_pass.decide(units, without)
+        # A limit stopped this pass, and no change may come that brings these runs back.
+        self._to_see.update(scheduling_pass.left_over)
+        self.is_unfinished = bool(scheduling_pass.left_over)
+        return reports
+
+    def is_taken(self, node_id: str) -> bool:
+        """Return whether an allocation or a nomination is on the node, committed or not."""
+        return bool(self.index.taken.get(node_id))
 
     def why_never(self, state: RunState) -> tuple[str, str] | None:
         """Return the field that asks for more than the nodes could ever hold, and a sentence; None:

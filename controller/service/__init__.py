@@ -6,141 +6,204 @@ Nothing here knows HTTP; the REST API shows what these methods return and raise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
-from controller.configuration.plan import Defaults
 from controller.gateways.manager import GatewayManager
+from controller.lifecycle.model import RunState
+from controller.logs.store import LogStore
+from controller.machines.manager import MachineManager
 from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.service.actions import ActionService
-from controller.service.deployments import DeploymentService
-from controller.service.faults import FaultService
-from controller.service.fleets import FleetService
-from controller.service.gateways import GatewayAccess, GatewayService
-from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
-from controller.service.login_links import LoginLinks
-from controller.service.nodes import DoctorService, GpuService, NodeService
-from controller.service.outputs import OutputService
-from controller.service.progress import PullsInProgress
+from controller.service.accounts.login_links import LoginLinks
+from controller.service.accounts.rights import require_admin
+from controller.service.accounts.secrets import SecretService
+from controller.service.accounts.service_keys import ServiceKeys
+from controller.service.accounts.users import Gate, UserService
+from controller.service.jobs.access import Connect
+from controller.service.jobs.logs import KeptLogs
+from controller.service.jobs.metrics import MetricsService
+from controller.service.jobs.outputs import OutputService
+from controller.service.jobs.ports import PortService
+from controller.service.jobs.terminals import TerminalService
+from controller.service.machines.faults import FaultService
+from controller.service.machines.fleets import FleetService
+from controller.service.machines.gateways import GatewayService
+from controller.service.machines.health import DoctorService, GpuService
+from controller.service.machines.nodes import NodeService
+from controller.service.machines.registrations import RegistrationService
+from controller.service.machines.rented import RentedService
+from controller.service.machines.user_data import JoinPoint
 from controller.service.prometheus import ControllerNumbers
-from controller.service.queue import QueueService
-from controller.service.registrations import RegistrationService
-from controller.service.runs import ExplainService, PlanService, RunService
-from controller.service.secrets import SecretService
-from controller.service.service_keys import ServiceKeys
+from controller.service.runs.actions import ActionService
+from controller.service.runs.blobs import BlobService
+from controller.service.runs.deployments import DeploymentService
+from controller.service.runs.explanations import ExplainService
+from controller.service.runs.lookup import RunService
+from controller.service.runs.plans import PlanService
+from controller.service.runs.progress import PullsInProgress
+from controller.service.runs.queue import QueueService
+from controller.service.runs.submissions import SubmissionService
+from controller.service.runs.sweeps import SweepService
 from controller.service.ssh_keys import HostKeys
-from controller.service.submissions import BlobService, SubmissionService
-from controller.service.terminals import TerminalService
-from controller.service.user_data import JoinPoint
-from controller.service.users import Gate, UserService
-from controller.store.base import Store
+from controller.store.accounts import User
+from controller.store.base import Sight, Store
 from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import Vault
+from fairlead.configuration.plan import Defaults
+
+
+class Stores(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the controller keeps what outlives it."""
+
+    store: Store
+    logs: LogStore
+    outputs: OutputStore
+    blobs: BlobStore
+
+
+class LiveParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the running controller that requests reach."""
+
+    pipeline: RunPipeline
+    connect: Connect
+    """Waits for a node's live connection."""
+    progress: PullsInProgress
+    """The bytes of images being pulled, by attempt id."""
+    routes: RouteTable
+    traffic: Traffic
+    autoscaler: Autoscaler
+    gateways: GatewayManager
+    machines: MachineManager | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator chose, and what this controller is known by."""
+
+    defaults: Defaults = Defaults()
+    logs_kept_for: float = math.inf
+    """Seconds."""
+    outputs_kept_for: float = math.inf
+    """Seconds."""
+    service_url: Callable[[str], str | None] = lambda name: None
+    """Says where a service answers at a host name of its own."""
+    node_key: str | None = None
+    """The public key with which this controller logs in at nodes."""
+    join: JoinPoint | None = None
+    terminal_secret: bytes = b""
+    """What the keys of terminals are derived from, as in `Clusters`."""
 
 
 class ControllerService:
-    """The services by subject.
-
-    `progress`: the bytes of images being pulled, by attempt id. `connect` waits for a node's live
-    connection. `logs_kept_for` and `outputs_kept_for` are in seconds. `terminal_secret`: what
-    the keys of terminals are derived from, as in `Clusters`.
-    """
+    """The services by subject. `host_keys` asks SSH servers for their keys."""
 
     def __init__(
         self,
+        stores: Stores,
+        parts: LiveParts,
+        settings: Settings,
         *,
-        turns: RunPipeline,
-        store: Store,
-        logs: Logs,
         gate: Gate,
+        vault: Vault,
+        metric_history: MetricHistory,
+        host_keys: HostKeys,
         clock: Clock,
         chance: Chance,
-        defaults: Defaults,
-        host_keys: HostKeys,
-        progress: PullsInProgress,
-        blobs: BlobStore,
-        connect: Connect,
-        node_key: str | None = None,
-        logs_kept_for: float = math.inf,
-        join: JoinPoint | None = None,
-        traffic: Traffic,
-        autoscaler: Autoscaler,
-        metric_history: MetricHistory,
-        vault: Vault,
-        outputs: OutputStore,
-        outputs_kept_for: float = math.inf,
-        terminal_secret: bytes = b"",
-        gateways: GatewayManager,
-        routes: RouteTable,
-        service_url: Callable[[str], str | None] = lambda name: None,
     ) -> None:
+        pipeline, store = parts.pipeline, stores.store
+
+        def live_runs() -> Iterable[RunState]:
+            return pipeline.runs.values()
+
+        self._store = store
         self.gate = gate
-        self.login_links = LoginLinks(gate, clock)
-        self.logs = logs
-        self.kept_logs = KeptLogs(logs, clock, logs_kept_for)
-        self.outputs = OutputService(outputs, clock, outputs_kept_for)
-        self.progress = progress
-        self.blobs = BlobService(blobs)
-        self.node_key = node_key
-        self.runs = RunService(turns=turns, store=store, progress=progress)
-        self.metrics = MetricsService(self.runs, connect)
-        self.metric_history = metric_history
         self.clock = clock
-        self.numbers = ControllerNumbers(turns, clock, outputs)
-        self.actions = ActionService(turns, self.runs)
+        self.node_key = settings.node_key
+        self.progress = parts.progress
+        self.login_links = LoginLinks(gate, clock)
+        self.logs = stores.logs
+        self.kept_logs = KeptLogs(stores.logs, clock, settings.logs_kept_for)
+        self.outputs = OutputService(stores.outputs, clock, settings.outputs_kept_for)
+        self.blobs = BlobService(stores.blobs)
+        self.metric_history = metric_history
+        self.numbers = ControllerNumbers(pipeline, clock, stores.outputs)
         self.secrets = SecretService(store=store, vault=vault, clock=clock)
+        self.service_keys = ServiceKeys(store=store, gate=gate, clock=clock, live_runs=live_runs)
+        self.users = UserService(
+            store=store, gate=gate, clock=clock, live_runs=live_runs, committed=vault.apply
+        )
         self.gateways = GatewayService(
-            gateways=gateways,
-            routes=routes,
+            gateways=parts.gateways,
+            routes=parts.routes,
             clock=clock,
             host_keys=host_keys,
-            live_runs=lambda: turns.runs.values(),
-            own_url=service_url,
+            live_runs=live_runs,
+            own_url=settings.service_url,
         )
-        gateways.answers = GatewayAccess(gate, routes).answer
-        gate.on_end = gateways.revoked
+        gate.listen(parts.gateways.revoked)
+        self._of_runs(stores, parts, settings, clock, chance)
+        self._of_nodes(parts, settings, host_keys, clock, chance)
+
+    async def controllers(self, user: User) -> Sight | None:
+        """Return the controllers that share the database; None: it is not shared. Raises Forbidden,
+        StoreUnavailable."""
+        require_admin(user, "list controllers")
+        return await self._store.peers()
+
+    def _of_runs(
+        self, stores: Stores, parts: LiveParts, settings: Settings, clock: Clock, chance: Chance
+    ) -> None:
+        pipeline, store, connect = parts.pipeline, stores.store, parts.connect
+        self.runs = RunService(pipeline=pipeline, store=store, progress=parts.progress)
+        self.metrics = MetricsService(self.runs, connect)
+        self.actions = ActionService(pipeline, self.runs)
+        self.sweeps = SweepService(pipeline, self.runs)
         self.submissions = SubmissionService(
-            turns=turns,
+            pipeline=pipeline,
             store=store,
             clock=clock,
             chance=chance,
-            defaults=defaults,
-            blobs=blobs,
+            defaults=settings.defaults,
+            blobs=stores.blobs,
             runs=self.runs,
             secrets=self.secrets,
             gateways=self.gateways,
         )
         self.deployments = DeploymentService(
-            turns=turns,
+            pipeline=pipeline,
             runs=self.runs,
             submissions=self.submissions,
             clock=clock,
-            traffic=traffic,
-            autoscaler=autoscaler,
+            traffic=parts.traffic,
+            autoscaler=parts.autoscaler,
         )
-        self.explanations = ExplainService(turns, self.runs, clock)
-        self.plans = PlanService(turns, self.submissions, clock)
+        self.explanations = ExplainService(pipeline, self.runs, clock)
+        self.plans = PlanService(pipeline, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
-        self.queue = QueueService(turns, clock)
-        self.terminals = TerminalService(self.runs, self.ports, terminal_secret)
-        self.nodes = NodeService(turns, clock, chance, host_keys)
-        self.faults = FaultService(turns, self.runs, store)
-        self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)
-        self.fleets = FleetService(turns, clock)
+        self.queue = QueueService(pipeline, clock)
+        self.terminals = TerminalService(self.runs, self.ports, settings.terminal_secret)
+        self.faults = FaultService(pipeline, self.runs, store)
+
+    def _of_nodes(
+        self,
+        parts: LiveParts,
+        settings: Settings,
+        host_keys: HostKeys,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        pipeline, connect = parts.pipeline, parts.connect
+        self.nodes = NodeService(pipeline, clock, chance, host_keys)
+        self.registrations = RegistrationService(
+            self.nodes, pipeline, clock, chance, settings.node_key, settings.join
+        )
+        self.fleets = FleetService(pipeline, clock)
+        self.rented = RentedService(pipeline, self.fleets, clock, parts.machines)
         self.doctor = DoctorService(self.nodes, connect)
-        self.gpus = GpuService(self.nodes, turns, connect)
-        self.service_keys = ServiceKeys(
-            store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
-        )
-        self.users = UserService(
-            store=store,
-            gate=gate,
-            clock=clock,
-            live_runs=lambda: turns.runs.values(),
-            committed=vault.apply,
-        )
+        self.gpus = GpuService(self.nodes, pipeline, connect)

@@ -15,13 +15,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controller import __version__
 from controller.clock import Clock
-from controller.lifecycle.inventory import NodeStatus
 from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.services.readiness import is_registered
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.outputs.store import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.service.nodes import NodeUse, node_uses
+from controller.service.machines.use import NodeUse, node_uses
+from fairlead.model.statuses import AttemptStatus, NodeStatus, RunStatus
 
 _WAITS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0)
 _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -30,8 +29,8 @@ _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 class ControllerNumbers:
     """Listens to turns; `page` is what Prometheus reads."""
 
-    def __init__(self, turns: RunPipeline, clock: Clock, outputs: OutputStore) -> None:
-        self._turns = turns
+    def __init__(self, pipeline: RunPipeline, clock: Clock, outputs: OutputStore) -> None:
+        self._pipeline = pipeline
         self._clock = clock
         self._outputs = outputs
         self._since = clock.now()
@@ -60,8 +59,8 @@ class ControllerNumbers:
             buckets=_PASSES,
         )
         registry.register(_WhenAsked(self._families))
-        turns.listen(self)
-        turns.observe_passes(self._passes.observe)
+        pipeline.listen(self)
+        pipeline.observe_passes(self._passes.observe)
 
     def page(self) -> bytes:
         """Return the numbers in the text format of Prometheus."""
@@ -88,6 +87,7 @@ class ControllerNumbers:
             if self._is_new(attempt, before, "provisioned_at"):
                 assert attempt.provisioned_at is not None
                 waited = attempt.provisioned_at - attempt.submitted_at
+                # Never negative, though the clock may have been set back in between.
                 self._queued.labels(state.run.policy.band).observe(max(0.0, waited))
             if self._is_new(attempt, before, "running_at") and attempt.provisioned_at is not None:
                 assert attempt.running_at is not None
@@ -97,6 +97,7 @@ class ControllerNumbers:
 
     def _is_new(self, attempt: Attempt, before: Attempt | None, moment: str) -> bool:
         at: float | None = getattr(attempt, moment)
+        # What happened earlier was counted by the life of the controller before this one.
         if at is None or at < self._since:
             return False
         return before is None or getattr(before, moment) is None
@@ -123,7 +124,7 @@ class ControllerNumbers:
             "Replicas of live services: how many are wanted, and how many get requests",
             labels=["service", "group", "state"],
         )
-        for state in self._turns.runs.values():
+        for state in self._pipeline.runs.values():
             ready = Counter(job.group for job in state.jobs if is_registered(job))
             for scale in state.run.scales:
                 labels = [state.run.name, scale.group]
@@ -132,7 +133,7 @@ class ControllerNumbers:
         yield replicas
 
     def _of_runs(self, now: float) -> Iterable[Metric]:
-        states = tuple(self._turns.runs.values())
+        states = tuple(self._pipeline.runs.values())
         runs = GaugeMetricFamily("fairlead_runs", "Live runs", labels=["status"])
         count = Counter(state.run.status for state in states)
         for run_status in RunStatus:
@@ -163,7 +164,7 @@ class ControllerNumbers:
         yield oldest
 
     def _of_nodes(self) -> Iterable[Metric]:
-        all_nodes = tuple(self._turns.nodes.values())
+        all_nodes = tuple(self._pipeline.nodes.values())
         nodes = GaugeMetricFamily("fairlead_nodes", "Nodes by their link", labels=["status"])
         count = Counter(node.status for node in all_nodes)
         for status in NodeStatus:
@@ -178,7 +179,7 @@ class ControllerNumbers:
         yield kept
         gpus = GaugeMetricFamily("fairlead_gpus", "GPUs of nodes", labels=["name", "state"])
         found: Counter[tuple[str, str]] = Counter()
-        uses = node_uses(self._turns.known.values(), lambda run: run.name)
+        uses = node_uses(self._pipeline.known.values(), lambda run: run.name)
         for node in all_nodes:
             held = set(uses.get(node.id, NodeUse()).gpus)
             for gpu in node.capacity.gpus:

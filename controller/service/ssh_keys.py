@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.ssh_keys import KINDS
-from controller.links.base import LinkError
-from controller.links.ssh import BadHostKey, describe_all, fingerprint, normalise, parse
-from controller.service.errors import Invalid, Unavailable, Unprocessable
+from common.links.errors import LinkError
+from common.links.host_keys import BadHostKey, describe_all, fingerprint, normalise, parse
+from common.refusals import Invalid, Unavailable, Unprocessable
+from fairlead.wire.public_keys import KINDS
 
 _PREFIX = "SHA256:"
 _ON_THE_NODE = "`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -`"
 
 
 class HostKeys(Protocol):
-    """Reads the keys of a host; `controller.links.ssh` is the real one."""
+    """Reads the keys of a host; `common.links.ssh` is the real one."""
 
     async def fetch(self, host: str, port: int) -> Sequence[str]:
         """Return OpenSSH public key lines, one for each key, the preferred one first. Raises
@@ -49,6 +49,7 @@ async def trusted_key(
             field="accept_host_key",
         )
     for line in lines:
+        # ssh-keygen leaves out the padding of base64; other programs print it.
         if fingerprint(line) == accepted.rstrip("="):
             return line
     raise Unprocessable(
@@ -81,14 +82,14 @@ async def _fetch(host_keys: HostKeys, host: str, port: int) -> Sequence[str]:
         ) from None
 
 
-MOST_KEYS = 32
+MAX_KEYS = 32
 
 
 def user_keys(lines: Sequence[str]) -> tuple[str, ...]:
     """Return `KIND BASE64` of each line, without comments and duplicates. Raises Invalid, with the
     line."""
-    if len(lines) > MOST_KEYS:
-        raise Invalid(f"at most {MOST_KEYS} public keys can be sent", field="ssh_keys")
+    if len(lines) > MAX_KEYS:
+        raise Invalid(f"at most {MAX_KEYS} public keys can be sent", field="ssh_keys")
     found: dict[str, None] = {}
     for number, line in enumerate(lines):
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from controller.store.base import LeaseHeld, LeaseLost
+from controller.store.errors import LeaseHeld, LeaseLost
 from controller.store.schema import leases
 
 LEASE_NAME = "controller"
@@ -39,10 +39,12 @@ class Lease:
         Raises LeaseHeld unless the lease is free or has run out, or `holder_is_dead` is true for
         the token of its holder.
         """
-        now = self._now(connection)
         row = connection.execute(
+            # SQLAlchemy leaves FOR UPDATE out for SQLite, where BEGIN IMMEDIATE does the same.
             sa.select(leases).where(leases.c.name == LEASE_NAME).with_for_update()
         ).one_or_none()
+        # Read after the wait for the row, in which the lease may have run out, or ours begun late.
+        now = self._now(connection)
         token = 1 if row is None else row.token + 1
         content = {
             "holder": self.holder,
@@ -69,6 +71,7 @@ class Lease:
         """Raise LeaseLost if another controller has the lease. Locks the row until the transaction
         ends."""
         current = connection.execute(
+            # Locked: no successor may take the lease between this check and the commit.
             sa.select(leases.c.token).where(leases.c.name == LEASE_NAME).with_for_update()
         ).scalar_one_or_none()
         if current != self.token:
@@ -117,6 +120,8 @@ class FolderLock:
 
     def take(self, holder: str) -> str | None:
         """Take the lock; return None, or the holder that has it. Raises OSError."""
+        # A lock belongs to the open file, not to the process: a child that inherited it would hold
+        # it after the controller's death (flock(2)).
         fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,9 +133,11 @@ class FolderLock:
             os.close(fd)
             raise
         before = _read(fd)
+        # The folder may be a copy from another machine, whose controller may live.
         if before.boot_id is not None and before.boot_id == self._boot_id():
             self.past_life = before.life
         self._fd, self._holder = fd, holder
+        # It keeps the past life: a crash before ours is committed must not lose the proof.
         self._write(msgspec.structs.replace(before, holder=holder))
         return None
 
@@ -146,6 +153,7 @@ class FolderLock:
 
     def _write(self, note: _Note) -> None:
         if self._fd is not None:
+            # A crash between the two leaves an empty note, which proves nothing.
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, msgspec.json.encode(note), 0)
 

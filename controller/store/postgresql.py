@@ -15,8 +15,10 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from controller.store import schema
-from controller.store.base import StoreUnavailable, StoreUnusable
+from controller.store.base import Sight
+from controller.store.errors import StoreUnavailable, StoreUnusable
 from controller.store.lease import FolderLock, Life
+from controller.store.peers import Peers, sight_of
 from controller.store.schema import installation
 
 log = logging.getLogger(__name__)
@@ -25,18 +27,22 @@ _OPENING = 0x6661_6972
 """The advisory lock of controllers that are opening the database."""
 _READ_ONLY = "25006"
 _SETTINGS = {
+    # The server's own setting may be off: its crash would take commits that nodes have obeyed.
     "synchronous_commit": "on",
     "lock_timeout": "10s",
+    # Shorter than the lease: the row that a paused controller has locked must not block the next.
     "idle_in_transaction_session_timeout": "15s",
 }
+_SHARED_SETTINGS = {**_SETTINGS, "idle_in_transaction_session_timeout": "4s"}
 _CONNECT = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
+    # Keepalives are not sent while data waits for its acknowledgement: without this limit, a
+    # commit to a machine that is gone waits for net.ipv4.tcp_retries2, some 15 min (tcp(7)).
     "tcp_user_timeout": 20_000,
     "application_name": "fairlead",
-    "options": " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items()),
 }
 
 
@@ -46,10 +52,11 @@ class PostgresqlDatabase:
     `url` is `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE[?sslmode=…]`, as libpq reads it; a
     service file, ~/.pgpass and PG* variables work too. `folder` is the controller's data folder:
     its lock can prove that a former controller on this machine is dead, so that its lease need not
-    run out. Raises StoreUnusable for any other URL.
+    run out. `peers`: this controller among others that wait to lead. Raises StoreUnusable for any
+    other URL.
     """
 
-    def __init__(self, url: str, folder: Path | None = None) -> None:
+    def __init__(self, url: str, folder: Path | None = None, peers: Peers | None = None) -> None:
         try:
             parsed = sa.make_url(url)
         except sa.exc.ArgumentError:
@@ -59,6 +66,9 @@ class PostgresqlDatabase:
         self._url = parsed.set(drivername="postgresql+psycopg")
         self._engines: list[sa.Engine] = []
         self._lock = None if folder is None else FolderLock(folder)
+        self.peers = peers
+        if peers is not None:
+            peers.begin(self._url)
 
     def enter(self, holder: str) -> None:
         """Lock the data folder. If that fails, the lease alone protects the database: see
@@ -68,12 +78,22 @@ class PostgresqlDatabase:
                 self._lock.take(holder)
             except OSError as error:
                 log.warning("the data folder can't be locked: %s", error.strerror)
+        if self.peers is not None:
+            # Before the lease: a leader that shows itself without the lock counts as dead.
+            self.peers.keep_lock()
 
     def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        if (
+            self.peers is not None
+            and self.peers.has_lock
+            and self.peers.has_shown(connection, token)
+        ):
+            return True
         dead = None if self._lock is None else self._lock.past_life
         if dead is None or dead.token != token:
             return False
         known = connection.execute(sa.select(installation.c.id)).scalar_one_or_none()
+        # The folder may have served another database, whose token of this number is another lease.
         return known == dead.installation_id
 
     def began(self, life: Life) -> None:
@@ -81,6 +101,8 @@ class PostgresqlDatabase:
             self._lock.note(life)
 
     def writer(self) -> sa.Engine:
+        # With a stricter level, a writer that waited for the lease's row would get a serialization
+        # failure (40001) instead of the row as its successor left it.
         return self._engine(isolation_level="READ COMMITTED")
 
     def reader(self) -> sa.Engine:
@@ -94,7 +116,7 @@ class PostgresqlDatabase:
             pool_size=1,
             max_overflow=0,
             pool_pre_ping=pool_pre_ping,
-            connect_args=dict(_CONNECT),
+            connect_args={**_CONNECT, "options": _options(self.peers is not None)},
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", _lost_with_its_server)
@@ -102,6 +124,7 @@ class PostgresqlDatabase:
         return engine
 
     def guard(self, connection: sa.Connection) -> None:
+        # In an empty database there is no row yet that two controllers could lock.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
         encoding = connection.execute(sa.text("SHOW server_encoding")).scalar_one()
         if encoding != "UTF8" and schema.version(connection) is None:
@@ -111,16 +134,30 @@ class PostgresqlDatabase:
             )
 
     def now(self, connection: sa.Connection, _own: Callable[[], float]) -> float:
+        # now() is the time at which the transaction began, before it waited for the lease's row.
         query = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
         return float(connection.execute(query).scalar_one())
 
+    def announce(self, connection: sa.Connection, token: int) -> None:
+        if self.peers is not None:
+            self.peers.announce(connection, token)
+
+    def sight(self, connection: sa.Connection) -> Sight | None:
+        return None if self.peers is None else sight_of(connection)
+
+    def keep_lead(self) -> None:
+        if self.peers is not None:
+            self.peers.keep_lock()
+
     def ticket(self, connection: sa.Connection) -> str | None:
+        # The function gives the transaction its id, which it would else get with its first change.
         query = sa.select(sa.cast(sa.func.pg_current_xact_id(), sa.Text()))
         return str(connection.execute(query).scalar_one())
 
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
         query = sa.text("SELECT pg_xact_status(CAST(:ticket AS xid8))")
         status = connection.execute(query, {"ticket": ticket}).scalar_one()
+        # NULL: so many transactions came since that the server has forgotten this one.
         if status not in ("committed", "aborted"):
             raise StoreUnavailable("the database has not decided yet")
         return bool(status == "committed")
@@ -139,6 +176,13 @@ class PostgresqlDatabase:
             engine.dispose()
         if self._lock is not None:
             self._lock.leave()
+        if self.peers is not None:
+            self.peers.leave()
+
+
+def _options(is_shared: bool) -> str:
+    settings = _SHARED_SETTINGS if is_shared else _SETTINGS
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
 def _lost_with_its_server(context: sa.engine.ExceptionContext) -> None:

@@ -8,18 +8,22 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
-from controller.lifecycle.allocations import use_of
-from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
-from controller.lifecycle.model import Allocation, Attempt, Band, Job, RunState, Use
-from controller.lifecycle.statuses import (
-    FINAL_ATTEMPT_STATUSES,
-    FINAL_RUN_STATUSES,
-    AllocationState,
-    RunStatus,
+from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Job,
+    JobSpec,
+    RunState,
+    SweepContent,
+    Use,
 )
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store import schema
-from controller.store.base import Snapshot, StoredEvent
+from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, StoredEvent
 from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
@@ -27,6 +31,7 @@ from controller.store.rows import (
     FLEET,
     GATEWAY,
     JOB,
+    MACHINE,
     NODE,
     RUN,
     SECRET,
@@ -34,10 +39,18 @@ from controller.store.rows import (
     TOKEN,
     USER,
     storable,
+    sweep_content,
 )
+from fairlead.model.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+)
+from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 IDS_PER_QUERY = 500
-"""Databases limit the number of parameters of a statement."""
+"""Databases limit the number of parameters of a statement: SQLite to 32,766 (999 before 3.32),
+PostgreSQL's protocol to 65,535."""
 _runs = schema.runs.c
 
 
@@ -63,8 +76,19 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         ),
         past_use=tuple(_past_use(connection, used_since, runs)),
         gateways=tuple(map(GATEWAY.value, _rows(connection, sa.select(schema.gateways)))),
+        machines=_machines(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
     )
+
+
+def _machines(connection: sa.Connection, ended_after: float) -> tuple[Machine, ...]:
+    machine = schema.machines.c
+    query = (
+        sa.select(schema.machines)
+        .where(machine.terminated_at.is_(None) | (machine.terminated_at > ended_after))
+        .order_by(machine.ordered_at, machine.id)
+    )
+    return tuple(map(MACHINE.value, _rows(connection, query)))
 
 
 def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:
@@ -97,15 +121,27 @@ def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState])
 
 
 def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState | None:
+    # PostgreSQL refuses a NUL even in a parameter; a key that has one shall find nothing.
     key = storable(key)
     allowed = sa.true() if user is None else _runs.user == user
     by_id = sa.select(schema.runs).where(_runs.id == key, allowed)
     return _first(connection, by_id) or _newest(connection, sa.and_(_runs.name == key, allowed))
 
 
-def find_submission(connection: sa.Connection, user: str, client_key: str) -> RunState | None:
-    mine = sa.and_(_runs.user == user, _runs.client_key == storable(client_key))
-    return _newest(connection, mine)
+def find_submissions(
+    connection: sa.Connection, keys: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], RunState]:
+    by_user: dict[str, dict[str, str]] = defaultdict(dict)
+    for user, key in keys:
+        by_user[user][storable(key)] = key
+    found: dict[tuple[str, str], RunState] = {}
+    for user, given in by_user.items():
+        for chunk in _chunks(list(given)):
+            query = sa.select(schema.runs).where(_runs.user == user, _runs.client_key.in_(chunk))
+            # The newest of each key comes last, and stays.
+            for state in _assemble(connection, query.order_by(_runs.submitted_at, _runs.id)):
+                found[user, given[str(state.run.client_key)]] = state
+    return found
 
 
 def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> RunState | None:
@@ -117,39 +153,29 @@ def _first(connection: sa.Connection, query: sa.Select[Any]) -> RunState | None:
     return next(iter(_assemble(connection, query)), None)
 
 
-def list_runs(
-    connection: sa.Connection,
-    *,
-    include_finished: bool,
-    limit: int,
-    before: str | None,
-    user: str | None,
-    parent_id: str | None = None,
-    statuses: Collection[RunStatus] = (),
-    name: str | None = None,
-    band: Band | None = None,
-) -> list[RunState]:
+def list_runs(connection: sa.Connection, wanted: RunQuery) -> list[RunState]:
     query = sa.select(schema.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
-    if not include_finished:
+    if not wanted.with_finished:
         query = query.where(_runs.status.not_in(FINAL))
-    if user is not None:
-        query = query.where(_runs.user == user)
-    if parent_id is not None:
-        query = query.where(_runs.parent_id == parent_id)
-    if statuses:
-        query = query.where(_runs.status.in_([status.value for status in statuses]))
-    if band is not None:
-        query = query.where(_runs.band == band.value)
-    if name is not None:
-        query = query.where(_runs.name.like(_like(storable(name)), escape=_ESCAPE))
-    if before is not None:
-        before = storable(before)
+    if wanted.user is not None:
+        query = query.where(_runs.user == wanted.user)
+    if wanted.parent_id is not None:
+        query = query.where(_runs.parent_id == wanted.parent_id)
+    if wanted.statuses:
+        query = query.where(_runs.status.in_([status.value for status in wanted.statuses]))
+    if wanted.band is not None:
+        query = query.where(_runs.band == wanted.band.value)
+    if wanted.name is not None:
+        query = query.where(_runs.name.like(_like(storable(wanted.name)), escape=_ESCAPE))
+    if wanted.last_known is not None:
+        before = storable(wanted.last_known)
         last = connection.execute(sa.select(_runs.submitted_at).where(_runs.id == before)).scalar()
         if last is None:
             return []
         earlier = _runs.submitted_at < last
+        # A clock may give several runs the same time: then the id decides, as in the order.
         query = query.where(earlier | ((_runs.submitted_at == last) & (_runs.id < before)))
-    return _assemble(connection, query.limit(limit))
+    return _assemble(connection, query.limit(wanted.limit))
 
 
 _ESCAPE = "\\"
@@ -157,33 +183,26 @@ _ESCAPE = "\\"
 
 def _like(pattern: str) -> str:
     """Return the pattern, with `*` and `?`, in the language of SQL."""
+    # SQLite's LIKE ignores the case of ASCII letters and PostgreSQL's does not: names have no
+    # capitals.
     plain = re.sub(r"([\\%_])", r"\\\1", pattern)
     return plain.replace("*", "%").replace("?", "_")
 
 
-def events(
-    connection: sa.Connection,
-    *,
-    run_id: str | None,
-    after: int,
-    before: int | None = None,
-    limit: int,
-    user: str | None,
-    node_id: str | None = None,
-) -> list[StoredEvent]:
+def events(connection: sa.Connection, wanted: EventQuery) -> list[StoredEvent]:
     columns = schema.events.c
-    query = sa.select(schema.events).where(columns.seq > after).limit(limit)
-    order = columns.seq if before is None else columns.seq.desc()
+    query = sa.select(schema.events).where(columns.seq > wanted.last_known).limit(wanted.limit)
+    order = columns.seq if wanted.before is None else columns.seq.desc()
     query = query.order_by(order)
-    if before is not None:
-        query = query.where(columns.seq < before)
-    if run_id is not None:
-        query = query.where(columns.run_id == run_id)
-    if user is not None:
-        own = sa.select(_runs.id).where(_runs.user == user)
+    if wanted.before is not None:
+        query = query.where(columns.seq < wanted.before)
+    if wanted.run is not None:
+        query = query.where(columns.run_id == wanted.run)
+    if wanted.user is not None:
+        own = sa.select(_runs.id).where(_runs.user == wanted.user)
         query = query.where(columns.run_id.in_(own))
-    if node_id is not None:
-        there = sa.select(_attempts.id).where(_attempts.node_id == storable(node_id))
+    if wanted.node_id is not None:
+        there = sa.select(_attempts.id).where(_attempts.node_id == storable(wanted.node_id))
         query = query.where(columns.attempt_id.in_(there))
     rows = sorted(_rows(connection, query), key=lambda row: row["seq"])
     return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in rows]
@@ -206,8 +225,10 @@ def _assemble(
         for row in _rows(connection, recent_allocations.order_by(*order)):
             places[row["run_id"]].append(ALLOCATION.value(row))
     jobs = _jobs(connection, ids, present=present)
+    sweeps = _sweeps(connection, ids)
     return [
         RunState(
+            sweep=sweeps.get(row["id"]),
             run=RUN.value(row),
             jobs=tuple(jobs[row["id"]]),
             allocations=tuple(places[row["id"]]),
@@ -216,11 +237,21 @@ def _assemble(
     ]
 
 
+def _sweeps(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, SweepContent]:
+    found: dict[str, SweepContent] = {}
+    for chunk in _chunks(run_ids):
+        of_these = sa.select(schema.sweeps).where(schema.sweeps.c.run_id.in_(chunk))
+        for row in _rows(connection, of_these):
+            found[row["run_id"]] = sweep_content(row)
+    return found
+
+
 def _jobs(
     connection: sa.Connection, run_ids: Sequence[str], *, present: bool
 ) -> dict[str, list[Job]]:
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     jobs: dict[str, list[Job]] = defaultdict(list)
+    specs: dict[str, JobSpec] = {}
     for chunk in _chunks(run_ids):
         of_these = select_recent_attempts(chunk, present=present)
         for row in _rows(connection, of_these.order_by(schema.attempts.c.number)):
@@ -228,6 +259,8 @@ def _jobs(
         slots = sa.select(schema.jobs).where(schema.jobs.c.run_id.in_(chunk))
         for row in _rows(connection, slots.order_by(schema.jobs.c.index)):
             job = JOB.value(row, attempts=tuple(attempts[row["id"]]))
+            # The jobs of a sweep share one spec in memory, as they did when they were made.
+            job = replace(job, spec=specs.setdefault(row["spec"], job.spec))
             jobs[row["run_id"]].append(job)
     return jobs
 
@@ -249,6 +282,7 @@ _places = schema.allocations.c
 
 def is_number(key: str) -> bool:
     """Return whether the key is a number that a database can hold."""
+    # A BIGINT has up to 19 digits. `isdecimal` alone accepts the digits of other scripts.
     return key.isascii() and key.isdecimal() and len(key) < 19
 
 
@@ -268,8 +302,8 @@ def is_older(last: sa.Subquery) -> sa.ColumnElement[bool]:
 
 
 def select_recent_attempts(run_ids: list[str], *, present: bool) -> sa.Select[Any]:
-    """Select at least the attempts that `lifecycle.compaction` keeps; `present`: also all of the
-    present occurrence."""
+    """Select at least the attempts that `lifecycle.runs.compaction` keeps; `present`: also all of
+    the present occurrence."""
     last = select_last_numbers(run_ids)
     occupied = sa.select(_places.id).where(
         _places.run_id.in_(run_ids), _places.state != AllocationState.RELEASED.value
@@ -298,25 +332,37 @@ def select_recent_allocations(run_ids: list[str], *, present: bool) -> sa.Select
         _places.run_id.in_(run_ids),
         (_places.state != AllocationState.RELEASED.value)
         | _places.id.in_(kept.where(_attempts.allocation_id.is_not(None)))
+        # A NULL among them would make NOT IN true for no row.
         | _places.id.not_in(had.where(_attempts.allocation_id.is_not(None))),
     )
 
 
-def attempts_of(
-    run_id: str, *, job_id: str | None, occurrence: int | None, key: str | None
-) -> sa.ColumnElement[bool]:
-    wanted = [_attempts.run_id == run_id]
-    if job_id is not None:
-        wanted.append(_attempts.job_id == job_id)
-    if occurrence is not None:
-        wanted.append(_attempts.occurrence == occurrence)
-    if key is not None:
+def attempts(connection: sa.Connection, run_id: str, wanted: AttemptQuery) -> list[Attempt]:
+    conditions = [_attempts.run_id == run_id]
+    if wanted.job is not None:
+        conditions.append(_attempts.job_id == wanted.job)
+    if wanted.occurrence is not None:
+        conditions.append(_attempts.occurrence == wanted.occurrence)
+    if (key := wanted.key) is not None:
         by_id = _attempts.id == storable(key)
-        wanted.append(by_id | (_attempts.number == int(key)) if is_number(key) else by_id)
-    return sa.and_(*wanted)
+        conditions.append(by_id | (_attempts.number == int(key)) if is_number(key) else by_id)
+    if wanted.incarnation is not None:
+        conditions.append(_of_incarnation(wanted.incarnation, connection.dialect.name))
+    if wanted.cursor is not None:
+        last = storable(wanted.cursor)
+        at = connection.execute(sa.select(_attempts.submitted_at).where(_attempts.id == last))
+        submitted_at = at.scalar()
+        if submitted_at is None:
+            return []
+        # All jobs of a run are submitted at the same time: then the id decides, as in the order.
+        later = (_attempts.submitted_at == submitted_at) & (_attempts.id > last)
+        conditions.append((_attempts.submitted_at > submitted_at) | later)
+    query = sa.select(schema.attempts).where(*conditions)
+    query = query.order_by(_attempts.submitted_at, _attempts.id).limit(wanted.limit)
+    return [ATTEMPT.value(row) for row in connection.execute(query).mappings()]
 
 
-def of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
+def _of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
     """Return the condition for an incarnation's number or id. There is no index: one run has few
     attempts."""
     by_id = _of_its_incarnation("id", dialect) == storable(key)
@@ -331,6 +377,7 @@ def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
     rest = _attempts.rest
     if dialect == "postgresql":
         return sa.func.json_extract_path_text(sa.cast(rest, sa.JSON), "incarnation", name)
+    # SQLite gives a number of JSON as INTEGER, which equals no text.
     return sa.cast(sa.func.json_extract(rest, f"$.incarnation.{name}"), sa.Text)
 
 
@@ -343,18 +390,3 @@ def attempts_on(
     query = query.order_by(_attempts.submitted_at.desc(), _attempts.id.desc()).limit(limit)
     rows = connection.execute(query).mappings()
     return [(row["run_id"], ATTEMPT.value(row)) for row in rows]
-
-
-def attempts_page(
-    connection: sa.Connection, wanted: sa.ColumnElement[bool], after: str | None, limit: int
-) -> list[Attempt]:
-    query = sa.select(schema.attempts).where(wanted)
-    if after is not None:
-        known = sa.select(_attempts.submitted_at).where(_attempts.id == storable(after))
-        at = connection.execute(known).scalar()
-        if at is None:
-            return []
-        later = (_attempts.submitted_at == at) & (_attempts.id > storable(after))
-        query = query.where((_attempts.submitted_at > at) | later)
-    query = query.order_by(_attempts.submitted_at, _attempts.id).limit(limit)
-    return [ATTEMPT.value(row) for row in connection.execute(query).mappings()]

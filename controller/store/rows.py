@@ -4,28 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
-from controller.lifecycle.model import Allocation, Attempt, Fleet, Job, Node, Run
+from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Fleet,
+    Job,
+    JobSpec,
+    Node,
+    Run,
+    RunState,
+    SweepContent,
+)
 from controller.store import schema
-from controller.store.base import Gateway, ServiceKey, StoredSecret, StoredToken, User
+from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
+from controller.store.base import Gateway
+from fairlead.model.sweep import ParameterSets
 
 T = TypeVar("T", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class RowCodec(Generic[T]):
-    """Converts values of one struct. `without` names fields that have a table of their own."""
+class _Part:
+    """A field that is a struct and whose own fields are kept next to its owner's."""
 
-    def __init__(self, type_: type[T], table: sa.Table, without: frozenset[str] = frozenset()):
+    def __init__(self, field: msgspec.structs.FieldInfo) -> None:
+        self.name, self.default = field.name, field.default
+        struct = next(one for one in get_args(field.type) or (field.type,) if _is_struct(one))
+        self.fields = tuple(
+            (one.name, one.encode_name, one.default) for one in msgspec.structs.fields(struct)
+        )
+
+
+class RowCodec(Generic[T]):
+    """Converts values of one struct.
+
+    `without` names fields that have a table of their own. `flat` names fields that are structs
+    without columns: their fields are kept in `rest` under their encoded names, as if they were
+    fields of `type_`. So a row does not tell how its fields are grouped.
+    """
+
+    def __init__(
+        self,
+        type_: type[T],
+        table: sa.Table,
+        without: frozenset[str] = frozenset(),
+        flat: frozenset[str] = frozenset(),
+    ):
         self.table = table
         self._type = type_
         fields = [field for field in msgspec.structs.fields(type_) if field.name not in without]
+        self._parts = tuple(_Part(field) for field in fields if field.name in flat)
+        self._part_of = {key: part.name for part in self._parts for _, key, _ in part.fields}
         columns = table.columns
         self._plain = tuple(
             field.name
@@ -41,7 +78,7 @@ class RowCodec(Generic[T]):
         self._rest = tuple(
             (field.name, field.encode_name, field.default)
             for field in fields
-            if field.name not in in_columns
+            if field.name not in in_columns and field.name not in flat
         )
         self._names = tuple(field.name for field in fields)
 
@@ -55,6 +92,14 @@ class RowCodec(Generic[T]):
             for name, key, default in self._rest
             if (content := getattr(value, name)) is not default
         }
+        for part in self._parts:
+            whole = getattr(value, part.name)
+            if whole is not part.default:
+                rest |= {
+                    key: content
+                    for name, key, default in part.fields
+                    if (content := getattr(whole, name)) is not default
+                }
         if "rest" in self.table.columns:
             row["rest"] = _encode(rest).decode()
         row.update(keys)
@@ -66,9 +111,22 @@ class RowCodec(Generic[T]):
         for name in self._json:
             content[name] = _decode(row[name])
         if "rest" in row:
-            content.update(_decode(row["rest"]))
+            self._add_rest(content, _decode(row["rest"]))
         value = msgspec.convert(content, self._type)
         return msgspec.structs.replace(value, **parts) if parts else value
+
+    def _add_rest(self, content: dict[str, Any], rest: dict[str, Any]) -> None:
+        if not self._parts:
+            content.update(rest)
+            return
+        for key, value in rest.items():
+            part = self._part_of.get(key)
+            if part is None:
+                content[key] = value
+            elif part in content:
+                content[part][key] = value
+            else:
+                content[part] = {key: value}
 
     def same(self, old: T, new: T) -> bool:
         """Return whether both give the same row, by the identity of their parts."""
@@ -84,6 +142,10 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _is_struct(type_: object) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+
+
 def _plain(content: object) -> object:
     """Return the value as drivers take it: without enums."""
     if isinstance(content, Enum):
@@ -97,13 +159,37 @@ def _unchanged(old: object, new: object) -> bool:
 
 RUN = RowCodec(Run, schema.runs, without=frozenset({"past_running"}))
 JOB = RowCodec(Job, schema.jobs, without=frozenset({"attempts", "past"}))
-ATTEMPT = RowCodec(Attempt, schema.attempts)
+ATTEMPT = RowCodec(
+    Attempt,
+    schema.attempts,
+    flat=frozenset(
+        {"limit_pause", "pull", "task", "seen", "serving", "inactivity", "interruption"}
+    ),
+)
 ALLOCATION = RowCodec(Allocation, schema.allocations)
 FLEET = RowCodec(Fleet, schema.fleets)
 NODE = RowCodec(Node, schema.nodes)
+MACHINE = RowCodec(Machine, schema.machines)
 USER = RowCodec(User, schema.users)
 TOKEN = RowCodec(StoredToken, schema.tokens)
 SERVICE_KEY = RowCodec(ServiceKey, schema.service_keys)
 SECRET = RowCodec(StoredSecret, schema.secrets)
 GATEWAY = RowCodec(Gateway, schema.gateways)
 EVENT = RowCodec(Event, schema.events)
+
+
+def sweep_row(state: RunState) -> dict[str, Any]:
+    """Return the row of a sweep's content."""
+    content = state.sweep
+    assert content is not None, "only a sweep has content"
+    return {
+        "run_id": state.run.id,
+        "sets": storable(content.sets.text()),
+        "spec": _encode(content.spec).decode(),
+    }
+
+
+def sweep_content(row: Mapping[Any, Any]) -> SweepContent:
+    """Return the content of such a row."""
+    spec = msgspec.json.decode(row["spec"], type=JobSpec)
+    return SweepContent(sets=ParameterSets.read(row["sets"]), spec=spec)

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from controller.store.base import StoreUnusable
+from controller.store.errors import StoreUnusable
 
-SCHEMA_VERSION = "0006"
+SCHEMA_VERSION = "0009"
+CONTROLLERS_SINCE = "0007"
+"""The first version with the table of controllers."""
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -17,6 +19,7 @@ metadata = sa.MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+# SQLite numbers rows by itself only in an INTEGER PRIMARY KEY (sqlite.org/autoinc.html).
 _SEQUENCE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 JSON_COLUMN = {"json": True}
 
@@ -74,6 +77,18 @@ leases = sa.Table(
     _text("holder", nullable=False),
     sa.Column("token", sa.BigInteger(), nullable=False),
     _time("expires_at", nullable=False),
+)
+controllers = sa.Table(
+    "controllers",
+    metadata,
+    _id(),
+    _text("url", nullable=False),
+    _text("version", nullable=False),
+    _text("keys"),
+    sa.Column("token", sa.BigInteger(), nullable=True),
+    sa.Column("has_lock", sa.Boolean(), nullable=False),
+    _time("started_at", nullable=False),
+    _time("seen_at", nullable=False),
 )
 users = sa.Table(
     "users",
@@ -148,6 +163,16 @@ nodes = sa.Table(
     _time("last_seen_at"),
     _rest(),
 )
+machines = sa.Table(
+    "machines",
+    metadata,
+    _id(),
+    _word("fleet", nullable=False),
+    _word("status", nullable=False),
+    _time("ordered_at", nullable=False),
+    _time("terminated_at"),
+    _rest(),
+)
 runs = sa.Table(
     "runs",
     metadata,
@@ -170,6 +195,7 @@ runs = sa.Table(
     _json("policy"),
     _json("configuration"),
     _rest(),
+    # A migration adds it to a table that has rows, where NOT NULL needs a default.
     sa.Column("band", sa.String(64), nullable=False, server_default="interactive"),
     sa.Index("ix_runs_submitted_at_id", "submitted_at", "id"),
     sa.Index("ix_runs_name_submitted_at", "name", "submitted_at"),
@@ -179,6 +205,15 @@ runs = sa.Table(
     sa.Index("ix_runs_finished_at", "finished_at"),
     sa.Index("ix_runs_parent_id", "parent_id"),
     sa.Index("ix_runs_user_client_key", "user", "client_key"),
+)
+sweeps = sa.Table(
+    "sweeps",
+    metadata,
+    sa.Column(
+        "run_id", sa.String(64), sa.ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True
+    ),
+    _text("sets", nullable=False),
+    _json("spec"),
 )
 jobs = sa.Table(
     "jobs",
@@ -248,6 +283,8 @@ events = sa.Table(
     _text("message"),
     _rest(),
     sa.Index("ix_events_run_id_seq", "run_id", "seq"),
+    # SQLite would else give the number of a removed last event again, and a reader who knows
+    # that number would miss the new event (sqlite.org/autoinc.html).
     sqlite_autoincrement=True,
 )
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -280,6 +317,7 @@ def _migrate(connection: sa.Connection) -> None:
     from alembic.util import CommandError
 
     config = Config()
+    # Alembic reads options with ConfigParser, for which a % begins an interpolation.
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     try:

@@ -12,12 +12,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from controller.store.base import StoreError
+from controller.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
-MOST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 PAUSE_SHARE = 20.0
 """After a scrub, none follows for this many times its duration."""
 
@@ -44,6 +44,7 @@ class Scrubber:
         while True:
             await self._wanted.wait()
             await asyncio.sleep(pause)
+            # Cleared before the scrub: what is dropped during it asks for another one.
             self._wanted.clear()
             began = time()
             if await self._is_done():
@@ -51,7 +52,7 @@ class Scrubber:
             else:
                 self._wanted.set()
                 pause = 2 * pause
-            pause = min(pause, MOST_PAUSE_SECONDS)
+            pause = min(pause, MAX_PAUSE_SECONDS)
 
     async def _is_done(self) -> bool:
         try:

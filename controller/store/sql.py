@@ -14,25 +14,14 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from controller.lifecycle.model import Attempt, Band, RunState
-from controller.lifecycle.statuses import RunStatus
+from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema, writes
-from controller.store.base import (
-    USE_SECONDS,
-    Boot,
-    Changes,
-    LeaseLost,
-    Snapshot,
-    StoredEvent,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-    as_store_error,
-    is_about_values,
-    sentence,
-)
+from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
+from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
+from controller.store.sql_errors import as_store_error, is_about_values, sentence
+from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
 class Database(Protocol):
@@ -65,6 +54,18 @@ class Database(Protocol):
 
         It is `own` if they are all on this machine.
         """
+
+    def announce(self, connection: sa.Connection, token: int) -> None:
+        """Show other controllers of this database that this one holds the lease with this token.
+
+        It belongs to the transaction that takes or renews the lease.
+        """
+
+    def sight(self, connection: sa.Connection) -> Sight | None:
+        """Return the controllers that share the database; None: it is not shared."""
+
+    def keep_lead(self) -> None:
+        """Keep what tells others at once when this holder has died, if there is such a thing."""
 
     def ticket(self, connection: sa.Connection) -> str | None:
         """Return a name for the present transaction if its end may stay unknown to the client; else
@@ -117,6 +118,7 @@ class SqlStore:
         self._scrubber: Scrubber | None = None
 
     async def open(self) -> Boot:
+        # One thread each: SQLite has one writer at a time, and a connection serves one thread.
         self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
@@ -146,6 +148,7 @@ class SqlStore:
         except BaseException:
             self._lease.forget()
             raise
+        # After the commit: a token that was rolled back is given out again, to another controller.
         self.database.began(Life(installation_id=boot.installation_id, token=boot.token))
         return boot
 
@@ -158,6 +161,7 @@ class SqlStore:
         schema_version = schema.upgrade(connection)
         if token is None:
             token = self._take_lease(connection)
+        self.database.announce(connection, token)
         installation = schema.identify(connection, new_id=secrets.token_hex(8), now=self._now())
         return Boot(
             epoch=installation.epoch,
@@ -216,63 +220,27 @@ class SqlStore:
         return len(removed)
 
     async def renew_lease(self) -> None:
-        await self._write(self._lease.renew)
+        def renew(connection: sa.Connection) -> None:
+            self._lease.renew(connection)
+            if self._lease.token is not None:
+                self.database.announce(connection, self._lease.token)
+
+        await self._write(renew)
+        await self._in(self._opened(self._writer_thread), self.database.keep_lead)
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         return await self._read(lambda connection: queries.find_run(connection, key, user))
 
-    async def find_submission(self, user: str, client_key: str) -> RunState | None:
-        return await self._read(
-            lambda connection: queries.find_submission(connection, user, client_key)
-        )
+    async def find_submissions(
+        self, keys: Collection[tuple[str, str]]
+    ) -> dict[tuple[str, str], RunState]:
+        return await self._read(lambda connection: queries.find_submissions(connection, keys))
 
-    async def list_runs(
-        self,
-        *,
-        include_finished: bool = True,
-        limit: int = 100,
-        before: str | None = None,
-        user: str | None = None,
-        parent_id: str | None = None,
-        statuses: Collection[RunStatus] = (),
-        name: str | None = None,
-        band: Band | None = None,
-    ) -> list[RunState]:
-        return await self._read(
-            lambda connection: queries.list_runs(
-                connection,
-                include_finished=include_finished,
-                limit=limit,
-                before=before,
-                user=user,
-                parent_id=parent_id,
-                statuses=statuses,
-                name=name,
-                band=band,
-            )
-        )
+    async def list_runs(self, query: RunQuery) -> list[RunState]:
+        return await self._read(lambda connection: queries.list_runs(connection, query))
 
-    async def events(
-        self,
-        *,
-        run_id: str | None = None,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        user: str | None = None,
-        node_id: str | None = None,
-    ) -> list[StoredEvent]:
-        return await self._read(
-            lambda connection: queries.events(
-                connection,
-                run_id=run_id,
-                after=after,
-                before=before,
-                limit=limit,
-                user=user,
-                node_id=node_id,
-            )
-        )
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        return await self._read(lambda connection: queries.events(connection, query))
 
     async def attempts_on(
         self, node_id: str, *, since: float, limit: int = 1000
@@ -281,24 +249,11 @@ class SqlStore:
             lambda connection: queries.attempts_on(connection, node_id, since, limit)
         )
 
-    async def attempts(
-        self,
-        run_id: str,
-        *,
-        job_id: str | None = None,
-        occurrence: int | None = None,
-        incarnation: str | None = None,
-        key: str | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Attempt]:
-        def read(connection: sa.Connection) -> list[Attempt]:
-            wanted = queries.attempts_of(run_id, job_id=job_id, occurrence=occurrence, key=key)
-            if incarnation is not None:
-                wanted &= queries.of_incarnation(incarnation, connection.dialect.name)
-            return queries.attempts_page(connection, wanted, after, limit)
+    async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
+        return await self._read(lambda connection: queries.attempts(connection, run_id, query))
 
-        return await self._read(read)
+    async def peers(self) -> Sight | None:
+        return await self._read(self.database.sight)
 
     async def close(self) -> None:
         scrubber, self._scrubber = self._scrubber, None
@@ -312,6 +267,7 @@ class SqlStore:
             await self._in(reader_thread, self._dispose_reader)
             await self._in(writer_thread, self._leave)
         finally:
+            # A shutdown waits for its thread, and would stop the event loop meanwhile.
             await asyncio.to_thread(reader_thread.shutdown)
             await asyncio.to_thread(writer_thread.shutdown)
 
@@ -353,6 +309,7 @@ class SqlStore:
                     ticket = self.database.ticket(connection)
                     _apply(change, connection)
             except sa.exc.DBAPIError as error:
+                # The connection broke in the commit: only the server knows whether it was done.
                 if ticket is None or not error.connection_invalidated:
                     raise
                 if not self._landed(ticket):
@@ -366,6 +323,7 @@ class SqlStore:
         Raises LeaseLost when that stays unknown: with either guess, things could be done twice.
         """
         for pause in (0.0, *RECONNECT_PAUSES):
+            # It blocks the writing thread on purpose: nothing may be written until this is known.
             time.sleep(pause)
             try:
                 with self._opened(self._writer).begin() as connection:
@@ -398,6 +356,7 @@ class SqlStore:
 def _apply(change: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
     try:
         change(connection)
+    # `_write` must see whether the connection is lost.
     except sa.exc.DBAPIError:
         raise
     except Exception as error:

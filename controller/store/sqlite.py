@@ -16,7 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from controller.store.base import LeaseHeld, StoreUnavailable, StoreUnusable
+from controller.store.base import Sight
+from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
 from controller.store.lease import FolderLock, Life
 
 DATABASE_NAME = "controller.db"
@@ -40,7 +41,9 @@ class SqliteDatabase:
     def enter(self, holder: str) -> None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The lock comes first: nothing changes in a folder on which another controller works.
             self._take_lock(holder)
+            # SQLite would make it with the umask's mode, and gives its mode to -wal and -shm.
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._file.chmod(0o600)
             with self._file.open("rb") as file:
@@ -67,12 +70,15 @@ class SqliteDatabase:
             )
 
     def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        # The lock is ours, and the kernel releases a lock when its holder dies.
         return True
 
     def began(self, life: Life) -> None:
         """Do nothing: the lock proves it."""
 
     def writer(self) -> sa.Engine:
+        # A deferred transaction that reads before it writes fails with SQLITE_BUSY, without the
+        # busy timeout, if another has written since (sqlite.org/lang_transaction.html).
         return self._engine(begin="BEGIN IMMEDIATE", read_only=False)
 
     def reader(self) -> sa.Engine:
@@ -88,6 +94,8 @@ class SqliteDatabase:
 
         @sa.event.listens_for(engine, "connect")
         def configure(connection: sqlite3.Connection, _record: Any) -> None:
+            # sqlite3 begins transactions by itself, and only before statements that change rows: a
+            # transaction would not cover its reads, nor a migration's changes of tables.
             connection.isolation_level = None
             for pragma in _pragmas(read_only):
                 connection.execute(pragma)
@@ -105,6 +113,15 @@ class SqliteDatabase:
     def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
         return own()
 
+    def announce(self, connection: sa.Connection, token: int) -> None:
+        """Do nothing: no other controller can share the file."""
+
+    def sight(self, connection: sa.Connection) -> Sight | None:
+        return None
+
+    def keep_lead(self) -> None:
+        """Do nothing: the lock on the folder tells."""
+
     def ticket(self, connection: sa.Connection) -> str | None:
         """Return None: a commit that fails here did not happen."""
         return None
@@ -119,6 +136,7 @@ class SqliteDatabase:
         try:
             connection = pooled.driver_connection
             assert isinstance(connection, sqlite3.Connection)
+            # The checkpoint would wait for readers that long, and the writer with it.
             connection.execute("PRAGMA busy_timeout=0")
             try:
                 busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -138,6 +156,9 @@ class SqliteDatabase:
 
 
 def _pragmas(read_only: bool) -> tuple[str, ...]:
+    # In WAL mode `synchronous=NORMAL` syncs at checkpoints alone, so a power cut takes the last
+    # commits (sqlite.org/pragma.html#pragma_synchronous). Foreign keys are off by default, for each
+    # connection.
     common = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
     if read_only:
         return (*common, "PRAGMA query_only=ON")

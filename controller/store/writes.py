@@ -12,10 +12,9 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
-from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AllocationState
+from controller.lifecycle.model import Job, RunState
 from controller.store import schema
-from controller.store.base import Changes, is_about_values
+from controller.store.base import Changes
 from controller.store.queries import FINAL, is_older, select_last_numbers
 from controller.store.rows import (
     ALLOCATION,
@@ -24,6 +23,7 @@ from controller.store.rows import (
     FLEET,
     GATEWAY,
     JOB,
+    MACHINE,
     NODE,
     RUN,
     SECRET,
@@ -31,7 +31,10 @@ from controller.store.rows import (
     TOKEN,
     USER,
     RowCodec,
+    sweep_row,
 )
+from controller.store.sql_errors import is_about_values
+from fairlead.model.statuses import AllocationState
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -40,6 +43,8 @@ def drops_values(changes: Changes) -> bool:
     """Return whether the changes overwrite or remove values that may be secret: those that a job
     needs to start, and stored secrets."""
     if changes.secrets or changes.removed_secrets or changes.removed_users:
+        return True
+    if any(old is not None and old.sweep is not new.sweep for old, new in changes.runs.values()):
         return True
     return any(
         new_job.spec is not old_job.spec
@@ -78,6 +83,7 @@ def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[
     columns = [name for name in rows[0] if name != key.name]
     statement = (
         sa.update(key.table)
+        # SQLAlchemy reserves the columns' own names for the SET clause of an update.
         .where(key == sa.bindparam("key_value"))
         .values({name: sa.bindparam(f"new_{name}") for name in columns})
     )
@@ -95,6 +101,8 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     delete(connection, schema.fleets.c.name, changes.removed_fleets)
     _upsert(connection, NODE, "id", changes.nodes.values())
     delete(connection, schema.nodes.c.id, changes.removed_nodes)
+    _upsert(connection, MACHINE, "id", changes.machines.values())
+    # Users first: their tokens, keys and secrets refer to them by foreign keys.
     _upsert(connection, USER, "name", changes.users)
     delete(connection, schema.users.c.name, changes.removed_users)
     _upsert(connection, TOKEN, "id", changes.tokens)
@@ -115,10 +123,13 @@ def _write_runs(
 ) -> None:
     runs, jobs = _Batch(RUN), _Batch(JOB)
     attempts, allocations = _Batch(ATTEMPT), _Batch(ALLOCATION)
+    sweeps: list[tuple[bool, dict[str, Any]]] = []
     for old, new in changed:
         runs.put(old.run if old else None, new.run, band=new.run.policy.band.value)
-        old_jobs = {job.id: job for job in old.jobs} if old else {}
-        for job in new.jobs:
+        if new.sweep is not None and (old is None or old.sweep is not new.sweep):
+            _write_sweep(sweeps, old, new)
+        old_jobs = {job.id: job for job in _to_compare(old, new)} if old else {}
+        for job in _to_compare(new, old):
             old_job = old_jobs.get(job.id)
             if job is old_job:
                 continue
@@ -129,8 +140,30 @@ def _write_runs(
         old_places = {place.id: place for place in old.allocations} if old else {}
         for place in new.allocations:
             allocations.put(old_places.get(place.id), place)
-    for batch in (runs, jobs, attempts, allocations):
+    # Owners first: both databases check foreign keys at the end of each statement.
+    runs.write(connection)
+    for is_new, row in sweeps:
+        key = schema.sweeps.c.run_id
+        if is_new:
+            connection.execute(schema.sweeps.insert(), [row])
+        else:
+            _update(connection, key, [row])
+    for batch in (jobs, attempts, allocations):
         batch.write(connection)
+
+
+def _write_sweep(
+    rows: list[tuple[bool, dict[str, Any]]], old: RunState | None, new: RunState
+) -> None:
+    rows.append((old is None, sweep_row(new)))
+
+
+def _to_compare(state: RunState, other: RunState | None) -> Iterable[Job]:
+    """Yield the jobs that may differ from those of the other state of the same run; the ended sets
+    of a sweep differ only if a user retried one, or the run has ended."""
+    if other is not None and other.ended is state.ended:
+        return state.jobs
+    return (*state.ended.jobs, *state.jobs)
 
 
 def delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]) -> None:
@@ -174,6 +207,7 @@ def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -
         .limit(limit)
     )
     old = list(connection.execute(query).scalars())
+    # No cascade reaches the events: they refer to runs without a foreign key.
     delete(connection, schema.events.c.run_id, old)
     delete(connection, run.id, old)
     return old
@@ -201,6 +235,7 @@ def forget_attempts(connection: sa.Connection, finished_before: float, limit: in
     )
     found = connection.execute(query).all()
     old, runs = [row.id for row in found], list({row.run_id for row in found})
+    # First the attempts: an allocation goes only when no attempt refers to it any more.
     delete(connection, attempt.id, old)
     _delete_allocations_without_attempt(connection, runs, finished_before)
     _delete_events(connection, runs, old, finished_before)
@@ -211,6 +246,7 @@ def _delete_allocations_without_attempt(
     connection: sa.Connection, runs: list[str], released_before: float
 ) -> None:
     place, attempt = schema.allocations.c, schema.attempts.c
+    # A NULL among them would make NOT IN true for no row.
     used = sa.select(attempt.allocation_id).where(
         attempt.run_id.in_(runs), attempt.allocation_id.is_not(None)
     )
@@ -246,6 +282,7 @@ def culprits(connection: sa.Connection, changes: Changes) -> dict[Kind, set[str]
     refused: dict[Kind, set[str]] = {"runs": set(), "nodes": set(), "fleets": set()}
     for kind, key, part in _parts(changes):
         try:
+            # A savepoint: after an error PostgreSQL refuses the rest of a transaction (25P02).
             with connection.begin_nested():
                 write(connection, part)
         except Exception as error:
@@ -259,9 +296,9 @@ def _parts(changes: Changes) -> Iterator[tuple[Kind, str, Changes]]:
     events: dict[str, list[Event]] = {run_id: [] for run_id in changes.runs}
     for event in changes.events:
         events.setdefault(event.run_id, []).append(event)
-    for run_id, told in events.items():
+    for run_id, of_run in events.items():
         states = {run_id: changes.runs[run_id]} if run_id in changes.runs else {}
-        yield "runs", run_id, Changes(runs=states, events=tuple(told))
+        yield "runs", run_id, Changes(runs=states, events=tuple(of_run))
     for name, fleet in changes.fleets.items():
         yield "fleets", name, Changes(fleets={name: fleet})
     for name in changes.removed_fleets:

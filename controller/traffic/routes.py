@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from controller.lifecycle.dev_environment import browser_service
 from controller.lifecycle.model import Attempt, Job, Run, RunState
-from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.services.replicas import sleeps
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from fairlead.model.dev_environment import browser_service
+from fairlead.model.service import ServicePolicy
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 
 
 class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +71,7 @@ class RouteTable:
         before = self._by_run.get(run.id)
         if run.status in FINAL_RUN_STATUSES:
             self._by_run.pop(run.id, None)
+            # An ended run may be touched again, when a newer run has its name already.
             if self._by_name.get(run.name) == run.id:
                 del self._by_name[run.name]
         else:
@@ -102,6 +103,7 @@ class RouteTable:
         try:
             await waiter
         finally:
+            # A client that hangs up cancels its wait, and the route may not change for days.
             left = [one for one in self._waiting.get(run_id, ()) if one is not waiter]
             if left:
                 self._waiting[run_id] = left
@@ -144,7 +146,7 @@ def in_traffic(attempt: Attempt) -> bool:
 
 
 def is_registered(attempt: Attempt) -> bool:
-    registered = attempt.registered_at is not None and attempt.reason is None
+    registered = attempt.serving.registered_at is not None and attempt.reason is None
     return registered and attempt.status is AttemptStatus.RUNNING
 
 
@@ -158,7 +160,7 @@ def replica_route(job: Job, attempt: Attempt) -> ReplicaRoute:
         replica=job.replica,
         deployment=attempt.deployment,
         node_id=attempt.node_id or "",
-        runner_socket=attempt.runner_socket or "",
+        runner_socket=attempt.task.runner_socket or "",
         port=job.spec.serves.port,
-        exposed_socket=attempt.exposed_socket,
+        exposed_socket=attempt.serving.exposed_socket,
     )

@@ -8,24 +8,17 @@ window is covered again only when that much time has passed.
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections import deque
 from collections.abc import Callable, Container
 
 import msgspec
 
+from common.latencies import BOUNDS, latency_part, quantile
 from controller.lifecycle.services.scaling import Load
-from gateway.schemas import GroupCounts
+from fairlead.wire.gateway import GroupCounts
 
-LONGEST_WINDOW = 300
+MAX_WINDOW = 300
 """Seconds: the buckets that are kept."""
-_BOUNDS = tuple(0.001 * 1.25**power for power in range(60))
-"""Seconds: the upper ends of the histogram's parts, from 1 ms to 9 min."""
-
-
-def latency_part(seconds: float) -> int:
-    """Return the part of the histogram to which this duration belongs."""
-    return bisect.bisect_left(_BOUNDS, seconds)
 
 
 class Bucket(msgspec.Struct):
@@ -69,7 +62,7 @@ class GroupStatistics:
         self.last_at: float | None = None
         """When a request last began or ended."""
         self._seen_at = now
-        self._buckets: deque[Bucket] = deque(maxlen=LONGEST_WINDOW + 2)
+        self._buckets: deque[Bucket] = deque(maxlen=MAX_WINDOW + 2)
 
     def begin(self, now: float, *, held: bool = False) -> None:
         """`held`: it waits for a replica, and counts as a request once it is sent to one."""
@@ -87,7 +80,7 @@ class GroupStatistics:
         bucket.errors += failed
         if counts:
             if bucket.latencies is None:
-                bucket.latencies = [0] * (len(_BOUNDS) + 1)
+                bucket.latencies = [0] * (len(BOUNDS) + 1)
             bucket.latencies[latency_part(seconds)] += 1
 
     def absorb(self, now: float, source: str, counts: GroupCounts) -> None:
@@ -102,8 +95,9 @@ class GroupStatistics:
         self._elsewhere[source] = counts.in_flight
         for part, count in counts.latencies:
             if bucket.latencies is None:
-                bucket.latencies = [0] * (len(_BOUNDS) + 1)
-            bucket.latencies[min(max(part, 0), len(_BOUNDS))] += count
+                bucket.latencies = [0] * (len(BOUNDS) + 1)
+            # An agent that was taken over may say any number, and -1 would count at the list's end.
+            bucket.latencies[min(max(part, 0), len(BOUNDS))] += count
 
     def gap(self, now: float, source: str) -> None:
         """Begin anew: what this gateway does is not known at the moment."""
@@ -122,7 +116,7 @@ class GroupStatistics:
         chosen = [one for one in self._buckets if until - seconds <= one.second < until]
         covered = min(seconds, max(0.0, until - self.since))
         requests = sum(one.requests for one in chosen)
-        latencies = [0] * (len(_BOUNDS) + 1)
+        latencies = [0] * (len(BOUNDS) + 1)
         for one in chosen:
             for part, count in enumerate(one.latencies or ()):
                 latencies[part] += count
@@ -132,38 +126,25 @@ class GroupStatistics:
             errors=sum(one.errors for one in chosen),
             rps=requests / covered if covered else None,
             in_flight=sum(one.busy for one in chosen) / covered if covered else None,
-            latency_p50=_quantile(latencies, 0.5),
-            latency_p95=_quantile(latencies, 0.95),
+            latency_p50=quantile(latencies, 0.5),
+            latency_p95=quantile(latencies, 0.95),
         )
 
     def _bucket(self, now: float) -> Bucket:
         second = int(now)
+        # Unix time may step back: then the newest second goes on until the clock has caught up.
         if not self._buckets or self._buckets[-1].second < second:
             self._buckets.append(Bucket(second))
         return self._buckets[-1]
 
     def _advance(self, now: float) -> None:
         """Count the requests in flight in each second up to now."""
-        at = max(self._seen_at, now - LONGEST_WINDOW)
+        at = max(self._seen_at, now - MAX_WINDOW)
         while self._here and at < now:
             end = min(now, float(int(at) + 1))
             self._bucket(at).busy += self._here * (end - at)
             at = end
         self._seen_at = max(self._seen_at, now)
-
-
-def _quantile(latencies: list[int], part: float) -> float | None:
-    total = sum(latencies)
-    if not total:
-        return None
-    rest = part * total
-    for number, count in enumerate(latencies):
-        if count and rest <= count:
-            upper = _BOUNDS[min(number, len(_BOUNDS) - 1)]
-            lower = _BOUNDS[number - 1] if number else 0.0
-            return lower + (upper - lower) * rest / count
-        rest -= count
-    return _BOUNDS[-1]
 
 
 class Request:
@@ -195,6 +176,7 @@ class Traffic:
         self._groups: dict[tuple[str, str], GroupStatistics] = {}
         self._in_flight: dict[str, int] = {}
         self._idle: dict[str, list[asyncio.Future[None]]] = {}
+        self._out_until: dict[str, float] = {}
 
     def group(self, run_id: str, group: str) -> GroupStatistics:
         """Return the counts of this group; counting begins with the first call."""
@@ -224,9 +206,21 @@ class Traffic:
             self._in_flight[attempt_id] = left
             return
         self._in_flight.pop(attempt_id, None)
+        # A drain that gave up has cancelled its wait, which stays in the list.
         for waiter in self._idle.pop(attempt_id, ()):
             if not waiter.done():
                 waiter.set_result(None)
+
+    def ejected(self, attempt_id: str, seconds: float) -> None:
+        """The proxy or a gateway sends no requests to this replica for that time."""
+        now = self.now()
+        self._out_until = {one: at for one, at in self._out_until.items() if now < at}
+        self._out_until[attempt_id] = now + seconds
+
+    def ejected_until(self, attempt_id: str) -> float | None:
+        """Return when the replica gets requests again (Unix seconds); None: it does now."""
+        until = self._out_until.get(attempt_id, 0.0)
+        return until if self.now() < until else None
 
     async def idle(self, attempt_id: str) -> None:
         """Wait until no request is in flight at this replica."""

@@ -16,17 +16,17 @@ from urllib.parse import quote, unquote
 
 from aiohttp import web
 
-from common.errors import Refused
+from common.proxy.cookies import set_cookie
+from common.proxy.errors import TooMany
+from common.proxy.site import Site
+from common.rate_limiter import RateLimiter
+from common.refusals import Forbidden, NotFound, ServiceError, Unauthenticated
 from controller.api.app import add_routes
-from controller.api.errors import as_response
-from controller.proxy.cookies import set_cookie
-from controller.proxy.errors import TooMany
-from controller.proxy.site import Site
-from controller.rate_limiter import RateLimiter
+from controller.api.http.errors import as_response
 from controller.service import ControllerService
-from controller.service.errors import Forbidden, NotFound, ServiceError, Unauthenticated
-from controller.service.users import Credential
-from controller.store.base import StoredToken, StoreError
+from controller.service.accounts.users import Credential
+from controller.store.accounts import StoredToken
+from controller.store.errors import StoreError
 from controller.web import (
     dev_environments,
     events,
@@ -39,6 +39,7 @@ from controller.web import (
     runs,
     services,
     sessions,
+    sweeps,
 )
 from controller.web.assets import Assets
 from controller.web.opening import Opening
@@ -52,6 +53,7 @@ from controller.web.sessions import (
     Sessions,
 )
 from controller.web.shared import Fragment, SharedFragments
+from fairlead.wire.errors import Refused
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ PAGES: tuple[PageRoute, ...] = (
     *runs.PAGES,
     *logs.PAGES,
     *run.PAGES,
+    *sweeps.PAGES,
     *queue.PAGES,
     *nodes.PAGES,
     *services.PAGES,
@@ -92,7 +95,7 @@ HEADERS = {
 }
 """NEL: browsers forget a policy that a service set here, when it could."""
 ENTER_PATH = PATH + "/enter"
-_MOST_FORM = 64 << 10
+_MAX_FORM = 64 << 10
 _TRY_SECONDS, _TRIES = 2.0, 10
 _FOREVER = "public, max-age=31536000, immutable"
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -159,9 +162,11 @@ class Dashboard:
                 answer = await endpoint(request)
             except (ServiceError, StoreError) as error:
                 answer = self._refusal(request, error)
+            # The head of a stream or a WebSocket was sent already.
             if not answer.prepared:
                 answer.headers.update(HEADERS)
                 answer.headers.setdefault("Cache-Control", "no-store")
+                # A shared fragment is compressed already.
                 is_plain = "Content-Encoding" not in answer.headers
                 if is_plain and isinstance(answer, web.Response) and answer.body:
                     answer.enable_compression()
@@ -307,6 +312,7 @@ class Dashboard:
     async def _static(self, request: web.Request) -> web.StreamResponse:
         files = await asyncio.to_thread(lambda: self._assets.files)
         asset = files.get(request.match_info["name"])
+        # Another version's file must not be kept for ever under this address.
         if asset is None or request.match_info["version"] != self._assets.version:
             raise web.HTTPNotFound
         answer = web.Response(
@@ -360,6 +366,7 @@ class Dashboard:
         return answer
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        # Before the token is read: who guesses tokens gets no more than some tries.
         self._count_try(request)
         form = await request.post()
         given = form.get("token", "")
@@ -414,6 +421,7 @@ class Dashboard:
             self._client(request),
             path=PATH,
             seconds=SESSION_SECONDS,
+            # No other site makes a browser send it (CSRF); `came_from_elsewhere` pays for that.
             same_site="Strict",
         )
         return answer
@@ -442,6 +450,7 @@ def _theme(request: web.Request) -> str:
 def _inside(there: str) -> str:
     """Return the address if it is one of the dashboard's, else its first page."""
     is_ours = there.startswith(PATH + "/") and not there.startswith(PATH + "/login")
+    # Browsers read \ as / and resolve `..`, also an encoded one: a service's page would open.
     leads_out = "\\" in there or ".." in unquote(there.partition("?")[0])
     return there if is_ours and there.isprintable() and not leads_out else PATH + "/runs"
 

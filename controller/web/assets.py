@@ -63,4 +63,5 @@ class Assets:
 def _asset(name: str, content: bytes) -> Asset:
     suffix = Path(name).suffix
     media = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    # Without a time in its head, gzip gives the same bytes at each start.
     return Asset(content, gzip.compress(content, 9, mtime=0), media)

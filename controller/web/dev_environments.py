@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.dev_environments import link, opens
-from controller.api.documents import RunView
-from controller.api.runs import get_run
+from controller.api.runs.runs import get_run
 from controller.lifecycle.model import RunState, RunType
-from controller.service.terminals import why_no_ssh
+from controller.service.jobs.terminals import why_no_ssh
 from controller.web.durations import lasting
 from controller.web.pages import Page, PageRoute, Visit
 from controller.web.runs import RunRow, run_row
+from fairlead.dev_environments import link, opens
+from fairlead.documents import RunView
+from fairlead.queries import RunQuery
 
-_MOST_RUNS = 1000
+_MAX_RUNS = 1000
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +70,7 @@ def environment_row(row: RunRow, view: RunView, ways: Ways) -> EnvironmentRow:
 
 async def list_environments(visit: Visit) -> Page:
     service = visit.service
-    states = await service.runs.page(
-        include_finished=False, limit=_MOST_RUNS, before=None, user=visit.user
-    )
+    states = await service.runs.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
     names, positions = service.nodes.names(), service.queue.positions()
     rows = []
     for state in states:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.api.documents import EventView, NodeView
-from controller.api.events import event_view
-from controller.api.nodes import get_node
-from controller.service.errors import Invalid
+from common.refusals import Invalid
+from controller.api.machines.nodes import get_node
+from controller.api.runs.events import event_view
 from controller.store.base import StoredEvent
 from controller.web.pages import Page, PageRoute, Visit
+from fairlead.documents import EventView, NodeView
+from fairlead.queries import EventQuery
 
 ROWS = 100
 AFTER_ALL = 1 << 62
@@ -72,13 +73,13 @@ async def list_events(visit: Visit) -> Page:
     before = _before(visit.query("before"))
     run, name = visit.query("run") or None, visit.query("node")
     node = await get_node(visit.as_call(node=name)) if name else None
-    stored = await visit.service.runs.events(
-        run,
+    query = EventQuery(
+        run=run,
         before=before,
         limit=ROWS + 1,
-        user=visit.user,
         node_id=None if node is None else node.id,
     )
+    stored = await visit.service.runs.events(query, user=visit.user)
     shown = stored[-ROWS:]
     rows = await event_rows(visit, shown)
     if node is not None and run is None and before == AFTER_ALL:

@@ -9,18 +9,18 @@ from urllib.parse import urlencode
 import msgspec
 from markupsafe import Markup
 
-from controller.api.documents import JobView, RunView
+from common.refusals import Invalid
 from controller.lifecycle.model import Attempt, Job, RunState
-from controller.lifecycle.reasons import ROWS as REASONS
-from controller.lifecycle.statuses import (
+from controller.web.durations import lasting
+from controller.web.pages import Visit
+from controller.web.states import Badge, badge
+from fairlead.documents import JobView, RunView
+from fairlead.model.reasons import ROWS as REASONS
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     IrisState,
     RunStatus,
 )
-from controller.service.errors import Invalid
-from controller.web.durations import lasting
-from controller.web.pages import Visit
-from controller.web.states import Badge, badge
 
 ROWS = 50
 MAX_ATTEMPTS = 5
@@ -278,7 +278,7 @@ def _row(
                 why=_why(one),
                 pending=(one.pending_reason.sentence() if one.pending_reason else ""),
                 node=shown.node or "",
-                gpus=len(one.gpus),
+                gpus=len(one.task.gpus),
                 exit_code=one.exit_code,
                 incarnation="" if one.incarnation is None else str(one.incarnation.number),
                 phases=phases(one, *span),
@@ -375,6 +375,7 @@ def offered(view: RunView, job: str, attempt: str) -> Markup:
         for one in jobs
     ]
     text = msgspec.json.encode(told).decode()
+    # What users wrote must not end the element: JSON reads \u003c as <, and HTML does not.
     for letter in "&<>":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return Markup(text)  # quotes stay, which are most of it

@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack
 import msgspec
 from aiohttp import web
 
-from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from common.refusals import Invalid, NotFound
+from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.service import ControllerService
-from controller.service.errors import Invalid, NotFound
-from controller.service.runs import RunService
+from controller.service.runs.lookup import RunService
 from controller.web.pages import Visit
 
 ANY = "any"
@@ -103,6 +103,7 @@ async def stream(
                 for topic in (*topics, _FOR_BROKEN)
             }
             told = broken(visit.service)
+            # After the watches began: a change in between is told twice, and none is missed.
             hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=told)
             await response.write(_line("hello", hello))
             for topic, mark in topics.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from controller.api.logs import formed
-from controller.api.streams import cancel_this, reader_may_leave, registered
+from controller.api.http.streams import cancel_this, reader_may_leave, registered
+from controller.api.jobs.logs import formed
 from controller.web.pages import PageRoute, Visit
 
 
@@ -22,6 +22,7 @@ async def download(visit: Visit) -> web.StreamResponse:
         "Content-Disposition": f'attachment; filename="{name}"',
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
+        # A browser may show it on this origin: a job's output must run no script there.
         "Content-Security-Policy": "sandbox",
     }
     response = web.StreamResponse(headers=headers)

@@ -7,20 +7,21 @@ from urllib.parse import quote
 
 import msgspec
 
-from controller.api import nodes as api
-from controller.api.documents import FleetView, GpuView, NodeView
-from controller.api.fleets import list_fleets
-from controller.api.paging import PageQuery
+from common.refusals import Invalid
+from controller.api.http.paging import PageQuery
+from controller.api.machines import nodes as api
+from controller.api.machines.fleets import list_fleets
 from controller.api.views import iso_or_none
 from controller.lifecycle.model import RunState
-from controller.service.errors import Invalid
-from controller.service.faults import Hit
-from controller.service.nodes import Holder
+from controller.service.machines.faults import Hit
+from controller.service.machines.use import Holder
 from controller.web.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from controller.web.pages import Done, Page, PageRoute, Visit
+from fairlead.documents import FleetView, GpuView, NodeView
+from fairlead.queries import EventQuery
 
 PAGE_OF_NODES = 1000
-_MOST_EVENTS = 50
+_MAX_EVENTS = 50
 _BAR = 1000
 GIB = 1 << 30
 
@@ -321,9 +322,8 @@ async def show_node(visit: Visit) -> Page:
 
 async def _events_on(visit: Visit, node_id: str) -> list[EventRow]:
     """Return the latest events of attempts on the node, the newest first."""
-    stored = await visit.service.runs.events(
-        None, before=AFTER_ALL, limit=_MOST_EVENTS, user=visit.user, node_id=node_id
-    )
+    query = EventQuery(before=AFTER_ALL, limit=_MAX_EVENTS, node_id=node_id)
+    stored = await visit.service.runs.events(query, user=visit.user)
     return await event_rows(visit, stored)
 
 

@@ -8,13 +8,13 @@ import re
 
 from aiohttp import web
 
-from controller.lifecycle.dev_environment import browser_service
+from common.proxy.browser_login import beginning, entrance
+from common.proxy.headers import own_origin
+from common.proxy.site import Site
+from common.refusals import Conflict, Invalid, NotFound
 from controller.lifecycle.model import Run
-from controller.proxy.browser_login import beginning, entrance
-from controller.proxy.headers import own_origin
-from controller.proxy.site import Site
-from controller.service.errors import Conflict, Invalid, NotFound
 from controller.web.pages import Visit
+from fairlead.model.dev_environment import browser_service
 
 _STATE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -49,7 +49,7 @@ class Opening:
             if not _STATE.fullmatch(state):
                 raise Invalid("`state` is that of a login of another place", field="state")
             held = visit.credential
-            code = visit.service.gate.grants.make(run.id, held.token.id, held.login, state)
+            code = visit.service.gate.grants.make(run.id, held.token, held.login, state)
             location = entrance(origin, code, there)
         else:
             location = beginning(origin, *self._own(visit, name), there)

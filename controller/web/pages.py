@@ -12,11 +12,11 @@ from aiohttp import web
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from controller.api.routes import Call, NoQuery
+from controller.api.http.routes import Call, NoQuery
 from controller.lifecycle.model import Role
 from controller.service import ControllerService
-from controller.service.users import Credential
-from controller.store.base import StoredToken, User
+from controller.service.accounts.users import Credential
+from controller.store.accounts import StoredToken, User
 from controller.web.assets import Assets
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api import users as api
-from controller.api.documents import TokenView, UserView
-from controller.api.paging import PageQuery
+from common.refusals import Invalid
+from controller.api.accounts import users as api
+from controller.api.http.paging import PageQuery
 from controller.lifecycle.model import Band, Role
-from controller.service.errors import Invalid
-from controller.service.users import require_admin
+from controller.service.accounts.rights import require_admin
 from controller.web.pages import Done, Page, PageRoute, Visit
+from fairlead.documents import TokenView, UserView
 
 _MOST = 1000
 HERE = "/dashboard/users"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from controller.api.views import iso
+from common.refusals import Invalid
+from controller.clock import iso
 from controller.lifecycle.model import Band
-from controller.service.errors import Invalid
-from controller.service.queue import MOST_ENTRIES, QueueEntry
+from controller.service.runs.queue import MAX_ENTRIES, QueueEntry
 from controller.web.pages import Page, PageRoute, Visit
 
-_MOST_JOBS = 3
+_MAX_JOBS = 3
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +33,8 @@ class BandRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queue_row(entry: QueueEntry) -> QueueRow:
-    more = len(entry.jobs) - _MOST_JOBS
-    jobs = ", ".join(entry.jobs[:_MOST_JOBS]) + (f" and {more} more" if more > 0 else "")
+    more = len(entry.jobs) - _MAX_JOBS
+    jobs = ", ".join(entry.jobs[:_MAX_JOBS]) + (f" and {more} more" if more > 0 else "")
     gpus = f"{entry.gpus} GPU{'' if entry.gpus == 1 else 's'}, " if entry.gpus else ""
     leaving = f"it waits until others have left {', '.join(entry.nominated)}"
     return QueueRow(
@@ -71,7 +71,7 @@ async def show_queue(visit: Visit) -> Page:
             "bands": by_band(found.entries),
             "preempting": [queue_row(one) for one in found.entries if one.nominated],
             "shares": found.shares,
-            "before": None if not after else max(after - MOST_ENTRIES, 0),
+            "before": None if not after else max(after - MAX_ENTRIES, 0),
             "after": last if found.entries and last < found.length else None,
             "left_out": max(found.length - last, 0),
         },

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.documents import ExplainView, RunView
-from controller.api.runs import get_run
-from controller.api.scheduling import explain_run
-from controller.api.views import iso
-from controller.configuration.written import as_yaml
+from common.refusals import Invalid
+from controller.api.runs.runs import get_run, shown_run
+from controller.api.runs.scheduling import explain_run
+from controller.clock import iso
 from controller.lifecycle.model import Run, RunState, RunType
-from controller.lifecycle.reasons import RUN_SENTENCES
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
-from controller.service.errors import Invalid
-from controller.service.terminals import why_no_ssh
+from controller.service.jobs.terminals import why_no_ssh
 from controller.store.base import StoredEvent
 from controller.web.dev_environments import ways_of
 from controller.web.events import AFTER_ALL, event_rows
-from controller.web.jobs import as_sentence, chosen_jobs, jobs_page, offered, ran_for
+from controller.web.jobs import Chosen, as_sentence, chosen_jobs, jobs_page, offered, ran_for
 from controller.web.pages import Done, Page, PageRoute, Visit
 from controller.web.runs import badges, gpus_of, has_ended
+from controller.web.sweeps import chosen_sets, page_state, sets_page
+from fairlead.configuration.text.written import as_yaml
+from fairlead.documents import ExplainView, RunView
+from fairlead.model.reasons import RUN_SENTENCES
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
+from fairlead.queries import EventQuery
+from fairlead.sweeps import progress_of
 
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,8 @@ def scalable(view: RunView) -> list[tuple[str, int]]:
     """Return the groups whose number of jobs a user may change, with their numbers. A service
     scales its groups itself, and a dev environment is one job."""
     if view.type is not RunType.TASK or view.finished_at or view.incarnation is not None:
+        return []
+    if view.sweep is not None:
         return []
     return [(group.name, group.nodes) for group in view.groups]
 
@@ -141,10 +146,15 @@ def terminal_of(state: RunState) -> Terminal:
 async def show_run(visit: Visit) -> Page:
     """Raises NotFound, Forbidden, Invalid, StoreUnavailable."""
     service, now = visit.service, visit.service.clock.now()
-    chosen = chosen_jobs(visit)
-    state = await service.runs.seen(visit.path("run"), visit.user)
-    run_id = state.run.id
-    view = await get_run(visit.as_call(run=run_id))
+    whole = await service.runs.seen(visit.path("run"), visit.user)
+    run_id = whole.run.id
+    if whole.run.sweep is None:
+        state, chosen = whole, chosen_jobs(visit)
+        view = await get_run(visit.as_call(run=run_id))
+    else:
+        # Its table shows its sets; a document of 10,000 jobs would take a second.
+        state, chosen = page_state(whole, visit.query("job"), visit.query("attempt")), Chosen()
+        view = shown_run(visit.as_call(run=run_id), state)
     explanation: ExplainView | None = None
     if state.run.status not in FINAL_RUN_STATUSES:
         explanation = what_it_waits_for(await explain_run(visit.as_call(run=run_id)))
@@ -163,6 +173,10 @@ async def show_run(visit: Visit) -> Page:
             "badges": badges(state),
             "ran": ran_for(state, now),
             "jobs": jobs_page(state, view, chosen, run_address, now),
+            "sets": None
+            if view.sweep is None
+            else sets_page(whole, chosen_sets(visit), run_address, now),
+            "progress": None if view.sweep is None else progress_of(view.sweep),
             "offered": offered(view, visit.query("job"), visit.query("attempt")),
             "occurrences": occurrence_rows(state.run),
             "explanation": explanation,
@@ -188,10 +202,9 @@ def what_it_waits_for(found: ExplainView) -> ExplainView | None:
 
 async def _events(visit: Visit, run_id: str) -> tuple[list[StoredEvent], int | None]:
     """Return the run's latest events; and, if there are older ones, the number of the first."""
-    found = await visit.service.runs.events(
-        run_id, before=AFTER_ALL, limit=MOST_EVENTS + 1, user=visit.user
-    )
-    shown = found[-MOST_EVENTS:]
+    query = EventQuery(run=run_id, before=AFTER_ALL, limit=MAX_EVENTS + 1)
+    found = await visit.service.runs.events(query, user=visit.user)
+    shown = found[-MAX_EVENTS:]
     return shown, shown[0].seq if len(found) > len(shown) else None
 
 

@@ -8,19 +8,21 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from controller.api.views import iso, run_summary
+from common.refusals import Invalid
+from controller.api.views import run_summary
+from controller.clock import iso
 from controller.lifecycle.model import Band, Run, RunState
-from controller.lifecycle.run_status import state_of_job
-from controller.lifecycle.statuses import (
+from controller.lifecycle.runs.status import state_of_job
+from controller.web.pages import Page, PageRoute, Visit
+from controller.web.states import Badge, badge
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AttemptStatus,
     IrisState,
     RunStatus,
 )
-from controller.service.errors import Invalid
-from controller.web.pages import Page, PageRoute, Visit
-from controller.web.states import Badge, badge
+from fairlead.queries import RunQuery
 
 ROWS = 50
 LIVE = "live"
@@ -99,16 +101,16 @@ async def list_runs(visit: Visit) -> Page:
 
 async def _read(visit: Visit, filters: Filters) -> tuple[list[RunState], str | None]:
     """Return one page of rows, and the cursor of the older ones."""
-    found = await visit.service.runs.page(
-        include_finished=filters.status != LIVE,
+    query = RunQuery(
+        all=filters.status != LIVE,
         limit=ROWS + 1,
-        before=filters.cursor or None,
-        user=visit.user,
-        owner=filters.user or None,
-        statuses=() if filters.status in ("", LIVE) else (RunStatus(filters.status),),
+        cursor=filters.cursor or None,
+        user=filters.user or None,
+        status=None if filters.status == LIVE else filters.status,
         name=f"*{filters.text}*" if filters.text else None,
         band=Band(filters.band) if filters.band else None,
     )
+    found = await visit.service.runs.page(query, user=visit.user)
     return found[:ROWS], found[ROWS - 1].run.id if len(found) > ROWS else None
 
 
@@ -178,8 +180,8 @@ def gpus_of(state: RunState) -> str:
     none at all."""
     lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
     live = [(job, last) for job, last in lasts if last.status not in FINAL_ATTEMPT_STATUSES]
-    held = sum(len(last.gpus) for _, last in live)
-    waited_for = sum(job.spec.resources.gpu.count for job, last in live if not last.gpus)
+    held = sum(len(last.task.gpus) for _, last in live)
+    waited_for = sum(job.spec.resources.gpu.count for job, last in live if not last.task.gpus)
     if waited_for:
         return f"{held} of {held + waited_for}"
     return str(held) if held else ""

@@ -6,12 +6,13 @@ from collections import Counter
 
 import msgspec
 
-from controller.api.documents import ServiceGroupView, ServiceView
-from controller.api.services import get_service
+from controller.api.runs.services import get_service
 from controller.lifecycle.model import RunType
 from controller.web.pages import Page, PageRoute, Visit
+from fairlead.documents import ReplicaView, ServiceGroupView, ServiceView
+from fairlead.queries import RunQuery
 
-_MOST_RUNS = 1000
+_MAX_RUNS = 1000
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,13 @@ def group_row(group: ServiceGroupView) -> GroupRow:
     )
 
 
+def without_requests(replica: ReplicaView) -> str | None:
+    """Return why the replica gets no requests; None: it does."""
+    if replica.not_ready is not None or replica.ejected_until is None:
+        return replica.not_ready
+    return f"ejected until {replica.ejected_until}: it answered with errors alone"
+
+
 def service_row(service: ServiceView) -> ServiceRow:
     every = Counter(one.deployment for one in service.replicas)
     ready = Counter(
@@ -75,17 +83,15 @@ def service_row(service: ServiceView) -> ServiceRow:
         ),
         groups=tuple(group_row(group) for group in service.groups),
         not_ready=tuple(
-            f"{one.group}/{one.replica}: {one.not_ready}"
+            f"{one.group}/{one.replica}: {why}"
             for one in service.replicas
-            if one.not_ready is not None
+            if (why := without_requests(one)) is not None
         ),
     )
 
 
 async def list_services(visit: Visit) -> Page:
-    states = await visit.service.runs.page(
-        include_finished=False, limit=_MOST_RUNS, before=None, user=visit.user
-    )
+    states = await visit.service.runs.page(RunQuery(limit=_MAX_RUNS), user=visit.user)
     rows = [
         service_row(await get_service(visit.as_call(run=state.run.id)))
         for state in states

@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from controller.api.origins import host_of
+from common.proxy.browser_login import OPEN
+from common.proxy.cookies import cookie_name, cookies, the_cookie
+from common.proxy.headers import Client
+from common.refusals import Forbidden, Unauthenticated
+from controller.api.http.origins import host_of
 from controller.clock import Clock
-from controller.proxy.browser_login import OPEN
-from controller.proxy.cookies import cookie_name, cookies, the_cookie
-from controller.proxy.headers import Client
-from controller.service.errors import Forbidden, Unauthenticated
-from controller.service.users import Credential, Gate
-from controller.store.base import EndedLogin, StoredToken
+from controller.service.accounts.users import Credential, Gate
+from controller.store.accounts import EndedLogin, StoredToken
 
 COOKIE = "fairlead-dashboard"
 PATH = "/dashboard"
@@ -58,6 +58,7 @@ class Sessions:
     def cookie_of(self, request: web.Request) -> str:
         """Return the request's session cookie, which is not yet checked. Raises Unauthenticated."""
         found = cookies(request, cookie_name(COOKIE, self._client(request)))
+        # A page at a subdomain can plant a cookie of this name, and no request tells them apart.
         if len(found) > 1:
             raise Unauthenticated(
                 "the browser sent two logins, and one of them was planted by another page: delete "
@@ -122,10 +123,12 @@ class Sessions:
                 "this request does not come from a page of the dashboard: reload the page",
                 code="not_from_page",
             )
+        # A WebSocket begins with a GET, and browsers ask no permission for it (RFC 6455, 10.2).
         if request.method not in _SAFE or request.headers.get("Upgrade"):
             require_own_origin(request)
 
     def _signature(self, purpose: str, said: str) -> str:
+        # With the purpose: a signature of a page must never pass as that of a session.
         return hmac.new(
             self._key, f"{purpose}:{said}".encode(errors="surrogateescape"), hashlib.sha256
         ).hexdigest()
@@ -134,6 +137,7 @@ class Sessions:
 def require_own_origin(request: web.Request) -> None:
     """Refuse what another site made the browser send. Raises Forbidden."""
     origin = request.headers.get("Origin")
+    # Programs and old browsers send no Sec-Fetch-Site; an Origin is checked in any case.
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none") or (
         origin is not None and host_of(origin) not in _hosts(request)
     ):
@@ -142,6 +146,7 @@ def require_own_origin(request: web.Request) -> None:
 
 def require_navigation(request: web.Request) -> None:
     """Refuse to give a whole document to a script. Raises Forbidden."""
+    # A service's script on this origin could else read a page's token out of the document.
     if request.headers.get("Sec-Fetch-Dest", "document") != "document":
         raise Forbidden("this page is for people: open it in a tab of a browser", code="not_opened")
 
@@ -171,4 +176,5 @@ def _hosts(request: web.Request) -> tuple[str, ...]:
 
 
 def _equal(given: str, wanted: str) -> bool:
+    # As bytes: compare_digest takes no str beyond ASCII, and anyone may send one.
     return hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode())

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-MOST_SECONDS = 1.0
-_MOST_KEPT = 256
+MAX_SECONDS = 1.0
+_MAX_KEPT = 256
 
 
 class Fragment(msgspec.Struct, frozen=True):
@@ -45,11 +45,12 @@ class SharedFragments:
         nodes alone."""
         if self._changed is None:
             self._changed = await self._changes.__aenter__()  # as long as the controller lives
-        if self._changed.is_set() or len(self._kept) >= _MOST_KEPT:
+        if self._changed.is_set() or len(self._kept) >= _MAX_KEPT:
             self._changed.clear()
             self._kept.clear()
         made_at, task = self._kept.get(key, (0.0, None))
-        if task is None or not 0 <= self._now() - made_at < MOST_SECONDS:
+        if task is None or not 0 <= self._now() - made_at < MAX_SECONDS:
             task = asyncio.ensure_future(make())
             self._kept[key] = (self._now(), task)
+        # A page that leaves must not cancel the answer for which others wait.
         return await asyncio.shield(task)

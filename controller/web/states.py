@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.lifecycle.statuses import IrisState
+from fairlead.model.statuses import IrisState
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ _UNUSED_PARTS = (
     "dulwich/contrib",
     "frozenlist/_frozenlist.*.so",
 )
-"""cryptography needs the compiled half of cffi alone; dulwich's commands serve its own program;
-the compiled half of frozenlist would be the only user of libstdc++ (2.5 MB)."""
+"""cryptography needs the compiled half of cffi alone; dulwich's commands serve its own program; on
+nodes, the compiled half of frozenlist would be the only user of libstdc++ (2.5 MB)."""
 _UNUSED_FOLDERS = ("tests", "test", "sboms")
 _FOR_WINDOWS = "*.exe"
 _INSTALLER_NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
@@ -71,6 +71,7 @@ class Base:
         paths = ("--library-path", self.libraries, "--argv0", self.program)
         compile_all = "-I -S -X utf8=1 -m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
         recorded_paths = ("-s", self.root, "-p", home)
+        # Else ld.so takes libraries of the building machine from its cache (ld.so(8)).
         program = (loader, "--inhibit-cache", *paths, self.program)
         run([*program, *compile_all.split(), *recorded_paths, *folders], env=environment)
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from entrypoint.runtime import base as base_layer
@@ -23,8 +23,12 @@ from entrypoint.runtime import elf
 from entrypoint.runtime.base import Base
 from entrypoint.runtime.errors import BuildError
 
-OUR_PACKAGES = ("common", "runner", "entrypoint")
-_BUILD_ONLY = ("entrypoint/runtime",)
+OUR_SOURCES = ("common", "entrypoint", "fairlead/__init__.py", "fairlead/wire", "runner")
+"""Of the client, only what the agents import."""
+NOT_SHIPPED = ("common/links", "common/programs.py", "common/proxy", "entrypoint/runtime")
+"""What is of no use where nothing is built and pip has installed nothing."""
+NOT_IN_CONTAINERS = (*NOT_SHIPPED, "common/http.py", "runner/client.py")
+"""The runtime is also without what loads aiohttp."""
 
 
 class Builder:
@@ -74,7 +78,7 @@ class Builder:
             target = tree.site / file.relative_to(self._checkout)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-        tree.compile([tree.site / package for package in OUR_PACKAGES])
+        tree.compile(packages_of(tree.site, OUR_SOURCES))
         if violations := elf.violations(tree.root):
             raise BuildError("the runtime is not hermetic:\n" + "\n".join(violations))
         normalise(tree.root)
@@ -91,20 +95,13 @@ class Builder:
         )
 
     def _our_sources(self) -> list[Path]:
-        build_only = [self._checkout / folder for folder in _BUILD_ONLY]
-        return sorted(
-            file
-            for package in OUR_PACKAGES
-            for file in (self._checkout / package).rglob("*")
-            if file.is_file()
-            and "__pycache__" not in file.parts
-            and not any(file.is_relative_to(folder) for folder in build_only)
-        )
+        return sources_below(self._checkout, OUR_SOURCES, NOT_IN_CONTAINERS)
 
     def _point_current_at(self, name: str) -> Path:
         fresh = self._runtimes / ".current"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(name)
+        # rename(2) replaces a link at once; symlink(2) cannot replace anything.
         fresh.replace(self._runtimes / "current")
         return self._runtimes / name
 
@@ -119,6 +116,24 @@ class Builder:
         with tempfile.TemporaryDirectory(prefix="runtime-", dir=self._build) as folder:
             Path(folder).chmod(0o755)
             yield Path(folder)
+
+
+def sources_below(checkout: Path, sources: Iterable[str], left_out: Iterable[str]) -> list[Path]:
+    """Return the files of these files and folders of a checkout, without those left out."""
+    not_there = [checkout / place for place in left_out]
+    return sorted(
+        file
+        for place in (checkout / source for source in sources)
+        for file in ([place] if place.is_file() else place.rglob("*"))
+        if file.is_file()
+        and "__pycache__" not in file.parts
+        and not any(file.is_relative_to(folder) for folder in not_there)
+    )
+
+
+def packages_of(site: Path, sources: Iterable[str]) -> list[Path]:
+    """Return the folders of the packages below `site` to which these sources belong."""
+    return sorted({site / source.partition("/")[0] for source in sources})
 
 
 def tree_hash(root: Path) -> str:

@@ -66,6 +66,7 @@ static char **interpreter_environment(char **image)
     for (size_t i = 0; i < count; i++)
         if (!starts_with(image[i], HIDDEN))
             ours[used++] = is_disturbing(image[i]) ? hidden(image[i]) : image[i];
+    /* glibc gives threads arenas of their own, memory that a small process does not need. */
     ours[used++] = "MALLOC_ARENA_MAX=1";
     ours[used] = NULL;
     return ours;

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 from runner.processes import environment
+from runner.processes.launch import find
 from runner.processes.spawn import Children, start_in_thread
 
 _LIMIT_SECONDS = 600.0
@@ -41,7 +41,7 @@ async def install(log: Path, children: Children) -> None:
         raise InstallFailed("openssh-server cannot be installed: the container's user is not root")
     env = environment.inherited()
     env.setdefault("PATH", environment.DEFAULT_PATH)
-    name = next((name for name in _MANAGERS if shutil.which(name, path=env["PATH"])), None)
+    name = next((name for name in _MANAGERS if find(name, env, "/")), None)
     if name is None:
         known = ", ".join(_MANAGERS)
         raise InstallFailed(
@@ -61,7 +61,7 @@ async def install(log: Path, children: Children) -> None:
 async def _run(command: str, env: dict[str, str], log: Path, children: Children) -> None:
     with log.open("ab") as output:
         argv = command.split()
-        program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
+        program = find(argv[0], env, "/") or argv[0]
         child = await start_in_thread(
             argv,
             children,

@@ -71,7 +71,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 def kept_path(variables: Mapping[str, str]) -> dict[str, str]:
     """Return what makes bash take up this PATH before its first prompt. A visitor's shell is a
-    login shell, and /etc/profile of Debian's images sets PATH anew: without the job's venv, and
+    login shell, and /etc/profile of Debian's images sets PATH again: without the job's venv, and
     without what the image has in its own PATH."""
     path = variables.get("PATH")
     if path is None or "PROMPT_COMMAND" in variables:

@@ -16,16 +16,17 @@ from pathlib import Path
 
 from entrypoint.ssh.logins import kept_path, locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
-from runner.processes import environment
+from runner.processes import environment, session_environment
 from runner.processes.spawn import Children, start_in_thread
 
 _FOLDER = Path("/run/fairlead-ssh")
 _FALLBACK = "sshd"
 _PROGRAMS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd", "/usr/bin/sshd")
+# sshd ends without its empty folder, which a distribution's unit makes at boot.
 _PRIVILEGE_SEPARATION = (Path("/run/sshd"), Path("/var/empty"))
 _CHECK_SECONDS = 10.0
 _SET_BY_SSHD = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"})
-_MOST_OUTPUT = 4096
+_MAX_OUTPUT = 4096
 _CONFIG_NAME = "sshd_config"
 _CONFIG = """\
 HostKey {folder}/host_key
@@ -71,6 +72,7 @@ class OpenSshServer:
 
     async def answer(self, listener: socket.socket) -> None:
         argv = self._argv()
+        # The visitor may have left again before accept(2).
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = listener.accept()
             with connection, self._log.open("ab") as log:
@@ -90,11 +92,11 @@ class OpenSshServer:
         The job, whose environment a session has, may have begun since the last one.
         """
         text = _CONFIG.format(folder=self._folder)
-        variables = self._environment | environment.read(self._task)
+        variables = self._environment | session_environment.read(self._task)
         try:
-            places = environment.in_memory(self._task, _CONFIG_NAME)
+            places = session_environment.in_memory(self._task, _CONFIG_NAME)
             content = (text + set_env(variables | kept_path(variables))).encode()
-            config = environment.write_private(places, content)
+            config = session_environment.write_private(places, content)
         except OSError:  # without what may not be on a disk
             config = self._folder / _CONFIG_NAME
             _write_file(config, text + set_env(self._environment), 0o600)
@@ -169,7 +171,7 @@ def _write_file(path: Path, text: str, mode: int) -> None:
 
 async def _check(argv: list[str], children: Children, inherited: Mapping[str, str]) -> None:
     read, write = os.pipe()
-    with os.fdopen(read, "rb", 0) as said:
+    with os.fdopen(read, "rb", 0) as output:
         os.set_blocking(read, False)
         try:
             child = await start_in_thread(
@@ -190,5 +192,5 @@ async def _check(argv: list[str], children: Children, inherited: Mapping[str, st
         finally:
             child.kill()
         if status != 0:
-            lines = (said.read(_MOST_OUTPUT) or b"").decode(errors="replace").strip().splitlines()
+            lines = (output.read(_MAX_OUTPUT) or b"").decode(errors="replace").strip().splitlines()
             raise NotUsable(f"the image's sshd refuses: {lines[-1] if lines else status}")

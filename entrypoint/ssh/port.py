@@ -113,6 +113,7 @@ async def _readable(listener: socket.socket) -> None:
     try:
         await knocked.wait()
     finally:
+        # `close` may have closed the listener: its descriptor is -1 then.
         with contextlib.suppress(ValueError):
             loop.remove_reader(listener)
 

@@ -29,11 +29,12 @@ from entrypoint.ssh.settings import HOST_KEY_NAME, read_settings
 __all__ = ["hermetic", "main", "serve"]
 
 IDLE_SECONDS = 600.0
-MOST_CONNECTIONS = 200
+MAX_CONNECTIONS = 200
 """Any process that reaches the port may connect; only the memory of the job's own container pays
 for it."""
 _LOGIN_SECONDS = 30
 _KEEPALIVE_SECONDS = 15
+# asyncssh begins with chacha20-poly1305; with the CPU's AES instructions AES-GCM is faster.
 _FAST_CIPHERS = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -61,7 +62,7 @@ class Visitors:
         self._count += 1
         if self._timer is not None:
             self._timer.cancel()
-        return self._count <= MOST_CONNECTIONS
+        return self._count <= MAX_CONNECTIONS
 
     def left(self) -> None:
         self._count -= 1
@@ -143,6 +144,7 @@ async def serve(
         x11_forwarding=False,
         compression_algs=None,
         encryption_algs=_FAST_CIPHERS,
+        # Without this, asyncssh looks the machine's own name up in DNS for GSSAPI.
         gss_host=None,
         login_timeout=_LOGIN_SECONDS,
         keepalive_interval=_KEEPALIVE_SECONDS,

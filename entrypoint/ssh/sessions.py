@@ -19,7 +19,7 @@ import asyncssh
 
 from entrypoint.ssh.logins import Login, NothingToRun, kept_path
 from entrypoint.ssh.terminal import Terminal
-from runner.processes import environment
+from runner.processes import environment, session_environment
 from runner.processes.spawn import Child, Children, Ending, start
 
 Process = asyncssh.SSHServerProcess[bytes]
@@ -119,7 +119,7 @@ class Sessions:
         )
 
     def _environment(self, login: Login, process: Process) -> dict[str, str]:
-        job = environment.read(self._task)
+        job = session_environment.read(self._task)
         env = login.environment(self._inherited | job)
         env |= {_text(name): _text(value) for name, value in process.env.items()}
         peer, own = process.get_extra_info("peername"), process.get_extra_info("sockname")
@@ -130,6 +130,7 @@ class Sessions:
         if agent is not None:
             env["SSH_AUTH_SOCK"] = agent
             if login.change:
+                # asyncssh makes the socket as this process's user; the visitor has no right to it.
                 for path in (agent, os.path.dirname(agent)):
                     os.chown(path, login.identity.uid, login.identity.gid)
         return env

@@ -68,6 +68,7 @@ class Terminal:
             await asyncio.wait({pumping, feeding})
 
     async def _pump(self, writer: asyncssh.SSHWriter[bytes], ended: asyncio.Future[Ending]) -> None:
+        # The read ends with EIO once no process has the terminal any more.
         with contextlib.suppress(OSError, asyncssh.Error):
             while True:
                 try:
@@ -97,6 +98,7 @@ class Terminal:
                 data = b""
             if not data and process.is_closing():
                 return
+            # A terminal has no half-close: the end of input is a character.
             await self._write(data or _END_OF_FILE)
             if not data:
                 return

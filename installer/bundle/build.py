@@ -23,7 +23,15 @@ from pathlib import Path
 from entrypoint.runtime import LAUNCHER, elf
 from entrypoint.runtime import base as base_layer
 from entrypoint.runtime.base import Base
-from entrypoint.runtime.build import OUR_PACKAGES, Builder, digest_of, normalise
+from entrypoint.runtime.build import (
+    NOT_SHIPPED,
+    OUR_SOURCES,
+    Builder,
+    digest_of,
+    normalise,
+    packages_of,
+    sources_below,
+)
 from entrypoint.runtime.errors import BuildError
 from entrypoint.runtime.platform import current
 
@@ -31,7 +39,7 @@ INSTALLED = "/opt/fairlead"
 _LOCK = "requirements-node.lock"
 _KEPT = 3
 _OWN_PACKAGES = ("shim", "installer")
-BUILD_ONLY = ("entrypoint/runtime", "installer/bundle")
+_NOT_SHIPPED = (*NOT_SHIPPED, "installer/bundle")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _SYSTEM_FILES = {
     "packer/systemd/fairlead-shim.service": "fairlead-shim.service",
@@ -87,7 +95,7 @@ class BundleBuilder:
     def _content(self, runtime: Path) -> str:
         """Eight digits of all inputs: the runtime is named by its content."""
         files = [
-            *self._sources((*OUR_PACKAGES, *_OWN_PACKAGES)),
+            *self._sources(),
             *(self._checkout / "installer/bundle").glob("*.py"),
             *(self._checkout / name for name in (_LOCK, "LICENSE", *_SYSTEM_FILES)),
         ]
@@ -116,9 +124,9 @@ class BundleBuilder:
         python = Base(tree / "python", kept.python)
         shutil.copytree(kept.root, python.root, symlinks=True)
         shutil.copytree(runtime, tree / "runtime", symlinks=True)
-        for file in self._sources((*OUR_PACKAGES, *_OWN_PACKAGES)):
+        for file in self._sources():
             _copy(file, python.site / file.relative_to(self._checkout))
-        python.compile([python.site / package for package in OUR_PACKAGES])
+        python.compile(packages_of(python.site, OUR_SOURCES))
         home = f"{INSTALLED}/{version}/python"
         python.compile([python.site / package for package in _OWN_PACKAGES], home)
         self._write_metadata(python.site, version)
@@ -151,16 +159,8 @@ class BundleBuilder:
         text = f"Metadata-Version: 2.1\nName: fairlead\nVersion: {version}\n"
         (folder / "METADATA").write_text(text)
 
-    def _sources(self, packages: tuple[str, ...]) -> list[Path]:
-        build_only = [self._checkout / folder for folder in BUILD_ONLY]
-        return sorted(
-            file
-            for package in packages
-            for file in (self._checkout / package).rglob("*")
-            if file.is_file()
-            and "__pycache__" not in file.parts
-            and not any(file.is_relative_to(folder) for folder in build_only)
-        )
+    def _sources(self) -> list[Path]:
+        return sources_below(self._checkout, (*OUR_SOURCES, *_OWN_PACKAGES), _NOT_SHIPPED)
 
     @contextlib.contextmanager
     def _only_one_at_a_time(self) -> Iterator[None]:
@@ -176,7 +176,7 @@ class BundleBuilder:
 
 
 def _keep_newest(folder: Path) -> None:
-    """One that was just built may be in use beside the new one."""
+    """One that was just built may be in use next to the new one."""
     folder.mkdir(exist_ok=True)
     for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_ctime)[:-_KEPT]:
         shutil.rmtree(old)

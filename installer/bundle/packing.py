@@ -22,7 +22,7 @@ Maintainer: Fairlead
 Section: admin
 Priority: optional
 Depends: openssh-server, openssh-client, nftables, passwd, systemd
-Recommends: docker.io | docker-ce
+Recommends: docker.io | docker-ce, iproute2, iptables
 Description: agents of a Fairlead node
  The shim, its interpreter and the runtime that containers get. The package
  installs like the bundle's install script, which lies in /{folder}.
@@ -43,7 +43,7 @@ exec /{folder}/install --uninstall
 
 
 def write_tar(bundle: Bundle, out: Path) -> Path:
-    """The archive's path; its checksum lies beside it, as `sha256sum -c` reads it."""
+    """The archive's path; its checksum lies next to it, as `sha256sum -c` reads it."""
     name = f"fairlead-node-{bundle.version}-{bundle.architecture}.tar"
     fresh = out / f".{name}"
     with tarfile.open(fresh, "w", format=tarfile.GNU_FORMAT) as archive:

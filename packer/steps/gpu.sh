@@ -25,6 +25,7 @@ at_least() { # PACKAGE VERSION
 
 # The driver's modules are built here (DKMS) and signed with a key that no firmware knows: a machine
 # with Secure Boot would not load them, and its node would have no GPU.
+# The kernel puts four bytes of attributes before the variable's value.
 state=$(od -An -tu1 -j4 -N1 /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c 2>/dev/null |
     tr -d ' ' || true)
 [ "$state" != 1 ] || [ "$SECURE_BOOT" = enrolled ] ||

@@ -43,6 +43,7 @@ def unpacked(file: BinaryIO) -> BinaryIO:
         return io.BufferedReader(_Xz(file), _PIECE)
     if start.startswith(b"\x28\xb5\x2f\xfd"):
         raise BadArchive("zstd archives are not supported: use gzip, bzip2 or xz")
+    # Zeros alone are an empty archive.
     if start[_TAR_MAGIC_AT:] == b"ustar" or not any(start):
         return file
     raise BadArchive("it is not a tar archive, plain or packed with gzip, bzip2 or xz")
@@ -75,7 +76,7 @@ class _Xz(io.RawIOBase):
 BLOCK = 512
 PIECE = 1 << 20
 _PERMISSIONS = 0o777
-_MOST_SECONDS = 1 << 40
+_MAX_SECONDS = 1 << 40
 _FILES = frozenset({tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE})
 _EXTENDED = frozenset({tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE})
 _REFUSED = {
@@ -182,6 +183,7 @@ class TarReader:
             records = _records(self._small(header))
             if any(key.startswith(b"GNU.sparse") for key in records):
                 raise BadArchive("a sparse file is refused")
+            # A global header, in which git archive names the commit, says nothing about an entry.
             if header.type in _EXTENDED:
                 _note(records, extension)
         else:
@@ -203,7 +205,7 @@ class TarReader:
             raise BadArchive(f"{shown(raw)} is {_REFUSED[header.type]}, which is refused")
         parts = self._parts(raw, "is")
         mtime = header.mtime if extension.mtime is None else extension.mtime
-        when = int(mtime) if 0 <= mtime < _MOST_SECONDS else 0
+        when = int(mtime) if 0 <= mtime < _MAX_SECONDS else 0
         mode = header.mode & _PERMISSIONS
         if header.type in _FILES:
             self._expect_content(raw, size)

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
+from fairlead.wire.runner import Repo
 from runner.code.errors import Failed
-from runner.schemas import Repo
 
 _TIMEOUT = 60.0
 _BUNDLES = (

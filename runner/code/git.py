@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from fairlead.wire.runner import Repo, RepoCredentials
 from runner.code.helper import Helpers, Outcome, own_program
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
-from runner.schemas import Repo, RepoCredentials
 
 SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP_LIKE = re.compile(r"(?:[\w.-]+@)?[\w.-]+:(?!//|:)")
@@ -76,6 +76,7 @@ class ImageGit:
         url = repo.url or ""
         async with _lent(self._scratch, url, keys, self._ssh) as lent:
             lent.env |= await asyncio.to_thread(self._trust, target)
+            # A template of the image could bring hooks, which the checkout would run.
             await self._git(lent, "init", "-q", "--template=", target)
             await self._git(lent, "-C", target, "remote", "add", "origin", url)
             ref = await self._fetch_what_is_wanted(lent, repo, target)
@@ -180,9 +181,11 @@ class _Lent(msgspec.Struct):
 
 
 _GIT_ENV = {
+    # No user is there to answer: git would wait for a login until the job's limit.
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_ASKPASS": "",
     "GIT_ALLOW_PROTOCOL": ":".join(SCHEMES),
+    # A configuration of the image could name helpers that keep the login.
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "HOME": "/nonexistent",
     "XDG_CONFIG_HOME": "/nonexistent",
@@ -213,6 +216,7 @@ def _config(scratch: Scratch, url: str, keys: RepoCredentials) -> Path:
     parts = urlsplit(url)
     login = base64.b64encode(f"{keys.username}:{keys.token}".encode()).decode()
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/"
+    # Without a URL, git would send this header to every host.
     text = f'[http "{place}"]\n\textraHeader = "Authorization: Basic {login}"\n'
     return scratch.secret_file("git-config", text)
 
@@ -256,7 +260,7 @@ def _require(done: Outcome, what: str) -> None:
 
 
 def _refuse(done: Outcome, what: str) -> NoReturn:
-    lines = [line for line in done.said.splitlines() if line.strip()]
+    lines = [line for line in done.output.splitlines() if line.strip()]
     message = f"{what}: {' / '.join(lines[-3:])[:600]}" if lines else what
     raise CannotStart(_without_query(message))
 

@@ -69,10 +69,10 @@ async def run(given: argparse.Namespace) -> int:
 
 def _known_hosts(options: Sequence[str]) -> Any:
     """Return the known hosts; None (any key is accepted) unless checking was requested."""
-    told = {name.lower(): value for name, _, value in (o.partition("=") for o in options)}
-    if told.get("stricthostkeychecking") != "yes":
+    given = {name.lower(): value for name, _, value in (o.partition("=") for o in options)}
+    if given.get("stricthostkeychecking") != "yes":
         return None
-    return asyncssh.read_known_hosts(told["userknownhostsfile"])
+    return asyncssh.read_known_hosts(given["userknownhostsfile"])
 
 
 def _protocol(options: Sequence[str]) -> dict[str, str]:

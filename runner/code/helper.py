@@ -23,10 +23,10 @@ _PIECE = 64 << 10
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result. `said`: the end of its output, stdout and stderr together."""
+    """The result. `output`: the end of its output, stdout and stderr together."""
 
     code: int
-    said: str
+    output: str
 
 
 def own_program(module: str) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class Helpers:
             raise
         finally:
             hearing.close()
-        return Outcome(ending.code, hearing.said)
+        return Outcome(ending.code, hearing.output)
 
 
 class _Hearing:
@@ -90,7 +90,7 @@ class _Hearing:
             self._loop.add_reader(fd, self._read, fd)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._tail.decode("utf-8", "replace").strip()
 
     def close(self) -> None:

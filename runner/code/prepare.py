@@ -1,6 +1,6 @@
-"""Prepares code: receives and checks blobs, then puts repositories and files in their places.
+"""Prepares code: puts repositories and files in their places.
 
-A blob is named by the sha256 of its bytes, so it may be sent twice. A folder that is not empty is
+A folder that is not empty is
 refused or left as it is, never mixed with a repository. What a failed repository left is removed,
 so that the same job can be tried again on the same volume.
 """
@@ -9,77 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import Refused
+from common.threads import to_the_end
+from fairlead.wire.runner import Files, IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.errors import Abandoned, BadArchive
 from runner.code.git import Git, check_repo
+from runner.code.store import CodeStore
 from runner.code.tree import unpack
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 from runner.processes.launch import make_folder, place_of
-from runner.schemas import Files, IfFolderExists, Repo, RepoCredentials, SubmitRequest
-
-MOST_BYTES = 8 << 30
-"""The largest size of one blob."""
-
-
-class CodeStore:
-    def __init__(self, task: Path) -> None:
-        self._folder = task / "code"
-        self._wanted: frozenset[str] = frozenset()
-        self._there: set[str] = set()
-        self._arrivals = 0
-
-    def expect(self, digests: Iterable[str]) -> None:
-        self._wanted = frozenset(digests)
-
-    @property
-    def missing(self) -> frozenset[str]:
-        return self._wanted - self._there
-
-    def path(self, digest: str) -> Path:
-        return self._folder / digest
-
-    async def receive(self, digest: str, pieces: AsyncIterable[bytes]) -> None:
-        """Receive a blob; the same blob may come again. Raises Refused, and OSError."""
-        if digest not in self._wanted:
-            raise Refused(
-                409, "no_code_expected", "the submitted job does not need this code", "digest"
-            )
-        self._arrivals += 1
-        arriving = self._folder / f".{digest}.{self._arrivals}"
-        await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
-        try:
-            found = await _store(arriving, pieces)
-            if found != digest:
-                raise Refused(400, "damaged", "the code does not match its digest", "digest")
-            await asyncio.to_thread(os.replace, arriving, self.path(digest))
-        except BaseException:
-            arriving.unlink(missing_ok=True)
-            raise
-        self._there.add(digest)
-
-    def drop(self) -> None:
-        """Remove the blobs, once the code is in its place or never will be. Blocking."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-async def _store(path: Path, pieces: AsyncIterable[bytes]) -> str:
-    digest, size = hashlib.sha256(), 0
-    with await asyncio.to_thread(path.open, "xb") as file:
-        async for piece in pieces:
-            size += len(piece)
-            if size > MOST_BYTES:
-                raise Refused(413, "too_large", f"code is limited to {MOST_BYTES} bytes")
-            await asyncio.to_thread(file.write, piece)
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 class CodePreparer:
@@ -158,14 +102,8 @@ class CodePreparer:
 
 async def _in_thread(work: Callable[[], None], abandon: Callable[[], None], target: str) -> None:
     """Run `work` in a thread; if cancelled, end it and wait. Raises CannotStart."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(working)
-    except asyncio.CancelledError:
-        abandon()
-        await asyncio.wait({working})
-        working.exception()
-        raise
+        await to_the_end(asyncio.ensure_future(asyncio.to_thread(work)), abandon)
     except BadArchive as error:
         raise CannotStart(f"the archive for {target!r} is refused: {error}") from error
     except OSError as error:

@@ -93,6 +93,7 @@ class TreeWriter:
         is_file = self._seen.get(entry.source) in (Kind.FILE, Kind.HARDLINK)
         if not is_file or entry.source == entry.parts:
             raise BadArchive(f"{entry.name} is a link to a file that did not come before it")
+        # A copy, because the next `_enter` may close this folder.
         source = os.dup(self._enter(entry.source[:-1]))
         try:
             os.link(
@@ -109,6 +110,7 @@ class TreeWriter:
         try:
             os.unlink(entry.parts[-1], dir_fd=folder)
         except (IsADirectoryError, PermissionError):
+            # unlink(2) of a folder is EISDIR on Linux, and EPERM by POSIX.
             raise BadArchive(f"{entry.name} is already a folder there") from None
 
     def _exists(self, name: str) -> NoReturn:

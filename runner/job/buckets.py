@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.object_storage import PART_BYTES, first_line, open_bucket, parse_bucket, read
-from common.sizes import human_size
+from common.object_storage import PART_BYTES, first_line, open_bucket, read
+from fairlead.wire.bucket_urls import parse_bucket
+from fairlead.wire.runner import BucketFolder, BucketMode
+from fairlead.wire.sizes import human_size
 from runner.code.fetch import authorities
 from runner.code.helper import Helpers, own_program
 from runner.errors import CannotStart
-from runner.schemas import BucketFolder, BucketMode
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -58,10 +59,10 @@ async def bring(folder: BucketFolder, helpers: Helpers, job: Mapping[str, str]) 
 
     Raises CannotStart with a sentence for the user.
     """
-    told = await _run(Order(folder=folder), helpers, job)
-    if isinstance(told, str):
-        raise CannotStart(f"buckets: {folder.url} cannot be copied to {folder.path}: {told}")
-    return told.at
+    moved = await _run(Order(folder=folder), helpers, job)
+    if isinstance(moved, str):
+        raise CannotStart(f"buckets: {folder.url} cannot be copied to {folder.path}: {moved}")
+    return moved.at
 
 
 async def write_back(
@@ -74,14 +75,14 @@ async def write_back(
             continue
         try:
             async with asyncio.timeout(WRITE_BACK_SECONDS):
-                told = await _run(Order(folder=folder, changed_since=since), helpers, job)
+                moved = await _run(Order(folder=folder, changed_since=since), helpers, job)
         except TimeoutError:
-            told = f"it took more than {WRITE_BACK_SECONDS:g} s"
-        if isinstance(told, str):
-            lines.append(f"buckets: {folder.path} was not written back to {folder.url}: {told}")
-        elif told.count:
-            said = f"{told.count} changed files ({human_size(told.size)})"
-            lines.append(f"buckets: {said} of {folder.path} are in {folder.url}")
+            moved = f"it took more than {WRITE_BACK_SECONDS:g} s"
+        if isinstance(moved, str):
+            lines.append(f"buckets: {folder.path} was not written back to {folder.url}: {moved}")
+        elif moved.count:
+            files = f"{moved.count} changed files ({human_size(moved.size)})"
+            lines.append(f"buckets: {files} of {folder.path} are in {folder.url}")
     return lines
 
 
@@ -95,7 +96,7 @@ async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Told |
         done = await helpers.run(argv, cwd="/", env={**helpers.env, **keys})
     except CannotStart as error:
         return str(error)
-    last = next((line for line in reversed(done.said.splitlines()) if line.strip()), "")
+    last = next((line for line in reversed(done.output.splitlines()) if line.strip()), "")
     if done.code != 0:
         return last or f"exit code {done.code}"
     try:
@@ -146,7 +147,8 @@ class BucketCopier:
     def _fetch(self, store: S3Store, key: str, size: int) -> None:
         place = self.place_of(key)
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(place.name[:200] + _PART)
+        # A name has at most 255 bytes (NAME_MAX).
+        part = place.with_name(os.fsdecode(os.fsencode(place.name)[:200]) + _PART)
         with part.open("wb") as file:
             for piece in read(store, key, 0, size):
                 file.write(piece)
@@ -185,11 +187,11 @@ def main() -> int:
     copier = BucketCopier(order.folder)
     try:
         since = order.changed_since
-        told = copier.download() if since is None else copier.upload(since)
+        moved = copier.download() if since is None else copier.upload(since)
     except (BaseError, OSError) as error:
         print(first_line(error))  # noqa: T201
         return _FAILED
-    print(msgspec.json.encode(told).decode())  # noqa: T201
+    print(msgspec.json.encode(moved).decode())  # noqa: T201
     return 0
 
 

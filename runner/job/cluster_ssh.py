@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fairlead.wire.runner import ClusterInfo, ClusterKey
 from runner.processes.identity import Identity
 from runner.processes.scratch import Scratch
-from runner.schemas import ClusterInfo, ClusterKey
 
 _KEY, _CONFIG, _LOCK = "cluster_key", "ssh_config", ".fairlead.lock"
 _TRIES, _PAUSE = 50, 0.1

@@ -32,7 +32,7 @@ COPY_SECONDS = 300.0
 FOLDER = "cores"
 _PATTERN = Path("/proc/sys/kernel/core_pattern")
 _USES_PID = Path("/proc/sys/kernel/core_uses_pid")
-_MOST_SEEN = 100_000
+_MAX_SEEN = 100_000
 _CRASHES = frozenset(
     128 + number
     for number in (
@@ -186,7 +186,7 @@ class CoreCopier:
             for name in files:
                 if self._names.fullmatch(name) and (found := self._core(at / name)) is not None:
                     yield found
-            if seen > _MOST_SEEN:
+            if seen > _MAX_SEEN:
                 return
 
     def _core(self, path: Path) -> Found | None:

@@ -73,7 +73,7 @@ class OutputPump:
             self._ended.set()
 
 
-_MOST_BYTES = 1 << 10
+_MAX_BYTES = 1 << 10
 _log = logging.getLogger(__name__)
 
 
@@ -94,7 +94,7 @@ def _read(path: Path) -> bytes:
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path.name} is no regular file")
-        return file.read(_MOST_BYTES)
+        return file.read(_MAX_BYTES)
 
 
 DRAIN_LIMIT = 1.0
@@ -106,7 +106,7 @@ MainEnded = Callable[[Ending, Verdict], Awaitable[None]]
 
 
 class Countdown:
-    """Calls `over` after so many seconds; None: never. It does not count before `start`, and while
+    """Calls `over` after these seconds; None: never. It does not count before `start`, and while
     it is `held`."""
 
     def __init__(self, seconds: float | None, over: Callable[[], None]) -> None:
@@ -198,6 +198,7 @@ class Execution:
         waited for.
         """
         self._setup_mark = launch.setup_mark
+        # The counter is the cgroup's: helpers before the job may have been killed, too.
         kills_before = await asyncio.to_thread(cgroup.oom_kills)
         process = await spawn(launch, self._children)
         output = Output(
@@ -219,6 +220,7 @@ class Execution:
         stop_listening = self._children.on_reaped(self._look_for_the_group)
         self._countdown.start(loop)
         try:
+            # A stop may have come while the process was being started.
             self._deliver()
             ending = await process.wait()
             self._main_ended = True
@@ -233,6 +235,7 @@ class Execution:
             self._countdown.stop()
             if self._kill_timer is not None:
                 self._kill_timer.cancel()
+            # First: while a process lives that writes, there is no last byte in the pipes.
             await asyncio.to_thread(self._scope.kill_all, process.pid)
             pump.close()
         return ending, await self._judged(ending, output, kills_before)

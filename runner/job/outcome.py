@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from fairlead.wire.runner import ExitReason
 from runner.processes.spawn import Ending
-from runner.schemas import ExitReason
 
 _Table = dict[int, tuple[int, int]]
 """pid → (parent, session)."""
@@ -166,7 +166,7 @@ def last_line(tail: bytes, secrets: Iterable[str]) -> str:
         if secret:
             text = text.replace(secret, "***")
     lines = (line.strip() for line in text.replace("\r", "\n").split("\n"))
-    said = [line for line in lines if line]
-    if not said:
+    written = [line for line in lines if line]
+    if not written:
         return ""
-    return "".join(c if c.isprintable() else " " for c in said[-1])[:_MAX_LINE]
+    return "".join(c if c.isprintable() else " " for c in written[-1])[:_MAX_LINE]

@@ -23,7 +23,7 @@ from runner.errors import CannotStart
 
 COPY_SECONDS = 600.0
 _PART = ".part-of-output"
-_MOST_FAILURES = 10
+_MAX_FAILURES = 10
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ async def lines_of(
         return [f"{what}: copying took more than {seconds:g} s; the rest is left out"]
     except CannotStart as error:
         return [f"{what}: nothing could be copied: {error}"]
-    lines = [line for line in done.said.splitlines() if line.strip()]
+    lines = [line for line in done.output.splitlines() if line.strip()]
     if done.code != 0:
         return [f"{what}: copying failed: {lines[-1] if lines else f'exit code {done.code}'}"]
     return lines
@@ -77,8 +77,8 @@ class Copier:
                 self._keep(text)
             except (OSError, ValueError, NotImplementedError) as error:
                 self._fail(text, error)
-        if self._failures > _MOST_FAILURES:
-            self.lines.append(f"outputs: {self._failures - _MOST_FAILURES} more cannot be copied")
+        if self._failures > _MAX_FAILURES:
+            self.lines.append(f"outputs: {self._failures - _MAX_FAILURES} more cannot be copied")
         if self._left_out:
             self.lines.append(
                 f"outputs: {self._left_out} files ({self._left_out_size} bytes) were left out:"
@@ -144,14 +144,15 @@ class Copier:
 
     def _fail(self, name: str, error: Exception) -> None:
         self._failures += 1
-        if self._failures <= _MOST_FAILURES:
+        if self._failures <= _MAX_FAILURES:
             why = error.strerror if isinstance(error, OSError) else None
             self.lines.append(f"outputs: {name}: {why or error}")
 
 
 def copy_whole(source: Path, target: Path, copy: Callable[..., object] = shutil.copy2) -> None:
     """Copy the file whole, or leave nothing of it."""
-    part = target.with_name(target.name[:200] + _PART)
+    # A name has at most 255 bytes (NAME_MAX).
+    part = target.with_name(os.fsdecode(os.fsencode(target.name)[:200]) + _PART)
     try:
         copy(source, part, follow_symlinks=False)
         os.replace(part, target)

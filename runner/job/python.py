@@ -23,7 +23,7 @@ FOLDER_NAME = "python"
 VENV_NAME = "venv"
 _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PIP_OF_UV = '#!/bin/sh\nexec "${0%/*}/uv" pip "$@"\n'
-"""For a node without the containers' runtime, which has pip beside uv."""
+"""For a node without the containers' runtime, which has pip next to uv."""
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 
@@ -37,10 +37,10 @@ async def make_venv(
     venv = _folder(task, owner) / VENV_NAME
     made = await helpers.run(_command(uv, version, venv), cwd="/", env=_env(helpers, offered, venv))
     if made.code != 0:
-        raise CannotStart(_why(version, offered, made.said, root))
+        raise CannotStart(_why(version, offered, made.output, root))
     added = await helpers.run((*own_program("runner.job.python"), str(venv), str(uv)), cwd="/")
     if added.code != 0:
-        raise CannotStart(_failed(version, added.said))
+        raise CannotStart(_failed(version, added.output))
     return str(venv)
 
 
@@ -107,7 +107,7 @@ def _folder(task: Path, owner: Identity | None) -> Path:
     return folder
 
 
-def _why(version: str, offered: Pythons, said: str, root: Path) -> str:
+def _why(version: str, offered: Pythons, output: str, root: Path) -> str:
     if not any((root / loader.lstrip("/")).exists() for loader in _LOADERS):
         return (
             f"python {version}: the image has none, and is not built on glibc (as Alpine, which has"
@@ -119,11 +119,11 @@ def _why(version: str, offered: Pythons, said: str, root: Path) -> str:
             f" ({offered.problem}): use an image with it, or ask the node's operator for a mirror"
             " (--python-mirror of the shim)"
         )
-    return _failed(version, said)
+    return _failed(version, output)
 
 
-def _failed(version: str, said: str) -> str:
-    last = (said.splitlines() or ["uv failed without a word"])[-1]
+def _failed(version: str, output: str) -> str:
+    last = (output.splitlines() or ["uv failed without a word"])[-1]
     return f"python {version}: its venv cannot be made: {last.strip()[:300]}"
 
 

@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from common.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
-from runner.code.prepare import CodeStore
+from fairlead.wire.runner import BucketFolder, SubmitRequest
+from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
-from runner.processes import environment
-from runner.processes.environment import Paths
+from runner.processes import environment, session_environment, variables
 from runner.processes.launch import (
     Launch,
     LaunchSettings,
@@ -30,13 +32,14 @@ from runner.processes.launch import (
 )
 from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children, Ending
-from runner.schemas import BucketFolder, SubmitRequest
+from runner.processes.variables import Paths
 
 if TYPE_CHECKING:
     from runner.code.helper import Helpers
 
 SECRETS_FOLDER_NAME = "secrets"
 SETUP_MARK_NAME = "setup-done"
+PARAMETERS_NAME = "params.json"
 _HOSTFILE_NAME = "hostfile"
 _log = logging.getLogger(__name__)
 
@@ -74,26 +77,28 @@ class Groundwork:
 
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment."""
-        environment.remove(self._task)
+        session_environment.remove(self._task)
         if self._in_cluster:
             with suppress(OSError):
                 cluster_ssh.take_back(self.scratch, self.place.effective)
         self.scratch.remove()
 
     def _tell_sessions(self, paths: Paths) -> None:
-        env = environment.for_session(
+        env = session_environment.for_session(
             self._request, self.place.working_dir, paths, self.inherited.get("PATH")
         )
         try:
-            environment.write(self._task, env)
+            session_environment.write(self._task, env)
         except OSError as error:
             self.troubles.append(f"visitors do not get the job's environment: {error}")
 
     def _make_paths(self) -> Paths:
         repos = self._request.job.repos
+        output = self._output_folder()
         return Paths(
             repo_dir=place_of(repos[0].path, self.place.working_dir) if repos else None,
-            output_dir=str(self._output_folder()),
+            output_dir=str(output),
+            parameters=self._write_parameters(output),
             secrets_dir=_write_secrets(self._request, self.scratch),
             hostfile=self._set_up_cluster(),
             venv=self.venv,
@@ -115,6 +120,24 @@ class Groundwork:
         except OSError as error:
             raise CannotStart(f"the output folder cannot be made: {error.strerror}") from error
         return folder
+
+    def _write_parameters(self, folder: Path) -> str | None:
+        """Write the job's parameter set among its outputs, so that whoever reads these knows what
+        made them."""
+        parameters, identity = self._request.job.parameters, self.place.identity
+        if parameters is None:
+            return None
+        file = folder / PARAMETERS_NAME
+        try:
+            # The folder is the job's own, which may have left a link there: never follow it.
+            file.unlink(missing_ok=True)
+            with open(file, "xb") as opened:
+                opened.write(msgspec.json.format(msgspec.json.encode(parameters), indent=2) + b"\n")
+                if identity is not None:
+                    os.fchown(opened.fileno(), identity.uid, identity.gid)
+        except OSError as error:
+            raise CannotStart(f"{PARAMETERS_NAME} cannot be written: {error.strerror}") from error
+        return str(file)
 
     def _make_setup_mark(self) -> str | None:
         """Make the empty file to which the job writes when its `setup` has succeeded."""
@@ -139,7 +162,7 @@ class Groundwork:
                 self._in_cluster = True
             except OSError as error:
                 self.troubles.append(f"no SSH between the nodes: {error}")
-        return str(self.scratch.file(_HOSTFILE_NAME, environment.hostfile(cluster), 0o644))
+        return str(self.scratch.file(_HOSTFILE_NAME, variables.hostfile(cluster), 0o644))
 
 
 def _write_secrets(request: SubmitRequest, scratch: Scratch) -> str | None:
@@ -176,7 +199,8 @@ class Preparation:
             await self._bring_python(request, groundwork)
             await self._bring_buckets(request, groundwork)
         finally:
-            await asyncio.to_thread(self._code.drop)
+            if self._code.is_used:
+                await asyncio.to_thread(self._code.drop)
         launch = await asyncio.to_thread(groundwork.launch)
         for trouble in groundwork.troubles:
             _log.error("%s", trouble)
@@ -217,7 +241,7 @@ class Preparation:
         if self._groundwork is not None:
             self._groundwork.clean()
         else:
-            environment.remove(self._task)
+            session_environment.remove(self._task)
 
     def _helpers(self, groundwork: Groundwork) -> Helpers:
         from runner.code.helper import Helpers

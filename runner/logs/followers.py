@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from typing import Any
 
 import msgspec
-from aiohttp import web
-from aiohttp.http import WSCloseCode
 
+from fairlead.wire.frames import BadFrame
+from fairlead.wire.runner import WS_TOO_SLOW, LogsHeader
+from runner.http.websocket import CloseCode, WebSocket
 from runner.logs.pacing import Seat
 from runner.logs.segments import SegmentLog
-from runner.schemas import WS_TOO_SLOW, LogsHeader
-from runner.schemas.frames import BadFrame
 
 FOLLOWER_PATIENCE = 30.0
-_CLOSING_TIME = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -31,25 +29,21 @@ class LogFollower:
         self._reader = log.reader(offset)
         self._patience = patience
 
-    async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(timeout=_CLOSING_TIME, compress=False, heartbeat=None)
-        await ws.prepare(request)
-        listening = asyncio.create_task(_until_peer_leaves(ws))
+    async def serve(self, ws: WebSocket) -> None:
         sending = asyncio.create_task(self._send_all(ws))
+        either: tuple[asyncio.Future[Any], ...] = (ws.left, sending)
         try:
-            await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 code, message = await sending
-                listening.cancel()
-                await asyncio.wait({listening})
-                await self._close(ws, request, code, message)
+                await ws.close(code, message)
+                if code == WS_TOO_SLOW:
+                    ws.abort()
         finally:
-            for task in (listening, sending):
-                task.cancel()
-            await asyncio.gather(listening, sending, return_exceptions=True)
-        return ws
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
-    async def _send_all(self, ws: web.WebSocketResponse) -> tuple[int, bytes]:
+    async def _send_all(self, ws: WebSocket) -> tuple[int, bytes]:
         """Send the log; return why the connection ends: close code and message."""
         try:
             with self._log.pacing.seat() as seat:
@@ -61,11 +55,11 @@ class LogFollower:
             if isinstance(error, ConnectionError):
                 raise
             _log.error("the log cannot be read: %s", error)
-            return WSCloseCode.INTERNAL_ERROR, b"the log's files were changed"
+            return CloseCode.INTERNAL_ERROR, b"the log's files were changed"
         finally:
             self._reader.close()
 
-    async def _send_pieces(self, ws: web.WebSocketResponse, seat: Seat) -> tuple[int, bytes]:
+    async def _send_pieces(self, ws: WebSocket, seat: Seat) -> tuple[int, bytes]:
         begin = max(self._reader.offset, self._log.start)
         await self._send(ws, msgspec.json.encode(LogsHeader(offset=begin)).decode())
         while True:
@@ -74,28 +68,13 @@ class LogFollower:
             if piece := self._reader.read(seat.piece_size):
                 await self._send(ws, piece)
             elif self._reader.at_end:
-                return WSCloseCode.OK, b""
+                return CloseCode.OK, b""
             else:
                 await self._log.bell.wait()
 
-    async def _send(self, ws: web.WebSocketResponse, data: str | bytes) -> None:
+    async def _send(self, ws: WebSocket, data: str | bytes) -> None:
         async with asyncio.timeout(self._patience):
             if isinstance(data, str):
-                await ws.send_str(data)
+                await ws.send_text(data)
             else:
                 await ws.send_bytes(data)
-
-    async def _close(
-        self, ws: web.WebSocketResponse, request: web.Request, code: int, message: bytes
-    ) -> None:
-        """Close, and wait until the peer has confirmed that it has everything. A peer that does not
-        read holds memory only for the closing time."""
-        with suppress(ConnectionError):
-            await ws.close(code=code, message=message, drain=False)
-        if code == WS_TOO_SLOW and request.transport is not None:
-            request.transport.abort()
-
-
-async def _until_peer_leaves(ws: web.WebSocketResponse) -> None:
-    async for _ in ws:
-        continue

@@ -12,10 +12,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from fairlead.wire.frames import Stream
+from fairlead.wire.runner import MIN_SECRET
 from runner.logs.segments import SegmentLog
 from runner.processes import terminal
-from runner.schemas import SHORTEST_SECRET
-from runner.schemas.frames import Stream
 
 MASK = b"***"
 _SHARED = 3
@@ -28,7 +28,7 @@ class Masker:
         self._pattern = re.compile(_any_of(self._needles))
         self._by_start: dict[bytes, list[bytes]] = {}
         for needle in self._needles:
-            self._by_start.setdefault(needle[:SHORTEST_SECRET], []).append(needle)
+            self._by_start.setdefault(needle[:MIN_SECRET], []).append(needle)
         self._starts = re.compile(b"(?=" + _any_of(list(self._by_start)) + b")")
         self._held = b""
 
@@ -65,7 +65,7 @@ class Masker:
 
     def _possible_starts(self, data: bytes, begin: int) -> Iterator[int]:
         """Yield possible starts in order. The last few bytes may begin any secret."""
-        last = max(begin, len(data) - SHORTEST_SECRET + 1)
+        last = max(begin, len(data) - MIN_SECRET + 1)
         for match in self._starts.finditer(data, begin):
             if match.start() < last:
                 yield match.start()
@@ -73,9 +73,9 @@ class Masker:
 
     def may_begin(self, data: bytes, at: int) -> bool:
         end = data[at:]
-        if len(end) < SHORTEST_SECRET:
+        if len(end) < MIN_SECRET:
             return any(start.startswith(end) for start in self._by_start)
-        alike = self._by_start.get(end[:SHORTEST_SECRET], ())
+        alike = self._by_start.get(end[:MIN_SECRET], ())
         return any(len(n) > len(end) and n.startswith(end) for n in alike)
 
 
@@ -105,7 +105,7 @@ def _needles(secrets: Iterable[str]) -> list[bytes]:
     """
     texts = {part for secret in secrets for part in (secret, *secret.splitlines())}
     needles = {text.encode() for text in texts if text.strip()}
-    return sorted((n for n in needles if len(n) >= SHORTEST_SECRET), key=lambda n: (-len(n), n))
+    return sorted((n for n in needles if len(n) >= MIN_SECRET), key=lambda n: (-len(n), n))
 
 
 _TAIL = 4096

@@ -20,9 +20,9 @@ PRESSURE_LASTS = 0.25
 """Seconds for which the job counts as waiting after its pipe was last found full."""
 PIECES = 8 << 20
 """Bytes of all pieces on their way together, without the first follower's; each has at least
-`LEAST_PIECE`."""
-MOST_PIECE = 1 << 20
-LEAST_PIECE = 64 << 10
+`MIN_PIECE`."""
+MAX_PIECE = 1 << 20
+MIN_PIECE = 64 << 10
 
 
 class Pacing:
@@ -49,8 +49,8 @@ class Pacing:
 
     def piece_size(self, seat: Seat) -> int:
         if self.is_first(seat):
-            return MOST_PIECE
-        return max(LEAST_PIECE, min(MOST_PIECE, PIECES // len(self._seats)))
+            return MAX_PIECE
+        return max(MIN_PIECE, min(MAX_PIECE, PIECES // len(self._seats)))
 
     def is_first(self, seat: Seat) -> bool:
         return bool(self._seats) and self._seats[0] is seat

@@ -24,10 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from common import log_segments
 from common.durable import write_all
-from runner.logs.pacing import MOST_PIECE, Pacing
-from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER
-from runner.schemas.frames import (
+from fairlead.wire.frames import (
     HEADER_SIZE,
     BadFrame,
     Decoder,
@@ -36,7 +35,10 @@ from runner.schemas.frames import (
     encode,
     frame_size,
     tail_from,
+    whole_frames,
 )
+from fairlead.wire.runner import LOG_COMPLETE_HEADER, LOG_END_HEADER
+from runner.logs.pacing import MAX_PIECE, Pacing
 from runner.status import Bell
 
 SEGMENT_SIZE = 16 << 20
@@ -47,8 +49,7 @@ cost at least this much each."""
 _INDEX_STEP = 64 << 10
 _SEGMENTS_IN_QUOTA = 8
 """The least number of segments, so that only a small part of a small quota is removed at once."""
-_LEAST_SEGMENT = 64 << 10
-_SUFFIX = ".seg"
+_MIN_SEGMENT = 64 << 10
 _WARY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """The job may be root in its container and put a link or a pipe in place of a segment."""
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _WARY
@@ -75,10 +76,6 @@ class Segment:
             self.offsets.append(self.end)
         self.size += size
         self.end = end
-
-
-def _segment_path(folder: Path, start: int) -> Path:
-    return folder / f"{start:020d}{_SUFFIX}"
 
 
 class SegmentLog:
@@ -133,7 +130,7 @@ class SegmentLog:
         """Keep at most `quota` bytes from now on; `on_reached` is called once, when the first are
         removed."""
         self._quota = quota
-        least = max(_LEAST_SEGMENT, quota // _SEGMENTS_IN_QUOTA)
+        least = max(_MIN_SEGMENT, quota // _SEGMENTS_IN_QUOTA)
         self._segment_size = min(self._segment_size, least)
         self._on_limit = on_reached
 
@@ -288,10 +285,11 @@ class SegmentLog:
             newest = self.segments[-1]
             if not newest.size or newest.size + size <= self._segment_size:
                 return newest
-        segment = Segment(_segment_path(self._folder, offset), offset)
+        segment = Segment(log_segments.path(self._folder, offset), offset)
         try:
             fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
         except FileNotFoundError:
+            # The job may have removed the folder.
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
             fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
         if self._fd >= 0:
@@ -305,8 +303,9 @@ class SegmentLog:
             return False
         oldest, keep_from = self.segments[0], self.segments[1].start
         why = _also(self.why_dropped, why)
-        marker = _segment_path(self._folder, 0)
+        marker = log_segments.path(self._folder, 0)
         try:
+            # Before the removal: a crash in between must leave no gap that nothing counts.
             try:
                 self._put_marker(marker, keep_from, why)
             except OSError:  # no room even for that
@@ -370,9 +369,11 @@ def _load(folder: Path) -> tuple[int, str, list[Segment]]:
     """Return what was dropped and why, and the segments that are left, after a restart."""
     dropped_to, why = 0, ""
     segments: list[Segment] = []
-    paths = sorted(p for p in folder.glob(f"*{_SUFFIX}") if p.stem.isdecimal() and p.is_file())
-    for path in paths:
-        segment = Segment(path, int(path.stem))
+    for start in log_segments.starts_in(folder):
+        path = log_segments.path(folder, start)
+        if not path.is_file():
+            continue
+        segment = Segment(path, start)
         frames = _scan(segment)
         first = _first_frame(path) if frames == 1 and segment.start == 0 else None
         if first is not None and first.stream is Stream.MARKER:
@@ -388,15 +389,11 @@ def _load(folder: Path) -> tuple[int, str, list[Segment]]:
 
 def _scan(segment: Segment) -> int:
     """Index the frames of a file and cut a partial frame; return how many there are."""
-    decoder, count = Decoder(), 0
+    count = 0
     with segment.path.open("r+b") as file:
-        try:
-            while piece := file.read(MOST_PIECE):
-                for frame in decoder.feed(piece):
-                    segment.add(frame.end, len(encode(frame)))
-                    count += 1
-        except BadFrame:
-            pass
+        for frame in whole_frames(file, MAX_PIECE):
+            segment.add(frame.end, len(encode(frame)))
+            count += 1
         file.truncate(segment.size)
     return count
 
@@ -429,7 +426,7 @@ class LogReader:
             self._fd = -1
         self._segment = None
 
-    def read(self, size: int = MOST_PIECE) -> bytes:
+    def read(self, size: int = MAX_PIECE) -> bytes:
         """Return about `size` bytes, at least one frame; b"" when there is nothing (yet).
 
         Raises BadFrame when the files were changed by others, OSError when they are gone.

@@ -1,5 +1,6 @@
-"""Processes of the container: as which user (`identity`), with which environment and folder for
-secrets (`scratch`), from which command (`launch`); `spawn` starts them and waits for them.
+"""Processes of the container, as which user (`identity`), and from which command (`launch`).
 
-The job, the helpers that fetch code and the sessions of SSH are started by these modules.
+`environment` makes the job's variables, with Fairlead's own (`variables`); `session_environment`
+hands them to SSH sessions. `scratch` keeps secrets in memory; `spawn` starts processes and waits
+for them. The job, the helpers that fetch code and the sessions of SSH are started by these modules.
 """

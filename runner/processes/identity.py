@@ -7,6 +7,7 @@ places that do not exist or load code of the image.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,8 @@ def current_identity(root: Path = Path("/")) -> Identity:
 def resolve(user: str, root: Path = Path("/")) -> Identity:
     """Return the identity of `NAME|UID[:GROUP|GID]`. Raises CannotStart with what is unknown.
 
-    A group in `user` replaces all others; a uid without an account has group 0.
+    A group in `user` replaces all others but those of the job's GPUs; a uid without an account has
+    group 0.
     """
     who, colon, which = user.partition(":")
     account = _find_account(who, root)
@@ -59,10 +61,24 @@ def resolve(user: str, root: Path = Path("/")) -> Identity:
         account = _Account(str(uid), uid, 0, "/")
     gid = _find_gid(which, root) if colon else account.gid
     memberships = [] if colon else _groups(root)
-    groups = tuple(g.gid for g in memberships if account.name in g.members)
+    named = (g.gid for g in memberships if account.name in g.members)
+    groups = tuple(dict.fromkeys((*named, *_of_gpus(root))))
     return Identity(
         uid=account.uid, gid=gid, groups=groups, name=account.name, home=account.home or "/"
     )
+
+
+def _of_gpus(root: Path) -> Iterator[int]:
+    """Yield the groups that may use the job's GPUs and that the engine gave to the container. The
+    image does not know them: its `render` has another number than the node's."""
+    ours = set(os.getgroups()) - {0}
+    for file in (root / "dev/kfd", *sorted((root / "dev/dri").glob("renderD*"))):
+        if file.exists() and (gid := _group_of(file)) in ours:
+            yield gid
+
+
+def _group_of(file: Path) -> int:
+    return file.stat().st_gid
 
 
 def _find_account(who: str, root: Path) -> _Account | None:

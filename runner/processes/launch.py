@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
+from fairlead.wire.runner import JobSpec, SubmitRequest, script, script_after
 from runner.errors import CannotStart
 from runner.processes import environment
-from runner.processes.environment import Paths
 from runner.processes.identity import Identity, current_identity, resolve
-from runner.schemas import JobSpec, SubmitRequest, script, script_after
+from runner.processes.variables import Paths
 
 _SHELLS = ("/bin/bash", "/bin/sh")
 REPO_WORKING_DIR = "/workflow"
@@ -139,6 +139,7 @@ def make_folder(name: str, identity: Identity | None, field: str) -> None:
     try:
         for folder in reversed(missing):
             folder.mkdir(mode=0o755, exist_ok=True)
+            # The umask has cut the mode of mkdir(2).
             folder.chmod(0o755)
             if identity is not None:
                 os.chown(folder, identity.uid, identity.gid)

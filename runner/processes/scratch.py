@@ -84,6 +84,7 @@ class Scratch:
             try:
                 folder.mkdir(mode=0o700)
             except FileExistsError:
+                # An earlier runner's, or made by another user: it is not used as it is.
                 _remove(folder)
                 folder.mkdir(mode=0o700)
             except OSError:

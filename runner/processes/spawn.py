@@ -14,12 +14,13 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
+from common.threads import to_the_end
 from runner.errors import CannotStart
 from runner.processes import terminal
 from runner.processes.launch import Launch
@@ -73,6 +74,7 @@ class Children:
 
     def _next_dead(self) -> int | None:
         try:
+            # WNOWAIT only looks: to reap an owned child here would lose its exit code.
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return None
@@ -124,10 +126,12 @@ class Child:
         except ProcessLookupError:
             return False
         except PermissionError:
+            # The group has only processes of other users (kill(2)).
             return True
         return True
 
     def _collect(self) -> None:
+        # Before the close: the number of a closed descriptor is soon that of another file.
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         result = os.waitid(os.P_PID, self.pid, os.WEXITED)
@@ -196,6 +200,7 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
 
 def _first_steps(launch: Launch) -> Callable[[], None] | None:
     """Return what the process does before it becomes the program; None: nothing."""
+    # Only where it is needed: Python code between fork and exec is unsafe with threads.
     if not launch.tty and launch.core_limit is None:
         return None
 
@@ -209,7 +214,7 @@ def _first_steps(launch: Launch) -> Callable[[], None] | None:
 
 
 def allow_core_dumps(limit: int) -> None:
-    """Let this process, and those that it starts, write core dumps of up to so many bytes (-1: any
+    """Let this process, and those that it starts, write core dumps of up to `limit` bytes (-1: any
     size), but no more than its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     unlimited = resource.RLIM_INFINITY
@@ -240,8 +245,7 @@ async def spawn(launch: Launch, children: Children, stdin: int = subprocess.DEVN
     With `launch.tty` both outputs are one terminal, read from `stdout`, and `stderr` ends at once.
     """
     with ends_for(launch) as ends, children.starting():
-        pid = await asyncio.to_thread(fork_exec, launch, ends, stdin)
-        children.own(pid)
+        pid = await _owned(asyncio.to_thread(fork_exec, launch, ends, stdin), children)
     return JobProcess(pid, children, ends.stdout, ends.stderr)
 
 
@@ -256,9 +260,27 @@ def start(argv: Sequence[str], children: Children, **options: Any) -> Child:
 async def start_in_thread(argv: Sequence[str], children: Children, **options: Any) -> Child:
     """Start a child as `start` does, for a loop that must not wait."""
     with children.starting():
-        pid = await asyncio.to_thread(execute, argv, umask=JOB_UMASK, **options)
-        children.own(pid)
+        start = asyncio.to_thread(execute, argv, umask=JOB_UMASK, **options)
+        pid = await _owned(start, children)
     return Child(pid, children)
+
+
+async def _owned(start: Coroutine[Any, Any, int], children: Children) -> int:
+    """Wait for a start in a thread; return the pid. If cancelled, the process is killed."""
+    starting = asyncio.ensure_future(start)
+    try:
+        pid = await to_the_end(starting)
+    except asyncio.CancelledError:
+        # The program may run before this loop hears of it, and nobody else would end it.
+        if not starting.cancelled() and starting.exception() is None:
+            children.own(starting.result())
+            child = Child(starting.result(), children)
+            child.signal_group(signal.SIGKILL)
+            child.kill()
+            await child.wait()
+        raise
+    children.own(pid)
+    return pid
 
 
 def _pipe() -> tuple[int, int]:

@@ -19,6 +19,7 @@ ROWS, COLUMNS = 24, 80
 TERM = "xterm-256color"
 _SIZE = struct.Struct("HHHH")
 _STDOUT = 1
+# Each read(2) at the end of input takes one of them, and a program may read again.
 _ENDS = 64
 _END_OF_INPUT = b"\x04"
 """The character for the end of input in a new terminal (VEOF)."""

@@ -9,7 +9,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from common.ssh_keys import KINDS, public_key
+from fairlead.wire.public_keys import KINDS, public_key
 
 _MAX_KEYS = 16
 

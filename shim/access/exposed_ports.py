@@ -22,19 +22,19 @@ from pathlib import Path
 import msgspec
 
 from common.durable import sync_folder, write_beside
-from common.errors import Refused
 from common.relay import BUFFER_BYTES, RelayEnd
 from common.sockets import BACKLOG
-from common.ssh_keys import public_key
+from fairlead.wire.errors import Refused
+from fairlead.wire.public_keys import public_key
+from fairlead.wire.shim import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
 from shim.errors import conflict, invalid
-from shim.schemas import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
 
 log = logging.getLogger(__name__)
-_MOST_KEYS = 64
-_MOST_HEAD = 8192
+_MAX_KEYS = 64
+_MAX_HEAD = 8192
 _END_OF_HEAD = b"\r\n\r\n"
 _CONNECT_SECONDS = 15.0
 
@@ -71,6 +71,7 @@ class ExposedPorts:
     async def open(self, events: EventLog) -> None:
         """Open the sockets of before again, and follow the tasks. Raises OSError."""
         stream = events.follow(None)
+        # A generator begins at its first `anext`: from here on no change is missed.
         await anext(stream)
         if self._access is not None:
             await self._in_thread(_make_folder, self._access)
@@ -211,6 +212,7 @@ class _Caller(RelayEnd):
     def eof_received(self) -> bool:
         if self.other is None:
             self.has_ended = True
+            # asyncio closes the transport unless this is true: the answer is still to come.
             return True
         return super().eof_received()
 
@@ -260,7 +262,8 @@ class _Port(RelayEnd):
             return
         self._head += data
         end = self._head.find(_END_OF_HEAD)
-        if end < 0 and len(self._head) <= _MOST_HEAD:
+        # A job may impersonate its runner and never end its head.
+        if end < 0 and len(self._head) <= _MAX_HEAD:
             return
         if self.transport is not None:
             self.transport.pause_reading()
@@ -302,8 +305,8 @@ def _sentence(error: OSError | TimeoutError) -> str:
 def render(keys: Iterable[str]) -> str:
     """Return the authorized_keys of the gateways' user. Raises Refused for what is no key."""
     lines = list(keys)
-    if len(lines) > _MOST_KEYS:
-        raise invalid(f"at most {_MOST_KEYS} public keys", "keys")
+    if len(lines) > _MAX_KEYS:
+        raise invalid(f"at most {_MAX_KEYS} public keys", "keys")
     found: set[str] = set()
     for number, line in enumerate(lines):
         key = public_key(line)

@@ -1,7 +1,7 @@
 """Users' public keys, checked and given to the jump user for exactly one port each.
 
 Users reach a task's SSH port through the node's own sshd, as a jump user whose keys are in a file
-that the shim writes. The file is never edited: it is written anew from the live tasks and replaced
+that the shim writes. The file is never edited: it is written again from the live tasks and replaced
 at once, so the first write removes whatever a crash left. sshd uses the first line with a visitor's
 key, so a key of several tasks is one line with several ports.
 """
@@ -18,19 +18,20 @@ from pathlib import Path
 import msgspec
 
 from common.durable import sync_folder, write_beside
-from common.ssh_keys import public_key
+from fairlead.wire.public_keys import public_key
+from fairlead.wire.shim import Event, SshRequest
 from shim.errors import invalid
-from shim.schemas import Event, SshRequest
 from shim.state.events import EventLog
 
 log = logging.getLogger(__name__)
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 _PAUSE_AFTER_FAILURE = 5.0
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's port on the node's loopback, and the users who may reach it."""
+    """One task's SSH port, where the node reaches it, and the users who may."""
 
+    host: str = "127.0.0.1"
     port: int
     keys: tuple[str, ...]
 
@@ -38,8 +39,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 def check_keys(request: SshRequest) -> None:
     """Raise Refused (400) unless every line is a public key and nothing else."""
     field = "ssh.authorized_keys"
-    if len(request.authorized_keys) > _MOST_KEYS:
-        raise invalid(f"at most {_MOST_KEYS} public keys", field)
+    if len(request.authorized_keys) > _MAX_KEYS:
+        raise invalid(f"at most {_MAX_KEYS} public keys", field)
     for number, line in enumerate(request.authorized_keys):
         if public_key(line) is None:
             raise invalid(
@@ -56,19 +57,19 @@ def check_keys(request: SshRequest) -> None:
 def render(visits: Iterable[Visit]) -> str:
     """Return the jump user's authorized_keys. Each key may open its tasks' ports and do nothing
     else."""
-    ports: dict[str, set[int]] = {}
+    ports: dict[str, set[tuple[str, int]]] = {}
     for visit in visits:
         for line in visit.keys:
             key = public_key(line)
             if key is not None:
-                ports.setdefault(key, set()).add(visit.port)
+                ports.setdefault(key, set()).add((visit.host, visit.port))
     return "".join(
         f"restrict,port-forwarding,{_permits(ports[key])} {key} fairlead\n" for key in sorted(ports)
     )
 
 
-def _permits(ports: set[int]) -> str:
-    return ",".join(f'permitopen="127.0.0.1:{port}"' for port in sorted(ports))
+def _permits(ports: set[tuple[str, int]]) -> str:
+    return ",".join(f'permitopen="{host}:{port}"' for host, port in sorted(ports))
 
 
 class JumpKeys:
@@ -86,6 +87,7 @@ class JumpKeys:
     async def open(self, events: EventLog) -> None:
         """Write the file and follow changes. Raises OSError when the file cannot be replaced."""
         stream = events.follow(None)
+        # A generator begins at its first `anext`: from here on no change is missed.
         await anext(stream)
         await self._write()
         self._following = asyncio.create_task(self._follow(stream), name="jump keys")
@@ -99,6 +101,7 @@ class JumpKeys:
 
     async def _follow(self, changes: AsyncGenerator[Event, None]) -> None:
         async for _ in changes:
+            # No further event comes for this change, so a write that failed is tried again.
             while True:
                 try:
                     await self._write()

@@ -20,16 +20,65 @@ from functools import partial
 from pathlib import Path
 
 from common.task_folder import RUNNER_SOCKET_NAME
-from shim.schemas import TaskInfo
+from fairlead.wire.shim import TaskInfo
 from shim.settings import Settings
 
+# IN_CREATE and IN_MOVED_TO of inotify(7): a socket is bound in place, or renamed to its name.
 _CREATE, _MOVED_TO = 0x100, 0x80
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
+log = logging.getLogger(__name__)
+
+
+async def open_socket(settings: Settings, info: TaskInfo, executor: Executor) -> None:
+    """Return once the task's runner can be reached, or never can."""
+    link = Path(info.runner_socket)
+    folder = settings.socket_folder(info.id)
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, executor)
+    if link.parent != settings.sockets_folder or await in_thread(link.exists):
+        return
+    try:
+        await arrival(folder, RUNNER_SOCKET_NAME)
+        await in_thread(_link, folder, link)
+    except OSError as error:
+        log.error("task %s: its runner cannot be reached: %s", info.id, error)
+
+
+async def is_open(info: TaskInfo, executor: Executor) -> bool:
+    """Return whether the task's runner can be reached now."""
+    link = Path(info.runner_socket)
+    return await asyncio.get_running_loop().run_in_executor(executor, link.exists)
+
+
+async def until_it_listens(settings: Settings, info: TaskInfo) -> None:
+    """Return once the task's runner has its socket. Raises OSError."""
+    await arrival(settings.socket_folder(info.id), RUNNER_SOCKET_NAME)
+
+
+def _link(folder: Path, link: Path) -> None:
+    # The job can change the name at any time: what was looked at is what is linked.
+    fd = os.open(folder / RUNNER_SOCKET_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(f"{folder / RUNNER_SOCKET_NAME} is not a socket")
+        with contextlib.suppress(FileExistsError):
+            # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
+            os.link(f"/proc/self/fd/{fd}", link, src_dir_fd=fd, follow_symlinks=True)
+    finally:
+        os.close(fd)
+
+
+def remove_strays(folder: Path, known: Iterable[str]) -> None:
+    """Remove links of tasks that are gone, after a crash. Blocking."""
+    wanted = {f"{task_id}.sock" for task_id in known}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in wanted:
+            path.unlink()
 
 
 async def arrival(folder: Path, name: str) -> None:
     """Return once `folder/name` is there, whatever it is. Raises OSError without the folder."""
+    # The watch comes before the look: else a socket that appears in between is missed.
     fd = _watch(folder)
     try:
         while not _is_there(folder / name):
@@ -62,51 +111,3 @@ async def _readable(fd: int) -> None:
         await came.wait()
     finally:
         loop.remove_reader(fd)
-
-
-log = logging.getLogger(__name__)
-
-
-async def open_door(settings: Settings, info: TaskInfo, executor: Executor) -> None:
-    """Return once the task's runner can be reached, or never can."""
-    door = Path(info.runner_socket)
-    folder = settings.socket_folder(info.id)
-    in_thread = partial(asyncio.get_running_loop().run_in_executor, executor)
-    if door.parent != settings.doors_folder or await in_thread(door.exists):
-        return
-    try:
-        await arrival(folder, RUNNER_SOCKET_NAME)
-        await in_thread(_link, folder, door)
-    except OSError as error:
-        log.error("task %s: its runner cannot be reached: %s", info.id, error)
-
-
-async def is_open(info: TaskInfo, executor: Executor) -> bool:
-    """Return whether the task's runner can be reached now."""
-    door = Path(info.runner_socket)
-    return await asyncio.get_running_loop().run_in_executor(executor, door.exists)
-
-
-async def until_it_listens(settings: Settings, info: TaskInfo) -> None:
-    """Return once the task's runner has its socket. Raises OSError."""
-    await arrival(settings.socket_folder(info.id), RUNNER_SOCKET_NAME)
-
-
-def _link(folder: Path, door: Path) -> None:
-    fd = os.open(folder / RUNNER_SOCKET_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            raise OSError(f"{folder / RUNNER_SOCKET_NAME} is not a socket")
-        with contextlib.suppress(FileExistsError):
-            # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
-            os.link(f"/proc/self/fd/{fd}", door, src_dir_fd=fd, follow_symlinks=True)
-    finally:
-        os.close(fd)
-
-
-def remove_strays(folder: Path, known: Iterable[str]) -> None:
-    """Remove links of tasks that are gone, after a crash. Blocking."""
-    wanted = {f"{task_id}.sock" for task_id in known}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name not in wanted:
-            path.unlink()

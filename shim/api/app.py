@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
@@ -21,15 +20,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from common import log_segments
 from common.http import errors_as_json, json_response, read_body
-from common.sizes import is_count
 from common.task_folder import LOGS_FOLDER_NAME
-from shim import outputs, safe_files
-from shim.api.openapi import document
-from shim.daemon import Daemon
-from shim.errors import conflict, invalid
-from shim.metrics import CONTENT_TYPE, prometheus_text
-from shim.schemas import (
+from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     LOG_START_HEADER,
@@ -43,11 +37,16 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from fairlead.wire.sizes import is_count
+from shim.api.openapi import document
+from shim.daemon import Daemon
+from shim.errors import conflict, invalid
+from shim.files import outputs, safe_files
+from shim.monitoring.metrics import CONTENT_TYPE, prometheus_text
 from shim.state.fencing import Caller
 
-_SEGMENT = re.compile(r"(\d{20})\.seg", re.ASCII)
 _PIECE = 1 << 18
-_MOST_BYTES = 4 << 30
+_MAX_BYTES = 4 << 30
 """A job may have made a sparse file of any size; no real log is this long."""
 
 
@@ -61,16 +60,14 @@ class LogSource(msgspec.Struct, frozen=True):
 def find_segments(job_folder: Path, offset: int) -> LogSource:
     """Return the segments from the one that holds `offset` (or the first kept) to the last.
     Blocking."""
-    starts = sorted(
-        int(match[1])
-        for name in safe_files.list_names(job_folder, LOGS_FOLDER_NAME)
-        if (match := _SEGMENT.fullmatch(name))
-    )
+    starts = log_segments.starts(safe_files.list_names(job_folder, LOGS_FOLDER_NAME))
     if not starts:
         return LogSource(0, ())
     before = [start for start in starts if start <= offset]
     first = before[-1] if before else starts[0]
-    names = tuple(f"logs/{start:020d}.seg" for start in starts if start >= first)
+    names = tuple(
+        f"{LOGS_FOLDER_NAME}/{log_segments.name(start)}" for start in starts if start >= first
+    )
     return LogSource(first, names)
 
 
@@ -79,13 +76,14 @@ async def read_segments(
 ) -> AsyncIterator[bytes]:
     """Yield the raw bytes of the segments; end early at a file that is gone or not safe."""
     loop = asyncio.get_running_loop()
-    left = _MOST_BYTES
+    left = _MAX_BYTES
     for name in source.segments:
         try:
             fd = safe_files.open_regular(job_folder, name)
         except OSError:
             return
         try:
+            # A job that writes on must not keep the answer going: what is there now is sent.
             size = min(os.fstat(fd).st_size, left)
             at = 0
             while at < size:
@@ -103,13 +101,13 @@ async def read_segments(
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_MOST_BODY = 1 << 20
+_MAX_BODY = 1 << 20
 _FAILED = "the shim failed on this request; see its log"
 
 
 class Routes:
-    def __init__(self, service: Daemon) -> None:
-        self._service = service
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
 
     def table(self) -> list[web.RouteDef]:
         return [
@@ -137,69 +135,69 @@ class Routes:
         ]
 
     async def health(self, request: web.Request) -> web.Response:
-        return json_response(self._service.health())
+        return json_response(self._daemon.health())
 
     async def openapi(self, request: web.Request) -> web.Response:
         return json_response(document())
 
     async def node(self, request: web.Request) -> web.Response:
-        return json_response(await self._service.node())
+        return json_response(await self._daemon.node())
 
     async def node_metrics(self, request: web.Request) -> web.Response:
-        return json_response(await self._service.metrics())
+        return json_response(await self._daemon.metrics())
 
     async def doctor(self, request: web.Request) -> web.Response:
-        return json_response(await self._service.examine())
+        return json_response(await self._daemon.examine())
 
     async def prometheus(self, request: web.Request) -> web.Response:
-        reading = await self._service.metrics()
-        body = await self._service.in_thread(prometheus_text, reading)
+        reading = await self._daemon.metrics()
+        body = await self._daemon.in_thread(prometheus_text, reading)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def drain(self, request: web.Request) -> web.Response:
-        await self._service.drain(await read_body(request, DrainRequest, "body"))
-        return json_response(await self._service.node())
+        await self._daemon.drain(await read_body(request, DrainRequest, "body"))
+        return json_response(await self._daemon.node())
 
     async def clear_gpu(self, request: web.Request) -> web.Response:
-        await self._service.supervisor.clear_gpu(request.match_info["id"])
-        return json_response(await self._service.node())
+        await self._daemon.supervisor.clear_gpu(request.match_info["id"])
+        return json_response(await self._daemon.node())
 
     async def put_gateways(self, request: web.Request) -> web.Response:
-        await self._service.exposed.put_keys(await read_body(request, GatewayKeys, "body"))
+        await self._daemon.exposed.put_keys(await read_body(request, GatewayKeys, "body"))
         return web.Response(status=204)
 
     async def expose(self, request: web.Request) -> web.Response:
         caller = _caller(request)
         wanted = await read_body(request, ExposeRequest, "body")
-        task = await self._service.supervisor.commanded(request.match_info["id"], caller)
-        return json_response(await self._service.exposed.expose(task.info, wanted.port))
+        task = await self._daemon.supervisor.commanded(request.match_info["id"], caller)
+        return json_response(await self._daemon.exposed.expose(task.info, wanted.port))
 
     async def allocations(self, request: web.Request) -> web.Response:
-        return json_response(self._service.supervisor.allocations)
+        return json_response(self._daemon.supervisor.allocations)
 
     async def release(self, request: web.Request) -> web.Response:
-        await self._service.supervisor.release(request.match_info["id"], _caller(request))
+        await self._daemon.supervisor.release(request.match_info["id"], _caller(request))
         return web.Response(status=204)
 
     async def tasks(self, request: web.Request) -> web.Response:
-        return json_response(self._service.supervisor.infos)
+        return json_response(self._daemon.supervisor.infos)
 
     async def task(self, request: web.Request) -> web.Response:
-        return json_response(self._service.supervisor.info(request.match_info["id"]))
+        return json_response(self._daemon.supervisor.info(request.match_info["id"]))
 
     async def put_task(self, request: web.Request) -> web.Response:
         caller = _caller(request)
         wanted = await read_body(request, TaskRequest, "body")
-        info, new = await self._service.supervisor.put(request.match_info["id"], wanted, caller)
+        info, new = await self._daemon.supervisor.put(request.match_info["id"], wanted, caller)
         return json_response(info, status=201 if new else 200)
 
     async def remove_task(self, request: web.Request) -> web.Response:
-        await self._service.supervisor.remove(request.match_info["id"], _caller(request))
+        await self._daemon.supervisor.remove(request.match_info["id"], _caller(request))
         return web.Response(status=204)
 
     async def claim(self, request: web.Request) -> web.Response:
         """Claim a task: only requests with this fence or a newer one are accepted from now on."""
-        supervisor = self._service.supervisor
+        supervisor = self._daemon.supervisor
         task = await supervisor.commanded(request.match_info["id"], _caller(request))
         return json_response(task.info)
 
@@ -207,19 +205,19 @@ class Routes:
         caller = _caller(request)
         order = await read_body(request, TerminateRequest, "body")
         return json_response(
-            await self._service.supervisor.terminate(request.match_info["id"], order, caller)
+            await self._daemon.supervisor.terminate(request.match_info["id"], order, caller)
         )
 
     async def task_logs(self, request: web.Request) -> web.StreamResponse:
-        info = self._service.supervisor.info(request.match_info["id"])
-        folder = self._service.settings.job_folder(info.id)
-        source = await self._service.in_thread(find_segments, folder, _offset(request))
+        info = self._daemon.supervisor.info(request.match_info["id"])
+        folder = self._daemon.settings.job_folder(info.id)
+        source = await self._daemon.in_thread(find_segments, folder, _offset(request))
         response = web.StreamResponse(headers={LOG_START_HEADER: str(source.start)})
         response.content_type = "application/octet-stream"
         with _reader_may_leave(request):
             await response.prepare(request)
             try:
-                async for piece in read_segments(folder, source, self._service.executor):
+                async for piece in read_segments(folder, source, self._daemon.executor):
                     await response.write(piece)
             except safe_files.UnsafeFile as error:
                 log.warning("task %s: %s", info.id, error)
@@ -228,19 +226,19 @@ class Routes:
 
     async def task_outputs(self, request: web.Request) -> web.StreamResponse:
         """Send what the job left in its output folder as a tar, once its container is gone."""
-        info = self._service.supervisor.info(request.match_info["id"])
+        info = self._daemon.supervisor.info(request.match_info["id"])
         if info.status is not TaskStatus.TERMINATED:
             raise conflict(f"task {info.id} is {info.status}: its job may still write")
-        folder = self._service.settings.job_folder(info.id)
+        folder = self._daemon.settings.job_folder(info.id)
         offset, limit = _offset(request), _offset(request, "limit")
         links = request.query.get("links") == "1"
-        made = await self._service.in_thread(outputs.plan, folder, limit, links=links)
+        made = await self._daemon.in_thread(outputs.plan, folder, limit, links=links)
         about = msgspec.json.encode(made.about).decode()
         response = web.StreamResponse(headers={OUTPUTS_HEADER: about})
         response.content_type = "application/octet-stream"
         with _reader_may_leave(request):
             await response.prepare(request)
-            async for piece in outputs.read(folder, made, offset, self._service.executor):
+            async for piece in outputs.read(folder, made, offset, self._daemon.executor):
                 await response.write(piece)
             await response.write_eof()
         return response
@@ -250,7 +248,7 @@ class Routes:
         response.content_type = "application/x-ndjson"
         with _reader_may_leave(request):
             await response.prepare(request)
-            async for event in self._service.events.follow(request.query.get("after")):
+            async for event in self._daemon.events.follow(request.query.get("after")):
                 await response.write(msgspec.json.encode(event) + b"\n")
         return response
 
@@ -264,7 +262,7 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
         log.debug("%s %s: the reader has gone away", request.method, request.path)
 
 
-def _hear(service: Daemon) -> Middleware:
+def _hear(daemon: Daemon) -> Middleware:
     """Count each accepted request with a fence as contact to a controller."""
 
     @web.middleware
@@ -272,23 +270,23 @@ def _hear(service: Daemon) -> Middleware:
         response = await handler(request)
         if FENCE_HEADER in request.headers:
             with contextlib.suppress(ValueError):
-                service.heard(Fence.parse(request.headers[FENCE_HEADER]))
+                daemon.heard(Fence.parse(request.headers[FENCE_HEADER]))
         return response
 
     return hearing
 
 
-def make_app(service: Daemon) -> web.Application:
-    middlewares = [errors_as_json(log, _FAILED), _hear(service)]
-    app = web.Application(middlewares=middlewares, client_max_size=_MOST_BODY)
-    app.add_routes(Routes(service).table())
+def make_app(daemon: Daemon) -> web.Application:
+    middlewares = [errors_as_json(log, _FAILED), _hear(daemon)]
+    app = web.Application(middlewares=middlewares, client_max_size=_MAX_BODY)
+    app.add_routes(Routes(daemon).table())
     return app
 
 
-def make_runner(service: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
+def make_runner(daemon: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
     """Serve the application. Bodies are used as they were sent, never unpacked."""
     return web.AppRunner(
-        make_app(service),
+        make_app(daemon),
         access_log=None,
         auto_decompress=False,
         shutdown_timeout=shutdown_timeout,

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from common.errors import ErrorBody
-from shim.schemas import (
+from fairlead.wire.errors import ErrorBody
+from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     RUN_HEADER,

@@ -13,11 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
 from common.task_folder import ImageConfig
-from shim.errors import EngineError
-from shim.gpus.base import GpuDelivery
-from shim.schemas import (
+from fairlead.wire.amounts import Amounts
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import (
     ContainerOptions,
     EngineKind,
     GpuInfo,
@@ -27,6 +26,9 @@ from shim.schemas import (
     TaskReason,
     VolumeKind,
 )
+from shim.errors import EngineError
+from shim.gpus.base import GpuDelivery
+from shim.settings import NetworkKind
 
 
 class NodeFault(EngineError):
@@ -127,7 +129,7 @@ class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerSpec(Amounts, frozen=True, kw_only=True):
     """One container to make. The task's record can be rebuilt from `record`."""
 
     task_id: str
@@ -139,8 +141,6 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_folder: str
     network_mode: NetworkMode
     hostname: str | None
-    cpu: float
-    memory: int
     shm_size: int | None
     address: str | None = None
     """Its address in the run's network; None: the engine chooses."""
@@ -193,6 +193,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     unseen: bool = False
 
 
+class NetworkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Who connects the containers of a node. `why`: the reason that it is not the shim, where the
+    shim chose; None: it is, or the operator chose."""
+
+    kind: NetworkKind
+    why: str | None = None
+
+
 class Engine(Protocol):
     """Runs tasks. All methods raise EngineUnavailable when the engine does not answer, EngineError
     when it refuses.
@@ -212,6 +220,14 @@ class Engine(Protocol):
     @property
     def has_networks(self) -> bool:
         """Whether a task can have its own network; otherwise each task uses the node's."""
+
+    @property
+    def network_choice(self) -> NetworkChoice | None:
+        """Who connects containers here; None: nobody does, or the engine is not open yet."""
+
+    def routes_to(self, run_id: str) -> bool:
+        """Return whether the node reaches each port of the run's containers at their addresses, so
+        that none needs to be published."""
 
     @property
     def abilities(self) -> frozenset[EngineAbility]:
@@ -252,6 +268,12 @@ class Engine(Protocol):
 
         The image is named by its digest if it has one.
         """
+
+    async def prove_content(
+        self, reference: str, image: ImageInfo, auth: RegistryAuth | None
+    ) -> None:
+        """Raise ImageError unless the registry that the reference names has the image's content,
+        not only its name, and gives it to these credentials."""
 
     async def remove_image(self, reference: str) -> bool:
         """Remove an image. Return False when a container uses it; True also when it was not

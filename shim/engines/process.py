@@ -2,9 +2,10 @@
 nothing.
 
 Each task is the entrypoint in its own session with a private home folder. A reaper watches it and
-ends when no process of the task lives. The reaper outlives the shim: a small state file holds its
-pid and start time, so the next shim finds it and never mistakes a reused pid for it. A mark in the
-environment finds what the state file misses. Secrets and keys are in a folder in memory, which the
+ends when no process of the task lives. Both are forked by a fork server, or started as programs
+where that does not work. The reaper outlives the shim: a small state file holds its pid and start
+time, so the next shim finds it and never mistakes a reused pid for it. A mark in the environment
+finds what the state file misses. Secrets and keys are in a folder in memory, which the
 engine removes however the task ends.
 """
 
@@ -25,10 +26,13 @@ from pathlib import Path
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
+from common import reaper
+from common.fork_server import ForkRequest
 from common.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
-from shim import safe_files
-from shim.engines import procfs, reaper, sweep
+from common.threads import to_the_end
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import EngineKind, Finding, PullProgress, RegistryAuth
+from shim.engines import procfs, sweep
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -38,10 +42,11 @@ from shim.engines.base import (
     NodeFault,
     Storage,
 )
+from shim.engines.fork_server import ForkServer, ForkServerLost
 from shim.errors import EngineError
 from shim.examination import Asked, NodeSetup, warn
+from shim.files import safe_files
 from shim.node import machine
-from shim.schemas import EngineKind, Finding, PullProgress, RegistryAuth
 from shim.state import records
 
 log = logging.getLogger(__name__)
@@ -65,6 +70,7 @@ class PrivateMemory:
         try:
             folder.mkdir(exist_ok=True)
             about = folder.lstat()
+            # Everybody may write to /dev/shm: another user can have made this folder first.
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 raise FileExistsError(f"{folder} belongs to another user")
             folder.chmod(_PASSED_THROUGH)
@@ -94,7 +100,7 @@ _OURS = "FAIRLEAD_"
 PATIENCE = 5.0
 """Seconds within which a killed process should be gone."""
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +118,7 @@ class ProcessEngine:
     kind = EngineKind.PROCESS
     isolation = False
     has_networks = False
+    network_choice = None
     abilities: frozenset[EngineAbility] = frozenset()
 
     def __init__(
@@ -121,6 +128,9 @@ class ProcessEngine:
         self._install_id = install_id
         self._executor = executor
         self._command = command or (sys.executable, "-m", "entrypoint.main")
+        self.fork_server: ForkServer | None = None
+        if not command:
+            self.fork_server = ForkServer(_own_environment(), self._folder / "fork-server.log")
         self._states: dict[str, ProcessState] = {}
         self._children: set[int] = set()
         self._memory = PrivateMemory(install_id)
@@ -130,11 +140,15 @@ class ProcessEngine:
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return ()
 
+    def routes_to(self, run_id: str) -> bool:
+        return False
+
     async def open(self) -> None:
         await self._in_thread(self._load)
 
     async def close(self) -> None:
-        return None
+        if self.fork_server is not None:
+            await self._in_thread(self.fork_server.close)
 
     async def ready(self) -> None:
         return None
@@ -158,6 +172,11 @@ class ProcessEngine:
 
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        return None
+
+    async def prove_content(
+        self, reference: str, image: ImageInfo, auth: RegistryAuth | None
     ) -> None:
         return None
 
@@ -242,7 +261,7 @@ class ProcessEngine:
             except EngineError as error:
                 log.warning("task %s: %s", state.spec.task_id, error)
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE)
 
     def _load(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -252,12 +271,15 @@ class ProcessEngine:
                 state = decoder.decode(records.read_file(path))
                 self._states[state.spec.task_id] = self._as_it_is(state)
         self._memory.remove_strays(self._states)
+        if self.fork_server is not None:
+            self.fork_server.start()
 
     def _as_it_is(self, state: ProcessState) -> ProcessState:
         """Return the state as it is now. A crash between the start and the note of its pid leaves
         only the mark."""
         if state.ended:
             return state
+        # After a reboot the pid is that of some other process.
         if state.boot_id != machine.boot_id():
             return msgspec.structs.replace(state, ended=True, pid=None)
         if state.pid is None:
@@ -277,22 +299,46 @@ class ProcessEngine:
         spec = state.spec
         home = self._folder / spec.task_id / "home"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        argv = [
-            *self._command,
+        options = (
             *("--task", spec.job_folder),
             *("--socket", f"{spec.run_folder}/{RUNNER_SOCKET_NAME}"),
             *("--peers", "any"),
-        ]
-        env = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+        )
+        env = _own_environment()
         env |= {"HOME": str(home), _MARK: self._mark(state), reaper.VARIABLE: self._mark(state)}
         if (memory := self._memory.make(spec.task_id)) is not None:
             env[VARIABLE] = str(memory)
         if spec.gpus and spec.gpu_delivery.visible is not None:
             env[spec.gpu_delivery.visible] = ",".join(spec.gpus)
-        argv = reaper.command(argv, str(home))
-        pid = _spawn_session(argv, env, self._folder / spec.task_id / "output.log")
+        entrypoint = (*self._command, *options)
+        request = ForkRequest(
+            reaper=tuple(reaper.command(entrypoint, str(home))),
+            entrypoint=entrypoint,
+            options=options,
+            env=env,
+            folder=str(home),
+            output=str(self._folder / spec.task_id / "output.log"),
+        )
+        pid = self._fork(state, request) or self._spawn_session(request)
+        started = procfs.start_time(pid) or 0
+        # Without fsync: after a power cut no process is left, and until then the mark finds it.
+        self._write(msgspec.structs.replace(state, pid=pid, start_time=started), durably=False)
+
+    def _fork(self, state: ProcessState, request: ForkRequest) -> int | None:
+        """Return the pid of the reaper; None when no fork server has started one."""
+        if self.fork_server is None:
+            return None
+        try:
+            return self.fork_server.fork(request)
+        except ForkServerLost:
+            # A reaper ends by itself if the server died before it had its mark.
+            first = self._first_process(state)
+            return None if first is None else first.pid
+
+    def _spawn_session(self, request: ForkRequest) -> int:
+        pid = _spawn_session(list(request.reaper), request.env, Path(request.output))
         self._children.add(pid)
-        self._write(msgspec.structs.replace(state, pid=pid, start_time=procfs.start_time(pid) or 0))
+        return pid
 
     def _finish(self, state: ProcessState) -> None:
         self._kill_all(state)
@@ -319,6 +365,7 @@ class ProcessEngine:
         """Kill all processes, as a container's end does. Raises EngineError when one survives."""
         left: tuple[int, ...] = ()
         if (first := self._reaper(state)) is not None:
+            # SIGCONT, because a reaper that was stopped takes up no other signal.
             procfs.send_signal(first.pid, first.started, reaper.END_ALL, signal.SIGCONT)
             if not procfs.ends_within(first.pid, first.started, PATIENCE):
                 left = procfs.descendants(first.pid)
@@ -339,8 +386,10 @@ class ProcessEngine:
 
     def _reap(self, state: ProcessState) -> int | None:
         pid = state.pid
-        if pid is None or pid not in self._children:
+        if pid is None:
             return None
+        if pid not in self._children:
+            return None if self.fork_server is None else self.fork_server.exit_code(pid)
         self._children.discard(pid)
         try:
             _, status = os.waitpid(pid, 0)
@@ -361,21 +410,23 @@ class ProcessEngine:
     async def _save(self, state: ProcessState) -> None:
         await self._in_thread(lambda: self._write(state))
 
-    def _write(self, state: ProcessState) -> None:
+    def _write(self, state: ProcessState, *, durably: bool = True) -> None:
         folder = self._folder / state.spec.task_id
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        records.write_file(folder / "state.json", msgspec.json.encode(state))
+        write = records.write_file if durably else records.write_note
+        write(folder / "state.json", msgspec.json.encode(state))
         self._states[state.spec.task_id] = state
 
     async def _in_thread(self, act: Callable[[], None]) -> None:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, act)
         try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+            await to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, act))
         except OSError as error:
             raise NodeFault(f"the process engine failed: {error}") from error
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment of all tasks: the shim's, without what concerns the shim itself."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
 
 
 def _spawn_session(argv: list[str], env: dict[str, str], output: Path) -> int:
@@ -393,6 +444,7 @@ def _spawn_session(argv: list[str], env: dict[str, str], output: Path) -> int:
         ],
         setsid=True,
         setsigmask=reaper.HANDLED,
+        # Python ignores these two, and execve(2) hands that on; programs expect the defaults.
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
 

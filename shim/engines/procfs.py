@@ -45,6 +45,7 @@ def _stat(pid: int) -> list[str] | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
+    # The last parenthesis counts: a program's name may contain one (proc(5)).
     return text.rpartition(")")[2].split()
 
 
@@ -68,6 +69,7 @@ def find(pid: int) -> Process | None:
     if fields is None:
         return None
     state, threads = fields[0], int(fields[17])
+    # A process whose first thread has ended looks like a zombie while other threads run.
     if state in "ZX" and threads <= 1:
         return None
     return Process(
@@ -136,6 +138,7 @@ def _open(pid: int, started: int) -> int | None:
         fd = os.pidfd_open(pid)
     except OSError:
         return None
+    # Only a look after the pidfd is open tells whose it is: until then the pid can be reused.
     if start_time(pid) != started:
         os.close(fd)
         return None
@@ -163,6 +166,7 @@ def ends_within(pid: int, started: int, seconds: float) -> bool:
         return True
     try:
         poll = select.poll()
+        # A pidfd is readable once its process has ended (pidfd_open(2)).
         poll.register(fd, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
     finally:

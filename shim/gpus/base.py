@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from shim.schemas import GpuInfo
+from fairlead.wire.shim import GpuInfo
 
 
 class GpuError(Exception):

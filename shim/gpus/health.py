@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo
 from shim.gpus.base import Blame, GpuEvent, Recovery, Vitals
-from shim.schemas import GpuInfo
 
 HELD_BYTES = 512 << 20
 """The memory that drivers use on an idle GPU is less than this."""

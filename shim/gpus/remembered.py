@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo
 from shim.gpus.selection import normal_pci
-from shim.schemas import GpuInfo
 from shim.state.records import Records
 
 log = logging.getLogger(__name__)

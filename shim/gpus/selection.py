@@ -9,17 +9,17 @@ PCI address are never chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import combinations
 from math import comb
 
 import msgspec
 
+from fairlead.wire.shim import NEARNESS, GpuInfo, GpuLink
 from shim.errors import StartError
-from shim.schemas import NEARNESS, GpuInfo, GpuLink
 
 _SAME_GPU = NEARNESS[GpuLink.DIRECT] + 1
-_MOST_COMBINATIONS = 5_000
+_MAX_COMBINATIONS = 5_000
 """If there are more, a choice grows from each GPU by its nearest ones, instead of comparing all
 choices."""
 
@@ -44,6 +44,17 @@ def choose(
     return tuple(gpu.uuid for gpu in sorted(best, key=_place))
 
 
+def not_there(
+    boards: Iterable[GpuInfo], there: Collection[str], excluded: Sequence[Exclusion]
+) -> frozenset[str]:
+    """Return the UUIDs of the boards that are gone, but for those that the operator excludes."""
+    return frozenset(
+        gpu.uuid
+        for gpu in boards
+        if gpu.uuid not in there and not any(one.covers_also_when_gone(gpu) for one in excluded)
+    )
+
+
 def nearness(one: GpuInfo, other: GpuInfo) -> int:
     """Return how near two GPUs are; greater is nearer."""
     if one.parent is not None and one.parent == other.parent:
@@ -61,7 +72,7 @@ def tightness(chosen: Sequence[GpuInfo]) -> tuple[int, int]:
 
 
 def _candidates(fitting: Sequence[GpuInfo], count: int) -> Iterator[tuple[GpuInfo, ...]]:
-    if comb(len(fitting), count) <= _MOST_COMBINATIONS:
+    if comb(len(fitting), count) <= _MAX_COMBINATIONS:
         yield from combinations(fitting, count)
         return
     for seed in fitting:

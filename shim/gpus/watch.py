@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo
 from shim.gpus import health
 from shim.gpus.base import (
     Blame,
@@ -31,7 +32,6 @@ from shim.gpus.base import (
 )
 from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.remembered import RememberedGpus
-from shim.schemas import GpuInfo
 from shim.state.records import Records
 
 log = logging.getLogger(__name__)
@@ -159,6 +159,7 @@ class GpuWatch:
         forgotten.
         """
         whole = self._whole(uuid)
+        # First: after a crash in between, the GPU is still cordoned and can be cleared again.
         await self._roll.forget(whole)
         await self._records.delete(whole)
         fault = self._faults.pop(whole, None)

@@ -1,1 +1,4 @@
-"""The machine: what it has (`machine`), and who holds what of it (`ledger`)."""
+"""The machine.
+
+`machine` says what it has, `ledger` who holds what of it; `pythons` keeps its Python interpreters.
+"""

@@ -9,17 +9,16 @@ split.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Literal
 
 import msgspec
 
-from common.errors import Refused
-from common.gpu_names import is_named, is_part
-from shim.errors import StartError, conflict, invalid
-from shim.gpus.selection import choose
-from shim.schemas import (
+from fairlead.wire.amounts import UNITS, Amounts, Unit, amounts_of, sums_of
+from fairlead.wire.errors import Refused
+from fairlead.wire.gpu_names import GpuVendor, in_every_block, is_named, is_part
+from fairlead.wire.shim import (
     AllocationInfo,
     GpuInfo,
     GpuRequest,
@@ -27,6 +26,8 @@ from shim.schemas import (
     TaskRequest,
     TaskResources,
 )
+from shim.errors import StartError, conflict, invalid
+from shim.gpus.selection import choose
 
 AUTO: Literal["auto"] = "auto"
 """As many blocks as there are GPUs, also with a driver that is loaded late."""
@@ -37,14 +38,21 @@ _TOLERANCE = 1e-6
 class Blocks(msgspec.Struct, frozen=True):
     """The blocks of a node. `cpu` (cores), `memory` (bytes) and `gpus` are the whole node's.
 
-    `has_instances`: there are MIG instances, which only a task that asks for them gets.
+    `gpus_of`: the vendors whose tasks get their share of the GPUs with each block, also unasked.
     """
 
     count: int
     cpu: float
     memory: int
     gpus: int
-    has_instances: bool = False
+    gpus_of: frozenset[GpuVendor] = frozenset(GpuVendor)
+
+    @classmethod
+    def of(cls, count: int, cpu: float, memory: int, gpus: Sequence[GpuInfo]) -> Blocks:
+        parts = any(is_part(gpu.name, gpu.parent) for gpu in gpus)
+        vendors = [gpu.vendor for gpu in gpus]
+        theirs = frozenset(each for each in GpuVendor if in_every_block(vendors, parts, each))
+        return cls(count, cpu, memory, len(gpus), theirs)
 
     def round_up(self, resources: TaskResources) -> TaskResources:
         """Return what whole blocks give for this need; the need itself if no number of blocks is
@@ -58,7 +66,7 @@ class Blocks(msgspec.Struct, frozen=True):
         if number > self.count:
             return resources
         gpu = resources.gpu
-        if self.gpus and not self.has_instances:
+        if self.gpus and gpu.vendor in self.gpus_of:
             gpu = msgspec.structs.replace(gpu, count=number * (self.gpus // self.count))
         return msgspec.structs.replace(
             resources,
@@ -101,16 +109,12 @@ def _gpus(resources: TaskResources) -> int:
     return max(resources.gpu.count, len(resources.gpu.uuids))
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The amounts that may be allocated: cores, bytes, bytes."""
-
-    cpu: float
-    memory: int
-    disk: int
+class Capacity(Amounts, frozen=True, kw_only=True):
+    """The amounts that may be allocated."""
 
 
 class Ledger:
-    """The allocations of the node. `blocks`: the node is split into so many equal shares."""
+    """The allocations of the node. `blocks`: the number of equal shares of the node."""
 
     def __init__(
         self,
@@ -138,11 +142,8 @@ class Ledger:
     def used(self) -> Capacity:
         if any(allocation.whole_node for allocation in self._held.values()):
             return self.capacity
-        return Capacity(
-            cpu=round(sum(a.cpu for a in self._held.values()), 6),
-            memory=sum(a.memory for a in self._held.values()),
-            disk=sum(a.disk for a in self._held.values()),
-        )
+        sums = sums_of(self._held.values())
+        return Capacity(**sums | {"cpu": round(sums["cpu"], 6)})
 
     def gpus(self) -> tuple[GpuInfo, ...]:
         owner = {uuid: a.id for a in self._held.values() for uuid in a.gpus}
@@ -169,9 +170,7 @@ class Ledger:
         return AllocationInfo(
             id=request.allocation_id,
             run_id=request.run_id,
-            cpu=resources.cpu,
-            memory=resources.memory,
-            disk=resources.disk or 0,
+            **amounts_of(resources),
             gpus=self._choose_gpus(resources, known, others),
             whole_node=resources.whole_node,
             task_ids=(*(t for t in tasks if t != task_id), task_id),
@@ -196,9 +195,7 @@ class Ledger:
         number, capacity = self.blocks, self.capacity
         if number is None:
             return resources
-        split = any(is_part(gpu.name, gpu.parent) for gpu in self._gpus)
-        node = Blocks(number, capacity.cpu, capacity.memory, len(self._gpus), split)
-        return node.round_up(resources)
+        return Blocks.of(number, capacity.cpu, capacity.memory, self._gpus).round_up(resources)
 
     def _check_whole_node(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
         holder = next((a for a in others if a.whole_node), None)
@@ -214,8 +211,7 @@ class Ledger:
             )
 
     def _check_sizes(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
-        asked = {"cpu": resources.cpu, "memory": resources.memory, "disk": resources.disk or 0}
-        for dimension, wanted in asked.items():
+        for dimension, wanted in amounts_of(resources).items():
             total = getattr(self.capacity, dimension)
             free = total - sum(getattr(a, dimension) for a in others)
             if wanted > free + 1e-6:
@@ -287,7 +283,10 @@ def _instances_left_out(gpus: Iterable[GpuInfo], asked: GpuRequest) -> str:
 def _fits(gpu: GpuInfo, asked: GpuRequest) -> bool:
     """Return whether the GPU fits. One that is named by its UUID was chosen by the caller."""
     return (
-        (gpu.uuid in asked.uuids or is_named(gpu.name, gpu.parent, asked.names))
+        (
+            gpu.uuid in asked.uuids
+            or (gpu.vendor is asked.vendor and is_named(gpu.name, gpu.parent, asked.names))
+        )
         and gpu.memory >= asked.min_memory
         and _capability(gpu.compute_capability) >= _capability(asked.min_compute_capability)
     )
@@ -300,8 +299,10 @@ def _capability(text: str | None) -> tuple[int, ...]:
 
 
 def _size(dimension: str, amount: float) -> str:
-    if dimension == "cpu":
+    if UNITS[dimension] is Unit.CORES:
         return f"{max(amount, 0.0):g} cores"
+    if UNITS[dimension] is Unit.PIECES:
+        return f"{max(amount, 0)}"
     return f"{max(amount, 0) / (1 << 20):.0f} MiB"
 
 

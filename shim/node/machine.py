@@ -9,14 +9,14 @@ import socket
 import struct
 from pathlib import Path
 
-from common.sizes import MAX_SIZE, size_of
+from fairlead.wire.sizes import MAX_SIZE, size_of
 from shim.errors import StartError
 from shim.node.ledger import Capacity
 
 _SIOCGIFADDR = 0x8915
 _NOT_OURS = ("lo", "docker", "podman", "cni", "br-", "fl-", "veth", "virbr")
 _RESERVED_MEMORY = 256 << 20
-LEAST_MEMORY = 6 << 20
+MIN_MEMORY = 6 << 20
 """Bytes: with less, the engine starts nothing."""
 
 
@@ -31,7 +31,7 @@ def parse_size(text: str, option: str) -> int:
 def parse_memory(text: str, option: str) -> int:
     """Return bytes as `parse_size` does, at least what a task needs. Raises StartError."""
     size = parse_size(text, option)
-    if size < LEAST_MEMORY:
+    if size < MIN_MEMORY:
         raise StartError(f"{option} {text!r}: no task fits, at least 6MB are needed (16GB, 512MB)")
     return size
 
@@ -73,6 +73,7 @@ def addresses() -> tuple[str, ...]:
         for _, name in socket.if_nameindex():
             if name.startswith(_NOT_OURS):
                 continue
+            # struct ifreq of netdevice(7): a name of at most 15 bytes (IFNAMSIZ), then the address.
             request = struct.pack("256s", name[:15].encode())
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from common.sizes import is_count
-from shim.schemas import Event, EventType, TaskInfo
+from fairlead.wire.shim import Event, EventType, TaskInfo
+from fairlead.wire.sizes import is_count
 
 HEARTBEAT_SECONDS = 10.0
 

@@ -13,13 +13,13 @@ import time
 
 import msgspec
 
-from common.errors import Refused
-from shim.schemas import Fence, RefusalCode
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import Fence, RefusalCode
 from shim.state.records import FenceRecord, Records
 
 KEPT_AFTER_LAST_TASK = 7 * 24 * 3600.0
 UNKNOWN_REMEMBERED = 600.0
-_MOST_FORGOTTEN = 4096
+MAX_FORGOTTEN = 4096
 
 
 class FenceBook:
@@ -73,6 +73,7 @@ class FenceBook:
         if known is None:
             return self._put(FenceRecord(run_id=run_id, fence=fence, incarnation=incarnation))
         newest = max(known.incarnation, incarnation)
+        # A database restored from a backup counts its incarnations from there (docs/rules.md 7.8).
         if fence.epoch > known.fence.epoch:
             newest = incarnation
         higher = max(known.fence, fence), newest
@@ -88,8 +89,9 @@ class FenceBook:
         if known is None:
             return None
         kept = {key: at for key, at in known.forgotten.items() if at > now and key != task_id}
-        for oldest in sorted(kept, key=kept.__getitem__)[: len(kept) - _MOST_FORGOTTEN + 1]:
-            del kept[oldest]
+        if len(kept) >= MAX_FORGOTTEN:
+            for oldest in sorted(kept, key=kept.__getitem__)[: len(kept) - MAX_FORGOTTEN + 1]:
+                del kept[oldest]
         kept[task_id] = max(until, known.forgotten.get(task_id, 0.0))
         return self._put(msgspec.structs.replace(known, forgotten=kept))
 
@@ -159,6 +161,7 @@ class Fences:
     async def hear(self, caller: Caller) -> None:
         """Refuse older fences from now on."""
         record = self._book.raise_to(caller.run_id, caller.fence, caller.incarnation)
+        # An earlier write failed: the book knows what the disk does not.
         if record is None and caller.run_id in self._unkept:
             record = self._book.get(caller.run_id)
         await self._save(record)

@@ -15,16 +15,17 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from common.durable import sync_folder, write_durably
-from common.errors import Refused
-from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskRequest
+from common.durable import sync_folder, write_durably, write_quickly
+from common.threads import to_the_end
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import AllocationInfo, Fence, TaskInfo, TaskRequest
 
 _MAGIC = b"fairlead1 "
 
@@ -36,6 +37,12 @@ class DamagedFile(ValueError):
 def write_file(path: Path, body: bytes) -> None:
     """Write the file. Blocks for two fsyncs. Raises OSError (disk full, read-only)."""
     write_durably(path, _MAGIC + _checksum(path, body) + b"\n" + body, 0o600)
+
+
+def write_note(path: Path, body: bytes) -> None:
+    """Write the file without fsync: for what has no meaning after a power cut, when it may be
+    damaged. Blocking. Raises OSError."""
+    write_quickly(path, _MAGIC + _checksum(path, body) + b"\n" + body, 0o600)
 
 
 def read_file(path: Path) -> bytes:
@@ -155,6 +162,14 @@ def is_same_body(record: TaskRecord, request: TaskRequest) -> bool:
     return hash_of(request) == record.body_hash or without_secrets(request) == record.request
 
 
+class _Turn:
+    """The lock of one key, and how many writes hold it or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.writes = 0
+
+
 class DiskRecords(Generic[T]):
     """One checksummed file for each key. Only `executor`'s threads touch the disk."""
 
@@ -162,7 +177,7 @@ class DiskRecords(Generic[T]):
         self._folder = folder
         self._decoder = msgspec.json.Decoder(kind)
         self._executor = executor
-        self._order: dict[str, asyncio.Lock] = {}
+        self._order: dict[str, _Turn] = {}
 
     async def save(self, key: str, record: T) -> None:
         body = msgspec.json.encode(record)
@@ -172,25 +187,28 @@ class DiskRecords(Generic[T]):
     async def delete(self, key: str) -> None:
         async with self._turn(key):
             await self._in_thread(lambda: remove_file(self._path(key)))
-        self._order.pop(key, None)
 
     async def load(self) -> Loaded[T]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._load)
 
-    def _turn(self, key: str) -> asyncio.Lock:
-        return self._order.setdefault(key, asyncio.Lock())
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """Let the writes of a key go on in the order of the calls. A lock is kept as long as a
+        write waits for it: with a second one a later write could overtake."""
+        turn = self._order.setdefault(key, _Turn())
+        turn.writes += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.writes -= 1
+            if not turn.writes:
+                del self._order[key]
 
     async def _in_thread(self, write: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, write)
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The next write of this key must not overtake this one.
-            with contextlib.suppress(OSError):
-                await future
-            raise
+        # The next write of this key must not overtake this one.
+        await to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, write))
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
@@ -200,6 +218,7 @@ class DiskRecords(Generic[T]):
         found: dict[str, T] = {}
         damaged: list[str] = []
         for path in sorted(self._folder.iterdir()):
+            # A write that a crash cut short: it is renamed only when it is whole.
             if path.name.startswith(".") and path.is_file():
                 path.unlink()
             if path.suffix != ".json" or path.name.startswith("."):

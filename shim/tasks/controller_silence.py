@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from shim.schemas import Fence, TaskReason
+from fairlead.wire.shim import Fence, TaskReason
 from shim.state.records import DiskRecords, Records
 from shim.tasks.supervisor import Supervisor
 from shim.tasks.task import TaskState

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from fairlead.wire.amounts import amounts_of
+from fairlead.wire.shim import AllocationInfo, TaskReason, TaskStatus
 from shim.engines.base import ContainerState, Engine, Found, NodeFault
 from shim.node.machine import boot_id
-from shim.schemas import AllocationInfo, TaskReason, TaskStatus
 from shim.settings import Settings
 from shim.state.fencing import KEPT_AFTER_LAST_TASK
 from shim.state.records import FenceRecord, Loaded, RecordBooks, TaskRecord
@@ -75,9 +76,7 @@ def allocation_in(record: TaskRecord) -> AllocationInfo:
     return AllocationInfo(
         id=info.allocation_id,
         run_id=info.run_id,
-        cpu=resources.cpu,
-        memory=resources.memory,
-        disk=resources.disk or 0,
+        **amounts_of(resources),
         gpus=info.gpus,
         whole_node=resources.whole_node,
         task_ids=(info.id,),
@@ -95,9 +94,7 @@ def is_of_container(allocation: AllocationInfo) -> bool:
 
 
 def _allocation_of_container(found: Found) -> AllocationInfo:
-    return AllocationInfo(
-        id=allocation_of(found), run_id=found.run_id, cpu=0.0, memory=0, disk=0, gpus=found.gpus
-    )
+    return AllocationInfo(id=allocation_of(found), run_id=found.run_id, gpus=found.gpus)
 
 
 def _without_conflicts(
@@ -228,8 +225,8 @@ def _say_damaged(
     tasks: Loaded[TaskRecord], fences: Loaded[FenceRecord], records: dict[str, TaskRecord]
 ) -> None:
     for task_id in tasks.damaged:
-        fate = "rebuilt" if task_id in records else "lost; the same PUT starts the task again"
-        log.error("the record of task %s was damaged: set aside, %s", task_id, fate)
+        result = "rebuilt" if task_id in records else "lost; the same PUT starts the task again"
+        log.error("the record of task %s was damaged: set aside, %s", task_id, result)
     for run_id in fences.damaged:
         log.error("the fence of run %s was damaged: set aside, taken from its tasks", run_id)
 
@@ -260,6 +257,7 @@ def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
         return record
     info = msgspec.structs.replace(info, container_id=found.container_id, pull=None)
     if found.state is not ContainerState.CREATED and info.status is not TaskStatus.RUNNING:
+        # When it started was lost with the shim's last life; now is the latest that it can be.
         times = msgspec.structs.replace(info.times, running_at=time.time())
         info = msgspec.structs.replace(info, status=TaskStatus.RUNNING, times=times)
     return msgspec.structs.replace(record, info=info)

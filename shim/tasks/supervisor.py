@@ -17,18 +17,8 @@ from typing import Any
 
 import msgspec
 
-from common.errors import Refused
-from shim import container_rules, validation
-from shim.access.jump_keys import Visit
-from shim.engines.base import ContainerState, Engine, Found
-from shim.errors import EngineError, conflict, invalid, not_found
-from shim.gpus.health import GpuFinding
-from shim.gpus.watch import GpuWatch
-from shim.images import Images
-from shim.node.ledger import Ledger
-from shim.node.machine import boot_id
-from shim.pythons import Pythons
-from shim.schemas import (
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     AllocationInfo,
     GpuInfo,
     NetworkMode,
@@ -40,6 +30,16 @@ from shim.schemas import (
     TaskTimes,
     TerminateRequest,
 )
+from shim.access.jump_keys import Visit
+from shim.admission import container_rules, validation
+from shim.engines.base import ContainerState, Engine, Found
+from shim.errors import EngineError, conflict, invalid, not_found
+from shim.gpus.health import GpuFinding
+from shim.gpus.watch import GpuWatch
+from shim.image_cache.images import Images
+from shim.node.ledger import Ledger
+from shim.node.machine import boot_id
+from shim.node.pythons import Pythons
 from shim.settings import Settings, check_name
 from shim.state.events import EventLog
 from shim.state.fencing import Caller, Fences
@@ -58,7 +58,7 @@ from shim.tasks.task import TaskState
 from shim.volumes.mounter import Mounter
 
 log = logging.getLogger(__name__)
-_MOST_NOTICES = 32
+_MAX_NOTICES = 32
 
 
 async def _let_go(task: TaskState) -> None:
@@ -168,6 +168,7 @@ class Supervisor:
                 409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
             )
         async with task.removing:
+            # Another request has removed it while this one waited for the lock.
             if self._tasks.get(task_id) is not task:
                 return
             await _let_go(task)
@@ -192,8 +193,10 @@ class Supervisor:
                 raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
             self._check_idle(allocation_id)
             self._check_explained(allocation_id)
+            # On disk first: a refusal (507) must leave the allocation held.
             await all_stored(self._books.allocations.delete(allocation_id))
             self.ledger.release(allocation_id)
+            # Before the lock goes: the driver may free the memory of killed processes late.
             self.gpus.doubt(allocation.gpus)
             self.events.node_changed()
         await self.gpus.look(allocation.gpus)
@@ -211,7 +214,11 @@ class Supervisor:
     def visits(self) -> tuple[Visit, ...]:
         """Return the SSH ports of the live tasks, and the keys that may use them."""
         return tuple(
-            Visit(port=task.info.ports[PORT_NAME], keys=task.request.ssh.authorized_keys)
+            Visit(
+                host=task.info.ssh_host,
+                port=task.info.ports[PORT_NAME],
+                keys=task.request.ssh.authorized_keys,
+            )
             for task in self._tasks.values()
             if task.request.ssh is not None and PORT_NAME in task.info.ports and not task.ended
         )
@@ -337,12 +344,13 @@ class Supervisor:
     async def _notice(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         """Notify the tasks that have this GPU, each once."""
         notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
+        # A copy, because tasks come and go during the writes below.
         for task in list(self._tasks.values()):
             if gpu.uuid not in task.info.gpus or task.ended:
                 continue
             changes: dict[str, Any] = {}
             known = task.info.notices
-            if notice.id not in {one.id for one in known} and len(known) < _MOST_NOTICES:
+            if notice.id not in {one.id for one in known} and len(known) < _MAX_NOTICES:
                 changes["notices"] = (*known, notice)
             if finding.cordon and task.info.gpu_fault is None:
                 changes["gpu_fault"] = line
@@ -410,6 +418,7 @@ class Supervisor:
                 self.settings.check_task_id(task_id)
                 check_name(caller.run_id, "Fairlead-Run")
                 used = self._run_is_used(caller.run_id)
+                # The task's own PUT may be on its way still, slower than this order.
                 await all_stored(self.fences.remember_unknown(task_id, caller, used))
                 raise not_found(f"there is no task {task_id}")
             if task.info.run_id != caller.run_id:

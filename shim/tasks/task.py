@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from shim.schemas import RegistryAuth, TaskInfo, TaskRequest, TaskStatus
+from fairlead.wire.shim import RegistryAuth, TaskInfo, TaskRequest, TaskStatus, TaskTimes
 from shim.state.events import EventLog
 from shim.state.records import Records, StopRecord, TaskRecord
 
 log = logging.getLogger(__name__)
-_LONGEST_WORDS = 500
+_MAX_WORDS = 500
 
 
 class TaskState:
@@ -59,9 +59,20 @@ class TaskState:
 
     async def enter(self, status: TaskStatus, **changes: Any) -> None:
         """Move to `status` and record the time. Raises OSError when that cannot be made durable."""
-        times = msgspec.structs.replace(self.info.times, **{f"{status.value}_at": time.time()})
-        await self.change(status=status, times=times, **changes)
+        await self.change(status=status, times=self._times_with(status), **changes)
         self._log_status()
+
+    def show_status(self, status: TaskStatus) -> None:
+        """Move to `status`, record the time, and announce both before they are stored.
+
+        For a status that promises nothing of what comes next: after a crash before the next write,
+        the next life finds out from records and containers how far the task was.
+        """
+        self.show(status=status, times=self._times_with(status))
+        self._log_status()
+
+    def _times_with(self, status: TaskStatus) -> TaskTimes:
+        return msgspec.structs.replace(self.info.times, **{f"{status.value}_at": time.time()})
 
     def _log_status(self) -> None:
         """Log the status for the operator; of the job's data only the image appears."""
@@ -74,6 +85,7 @@ class TaskState:
 
     async def change(self, **changes: Any) -> None:
         self._apply(**changes)
+        # What is stored is what is announced: the task may change again during the write.
         info = self.info
         await self._records.save(info.id, self.record)
         self._events.task_changed(info)
@@ -145,4 +157,4 @@ def _how_it_ended(info: TaskInfo) -> str:
 
 def _readable(text: str) -> str:
     """Return one line of the text: engines quote strings of jobs."""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WORDS]
+    return "".join(c if c.isprintable() else " " for c in text)[:_MAX_WORDS]

@@ -17,8 +17,8 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from shim import safe_files
 from shim.errors import VolumeError
+from shim.files import safe_files
 
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
@@ -83,6 +83,7 @@ class KernelMounter:
         self._refuse_used(path, device.st_rdev)
         filesystem = _filesystem_of(path)
         _make_place(target, is_folder=True)
+        # A user has made this filesystem: its setuid programs and devices must have no effect.
         options = "nosuid,nodev"
         _run(["mount", "-t", filesystem, "-o", options, "--", str(path), str(target)], path)
         _keep_to_ourselves(target)
@@ -91,6 +92,7 @@ class KernelMounter:
     def release(self, folder: Path) -> None:
         if not folder.exists():
             return
+        # The last one first: it may lie in an earlier one, or on top of it.
         for point in reversed(mounts_below(folder)):
             _unmount(point)
         for place in sorted(folder.iterdir()):
@@ -135,6 +137,7 @@ def _plain(text: str) -> str:
 def _make_place(target: Path, *, is_folder: bool) -> None:
     """Make the mount's target. A mount that a crash left there is removed first."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Mounts at one place are stacked, and each crash can have left another.
     while target in mounts_below(target.parent):
         _unmount(target)
     if is_folder:
@@ -150,6 +153,7 @@ def _remove_placeholder(place: Path) -> None:
 
 
 def _filesystem_of(path: Path) -> str:
+    # `-p` reads the device itself: blkid's cache may be of another content (blkid(8)).
     done = _command(["blkid", "-p", "-o", "value", "-s", "TYPE", "--", str(path)], path)
     found = done.stdout.strip()
     if not found:
@@ -198,6 +202,7 @@ def _unmount(target: Path) -> None:
         _keep_to_ourselves(target)
     if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:
         code = ctypes.get_errno()
+        # EINVAL: it is no mount point any more (umount(2)); it may have gone with another one.
         if code not in (errno.EINVAL, errno.ENOENT):
             raise _error("unmount", target)
 

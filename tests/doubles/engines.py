@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from common.engine_abilities import EngineAbility
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import EngineKind, PullProgress, RegistryAuth
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -21,7 +22,6 @@ from shim.engines.base import (
     Storage,
 )
 from shim.errors import EngineError
-from shim.schemas import EngineKind, PullProgress, RegistryAuth
 
 
 class MemoryContainer:
@@ -53,6 +53,8 @@ class MemoryHost:
         """Of each local image, on a disk of 100 bytes."""
         self.local: dict[str, ImageInfo] = {"busybox": ImageInfo(id="sha256:busybox")}
         self.registry: dict[str, tuple[ImageInfo, str | None]] = {}
+        self.liars: set[str] = set()
+        """References whose registry names an image that it does not have."""
         self.ignores_stop = False
         self.on_start: Callable[[MemoryContainer], None] = lambda container: None
         self.pull_gate = asyncio.Event()
@@ -64,6 +66,7 @@ class MemoryEngine:
     kind = EngineKind.DOCKER
     isolation = False
     has_networks = True
+    network_choice = None
     abilities = frozenset(EngineAbility)
 
     def __init__(self, host: MemoryHost | None = None) -> None:
@@ -71,6 +74,9 @@ class MemoryEngine:
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return (f"memory/{container_id}",)
+
+    def routes_to(self, run_id: str) -> bool:
+        return False
 
     async def open(self) -> None:
         return None
@@ -111,6 +117,14 @@ class MemoryEngine:
     ) -> None:
         self.host.log.append(f"ask {reference}")
         self._check_access(reference, auth)
+
+    async def prove_content(
+        self, reference: str, image: ImageInfo, auth: RegistryAuth | None
+    ) -> None:
+        self.host.log.append(f"prove {reference}")
+        self._check_access(reference, auth)
+        if reference in self.host.liars:
+            raise ImageError("it serves nothing of the image", ImageProblem.REFUSED)
 
     async def remove_image(self, reference: str) -> bool:
         image = self.host.local.get(reference)

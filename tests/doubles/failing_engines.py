@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from runner.job import execution
 from shim.engines.base import EngineUnavailable, Exit, Found, ImageError, ImageInfo, ImageProblem
 from shim.errors import EngineError
-from shim.schemas import PullProgress, RegistryAuth
 from tests.doubles.engines import MemoryEngine, MemoryHost
 
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from controller.lifecycle.model import Attempt, Band, RunState
-from controller.lifecycle.statuses import RunStatus
-from controller.store.base import (
-    Boot,
-    Changes,
-    LeaseLost,
-    Snapshot,
-    Store,
-    StoredEvent,
-    StoreRefused,
-    StoreUnavailable,
-)
+from controller.lifecycle.model import Attempt, RunState
+from controller.store.base import Boot, Changes, Sight, Snapshot, Store, StoredEvent
+from controller.store.errors import LeaseLost, StoreRefused, StoreUnavailable
+from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
 class _Around:
@@ -35,71 +27,27 @@ class _Around:
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         return await self._inner.find_run(key, user=user)
 
-    async def find_submission(self, user: str, client_key: str) -> RunState | None:
-        return await self._inner.find_submission(user, client_key)
+    async def find_submissions(
+        self, keys: Collection[tuple[str, str]]
+    ) -> dict[tuple[str, str], RunState]:
+        return await self._inner.find_submissions(keys)
 
-    async def list_runs(
-        self,
-        *,
-        include_finished: bool = True,
-        limit: int = 100,
-        before: str | None = None,
-        user: str | None = None,
-        parent_id: str | None = None,
-        statuses: Collection[RunStatus] = (),
-        name: str | None = None,
-        band: Band | None = None,
-    ) -> list[RunState]:
-        return await self._inner.list_runs(
-            include_finished=include_finished,
-            limit=limit,
-            before=before,
-            user=user,
-            parent_id=parent_id,
-            statuses=statuses,
-            name=name,
-            band=band,
-        )
+    async def list_runs(self, query: RunQuery) -> list[RunState]:
+        return await self._inner.list_runs(query)
 
-    async def events(
-        self,
-        *,
-        run_id: str | None = None,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        user: str | None = None,
-        node_id: str | None = None,
-    ) -> list[StoredEvent]:
-        return await self._inner.events(
-            run_id=run_id, after=after, before=before, limit=limit, user=user, node_id=node_id
-        )
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        return await self._inner.events(query)
 
     async def attempts_on(
         self, node_id: str, *, since: float, limit: int = 1000
     ) -> list[tuple[str, Attempt]]:
         return await self._inner.attempts_on(node_id, since=since, limit=limit)
 
-    async def attempts(
-        self,
-        run_id: str,
-        *,
-        job_id: str | None = None,
-        occurrence: int | None = None,
-        incarnation: str | None = None,
-        key: str | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Attempt]:
-        return await self._inner.attempts(
-            run_id,
-            job_id=job_id,
-            occurrence=occurrence,
-            incarnation=incarnation,
-            key=key,
-            after=after,
-            limit=limit,
-        )
+    async def peers(self) -> Sight | None:
+        return await self._inner.peers()
+
+    async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
+        return await self._inner.attempts(run_id, query)
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
         return await self._inner.forget_attempts(finished_before=finished_before, limit=limit)

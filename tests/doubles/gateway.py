@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from common.links.errors import LinkError
 from controller.gateways.link import GatewayConnection
 from controller.gateways.session import CLAIM_SECONDS
 from controller.lifecycle.inventory import NodeAddress
-from controller.links.base import LinkError
 from controller.store.base import Gateway
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     AGENT_SOCKET,
     PROTOCOL,
     Answer,

@@ -13,12 +13,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from controller.lifecycle.allocations import use_of
-from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.attempts.allocations import use_of
+from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
-    Band,
     Fleet,
     Job,
     Node,
@@ -27,23 +26,22 @@ from controller.lifecycle.model import (
     RunState,
     Use,
 )
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState, RunStatus
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
+from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import (
+    MACHINES_SECONDS,
     USE_SECONDS,
     Boot,
     Changes,
     Gateway,
-    LeaseHeld,
-    LeaseLost,
-    ServiceKey,
+    Sight,
     Snapshot,
     StoredEvent,
-    StoredSecret,
-    StoredToken,
-    StoreUnavailable,
-    User,
 )
+from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable
 from controller.store.schema import SCHEMA_VERSION
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
+from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 
 def is_of_incarnation(attempt: Attempt, key: str) -> bool:
@@ -55,13 +53,15 @@ def whole(old: RunState | None, new: RunState) -> RunState:
     """The committed state with all that it no longer has."""
     if old is None:
         return new
-    before = {job.id: job for job in old.jobs}
+    before = {job.id: job for job in old.all_jobs}
     there = {place.id for place in new.allocations}
     earlier = tuple(place for place in old.allocations if place.id not in there)
-    jobs = tuple(_whole_job(before.get(job.id), job) for job in new.jobs)
-    if not earlier and all(job is one for job, one in zip(jobs, new.jobs, strict=True)):
+    jobs = tuple(_whole_job(before.get(job.id), job) for job in new.all_jobs)
+    same = not new.ended.jobs and all(job is one for job, one in zip(jobs, new.jobs, strict=True))
+    if not earlier and same:
         return new
     return RunState(
+        sweep=new.sweep,
         run=replace(new.run, past_running=PastRunning()),
         jobs=jobs,
         allocations=(*earlier, *new.allocations),
@@ -126,8 +126,10 @@ class MemoryDatabase:
         self.service_keys: dict[str, ServiceKey] = {}
         self.secrets: dict[str, StoredSecret] = {}
         self.gateways: dict[str, Gateway] = {}
+        self.machines: dict[str, Machine] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
+        self.sight: Sight | None = None
 
     def seize(self) -> None:
         self.held = False
@@ -176,7 +178,17 @@ class MemoryStore:
             past_use=tuple(self._past_use(runs)),
             secrets=tuple(database.secrets.values()),
             gateways=tuple(database.gateways.values()),
+            machines=tuple(self._machines()),
         )
+
+    def _machines(self) -> list[Machine]:
+        ended_after = self._now() - MACHINES_SECONDS
+        found = [
+            one
+            for one in self._opened().machines.values()
+            if one.terminated_at is None or one.terminated_at > ended_after
+        ]
+        return sorted(found, key=lambda one: (one.ordered_at, one.id))
 
     def _past_use(self, runs: Iterable[RunState]) -> Iterator[Use]:
         at_hand = {place.id for state in runs for place in state.allocations}
@@ -199,6 +211,7 @@ class MemoryStore:
             database.runs[run_id] = whole(database.runs.get(run_id), new)
         _put(database.fleets, changes.fleets, changes.removed_fleets)
         _put(database.nodes, changes.nodes, changes.removed_nodes)
+        database.machines.update(changes.machines)
         _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
         orphans = [
             token.id for token in database.tokens.values() if token.user in changes.removed_users
@@ -269,31 +282,29 @@ class MemoryStore:
                 ]
         return len(removed)
 
-    async def attempts(
-        self,
-        run_id: str,
-        *,
-        job_id: str | None = None,
-        occurrence: int | None = None,
-        incarnation: str | None = None,
-        key: str | None = None,
-        after: str | None = None,
-        limit: int = 1000,
-    ) -> list[Attempt]:
+    def plant_sight(self, sight: Sight) -> None:
+        """The controllers that share the database are these."""
+        self._database.sight = sight
+
+    async def peers(self) -> Sight | None:
+        return self._opened().sight
+
+    async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         state = self._opened().runs.get(run_id)
         everything = [a for job in (state.jobs if state else ()) for a in job.attempts]
         everything.sort(key=lambda attempt: (attempt.submitted_at, attempt.id))
-        if after is not None:
+        if query.cursor is not None:
             ids = [attempt.id for attempt in everything]
-            everything = everything[ids.index(after) + 1 :] if after in ids else []
+            known = query.cursor in ids
+            everything = everything[ids.index(query.cursor) + 1 :] if known else []
         return [
             attempt
             for attempt in everything
-            if job_id in (None, attempt.job_id)
-            and occurrence in (None, attempt.occurrence)
-            and (incarnation is None or is_of_incarnation(attempt, incarnation))
-            and key in (None, attempt.id, str(attempt.number))
-        ][:limit]
+            if query.job in (None, attempt.job_id)
+            and query.occurrence in (None, attempt.occurrence)
+            and (query.incarnation is None or is_of_incarnation(attempt, query.incarnation))
+            and query.key in (None, attempt.id, str(attempt.number))
+        ][: query.limit]
 
     async def renew_lease(self) -> None:
         self._verified()
@@ -304,60 +315,43 @@ class MemoryStore:
             return recent(found)
         return self._newest(lambda state: state.run.name == key and user in (None, state.run.user))
 
-    async def find_submission(self, user: str, client_key: str) -> RunState | None:
-        return self._newest(
-            lambda state: state.run.user == user and state.run.client_key == client_key
-        )
+    async def find_submissions(
+        self, keys: Collection[tuple[str, str]]
+    ) -> dict[tuple[str, str], RunState]:
+        oldest_first = reversed(self._newest_first(lambda state: True))
+        made = {(state.run.user, state.run.client_key): state for state in oldest_first}
+        return {key: made[key] for key in keys if key in made}
 
-    async def list_runs(
-        self,
-        *,
-        include_finished: bool = True,
-        limit: int = 100,
-        before: str | None = None,
-        user: str | None = None,
-        parent_id: str | None = None,
-        statuses: Collection[RunStatus] = (),
-        name: str | None = None,
-        band: Band | None = None,
-    ) -> list[RunState]:
+    async def list_runs(self, query: RunQuery) -> list[RunState]:
         database = self._opened()
+        name = None if query.name is None else query.name.replace("[", "[[]")
         runs = self._newest_first(
             lambda state: (
-                (include_finished or not _is_final(state))
-                and (user is None or state.run.user == user)
-                and (parent_id is None or state.run.parent_id == parent_id)
-                and (not statuses or state.run.status in statuses)
-                and band in (None, state.run.policy.band)
-                and (name is None or fnmatchcase(state.run.name, name.replace("[", "[[]")))
+                (query.with_finished or not _is_final(state))
+                and query.user in (None, state.run.user)
+                and query.parent_id in (None, state.run.parent_id)
+                and (not query.statuses or state.run.status in query.statuses)
+                and query.band in (None, state.run.policy.band)
+                and (name is None or fnmatchcase(state.run.name, name))
             )
         )
-        if before is not None:
-            last = database.runs.get(before)
+        if query.last_known is not None:
+            last = database.runs.get(query.last_known)
             runs = [state for state in runs if last is not None and _age(state) < _age(last)]
-        return runs[:limit]
+        return runs[: query.limit]
 
-    async def events(
-        self,
-        *,
-        run_id: str | None = None,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        user: str | None = None,
-        node_id: str | None = None,
-    ) -> list[StoredEvent]:
-        there = {one.id for _, one in self._attempts() if one.node_id == node_id}
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        there = {one.id for _, one in self._attempts() if one.node_id == query.node_id}
         found = [
             stored
             for stored in self._opened().events
-            if stored.seq > after
-            and (before is None or stored.seq < before)
-            and run_id in (None, stored.event.run_id)
-            and (user is None or self._owner(stored.event.run_id) == user)
-            and (node_id is None or stored.event.attempt_id in there)
+            if stored.seq > query.last_known
+            and (query.before is None or stored.seq < query.before)
+            and query.run in (None, stored.event.run_id)
+            and (query.user is None or self._owner(stored.event.run_id) == query.user)
+            and (query.node_id is None or stored.event.attempt_id in there)
         ]
-        return found[:limit] if before is None else found[-limit:]
+        return found[: query.limit] if query.before is None else found[-query.limit :]
 
     def _attempts(self) -> Iterator[tuple[str, Attempt]]:
         for state in self._opened().runs.values():

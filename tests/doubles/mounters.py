@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from shim.schemas import TaskStatus
+from fairlead.wire.shim import TaskStatus
 from shim.tasks.task import TaskState
 
 

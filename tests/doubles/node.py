@@ -18,9 +18,10 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 
+from common.streams import PortStream
 from controller.links.base import LogPieces, NodeConnection, OutputPieces
-from runner.client import PortStream
-from runner.schemas import (
+from fairlead.wire.frames import BadFrame, Decoder
+from fairlead.wire.runner import (
     ExitRecord,
     JobMetrics,
     RunnerHealth,
@@ -28,8 +29,7 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
-from runner.schemas.frames import BadFrame, Decoder
-from shim.schemas import (
+from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
     Event,

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from controller.proxy.view import Replica, Service
-from runner.client import PortStream, RunnerError
+from common.proxy.view import Replica, Service
+from common.streams import PortStream
+from runner.client import RunnerError
 from tests.doubles.node import FakeConnection, FakeRunner
 
 
@@ -67,9 +68,13 @@ class NotedTraffic:
     def __init__(self) -> None:
         self.in_flight: Counter[str | None] = Counter()
         self.ended: list[tuple[str | None, bool, bool]] = []
+        self.out: dict[str, float] = {}
 
     def begin(self, service: Service, replica: Replica | None) -> _Noted:
         return _Noted(self, None if replica is None else replica.id)
+
+    def ejected(self, replica: Replica, seconds: float) -> None:
+        self.out[replica.id] = seconds
 
 
 class _PortsHere(FakeRunner):

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from controller.clock import Clock
-from runner.client import RunnerError
-from runner.job.outcome import STOPPED_BEFORE_START
-from runner.schemas import (
+from fairlead.wire.runner import (
     ExitReason,
     ExitRecord,
     RunnerHealth,
@@ -20,6 +18,8 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
+from runner.client import RunnerError
+from runner.job.outcome import STOPPED_BEFORE_START
 from runner.validation import wanted_blobs
 
 

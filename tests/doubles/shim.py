@@ -12,14 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
-from common.errors import Refused
 from controller.clock import Clock
-from shim import container_rules
-from shim.client import ShimError
-from shim.errors import conflict, not_found
-from shim.node.ledger import Capacity, Ledger
-from shim.schemas import (
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     AllocationInfo,
     EngineKind,
     ExposedPort,
@@ -33,6 +29,10 @@ from shim.schemas import (
     TaskTimes,
     TerminateRequest,
 )
+from shim.admission import container_rules
+from shim.client import ShimError
+from shim.errors import conflict, not_found
+from shim.node.ledger import Capacity, Ledger
 from shim.state.events import EventLog
 from shim.state.fencing import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
 
@@ -156,6 +156,11 @@ class ShimState(Generic[T]):
             msgspec.structs.replace(gpu, healthy=healthy) if gpu.uuid == uuid else gpu
             for gpu in self.ledger.gpus()
         )
+        self.events.node_changed()
+
+    def set_engine_error(self, error: str | None) -> None:
+        """Say why the engine does not answer; None: it does."""
+        self._machine = msgspec.structs.replace(self._machine, engine_error=error)
         self.events.node_changed()
 
     def enter(self, task: T, status: TaskStatus, **more: object) -> None:

@@ -9,10 +9,10 @@ from contextlib import aclosing, asynccontextmanager
 import aiohttp
 import msgspec
 
+from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.shim import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from runner.client import RunnerClient
-from runner.schemas import JobSpec, SubmitRequest
 from shim.client import ShimClient
-from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from tests.support.processes import ShimProcess
 from tests.support.waiting import LONG
 

@@ -46,7 +46,7 @@ def own_lab(
     controller = controller_process("--config", folder / "config.yaml")
     sshd.authorize(controller.public_key)
     lab = RunLab(controller, shim, docker, sshd, sshd.port, folder, image)
-    lab.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    lab.connect_node("n1", "--host-key", sshd.host_key)
     yield lab
     if not docker.is_alive():
         docker.start()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.wire.shim import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
 from shim.engines.base import (
     ContainerSpec,
     Engine,
@@ -23,57 +24,23 @@ from shim.engines.base import (
 )
 from shim.engines.docker.engine import DockerEngine
 from shim.errors import EngineError
-from shim.schemas import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
-from shim.settings import Settings
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
+from tests.support.engine_world import EngineWorld, settings_in
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
-_FAKE_ENTRYPOINT = '#!/bin/sh\nexec /bin/sh "$2/script"\n'
-
-
-class DockerWorld:
-    """The runtime's place is taken by a script that runs the task's script."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "work"
-        self.folder.mkdir()
-        runtime = folder / "runtime"
-        (runtime / "bin").mkdir(parents=True)
-        entrypoint = runtime / "bin" / "fairlead-entrypoint"
-        entrypoint.write_text(_FAKE_ENTRYPOINT)
-        entrypoint.chmod(0o755)
-        self.settings = Settings(
-            data=folder / "data", socket=folder / "shim.sock", gid=0, runtime=runtime
-        )
-        self._engines: list[DockerEngine] = []
-
-    @property
-    def engine(self) -> DockerEngine:
-        return self._engines[0]
-
-    async def again(self, install: str = "install-1") -> DockerEngine:
-        engine = DockerEngine(self.settings, install)
-        await engine.open()
-        self._engines.append(engine)
-        return engine
-
-    async def close(self) -> None:
-        for engine in self._engines:
-            await engine.close()
 
 
 @pytest.fixture
 async def docker_world(
     dockerd: DockerDaemon, busybox_image: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[DockerWorld]:
+) -> AsyncIterator[EngineWorld]:
     monkeypatch.setenv("DOCKER_HOST", dockerd.url)
     await asyncio.to_thread(dockerd.docker, "tag", busybox_image, "busybox:latest")
     folder = Path(tempfile.mkdtemp(prefix="fe-", dir="/tmp"))
-    world = DockerWorld(folder)
+    world = EngineWorld(folder, settings_in(folder), DockerEngine)
     await world.again()
     yield world
     await world.close()
@@ -83,12 +50,12 @@ async def docker_world(
 
 class TestDockerEngine(EngineContract):
     @pytest.fixture
-    def world(self, docker_world: DockerWorld) -> World:
+    def world(self, docker_world: EngineWorld) -> World:
         return docker_world
 
 
 async def test_two_shims_on_one_engine_do_not_see_each_others_tasks(
-    docker_world: DockerWorld,
+    docker_world: EngineWorld,
 ) -> None:
     await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
     other = await docker_world.again("install-2")
@@ -97,7 +64,7 @@ async def test_two_shims_on_one_engine_do_not_see_each_others_tasks(
 
 
 async def test_a_container_gets_its_limits_its_group_and_a_read_only_runtime(
-    docker_world: DockerWorld, dockerd: DockerDaemon
+    docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
     await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
     (found,) = msgspec.json.decode(
@@ -115,7 +82,7 @@ async def test_a_container_gets_its_limits_its_group_and_a_read_only_runtime(
 
 
 async def test_a_task_that_uses_too_much_memory_is_said_to_be_out_of_memory(
-    docker_world: DockerWorld,
+    docker_world: EngineWorld,
 ) -> None:
     wanted = spec(docker_world, "t1", "a=x; while :; do a=$a$a$a$a; done")
     container_id = await docker_world.engine.create(wanted)
@@ -126,7 +93,7 @@ async def test_a_task_that_uses_too_much_memory_is_said_to_be_out_of_memory(
 
 
 async def test_a_run_has_one_network_that_the_next_shim_knows_and_that_goes_with_it(
-    docker_world: DockerWorld, dockerd: DockerDaemon
+    docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
     engine = docker_world.engine
     await engine.ensure_network("run-1")
@@ -146,7 +113,7 @@ async def test_a_run_has_one_network_that_the_next_shim_knows_and_that_goes_with
 
 
 async def test_two_runs_never_share_a_network(
-    docker_world: DockerWorld, dockerd: DockerDaemon
+    docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
     for number in (1, 2):
         await docker_world.engine.ensure_network(f"run-{number}")
@@ -156,7 +123,7 @@ async def test_two_runs_never_share_a_network(
 
 
 async def test_a_spare_network_that_was_pruned_is_made_again(
-    docker_world: DockerWorld, dockerd: DockerDaemon
+    docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
     engine = docker_world.engine
     await _until(lambda: "fairlead-" in _networks(dockerd))
@@ -169,7 +136,7 @@ async def test_a_spare_network_that_was_pruned_is_made_again(
 
 @pytest.mark.parametrize("lost", ["network", "bridge"])
 async def test_a_run_whose_network_is_lost_is_not_blamed_and_gets_another(
-    docker_world: DockerWorld, dockerd: DockerDaemon, lost: str
+    docker_world: EngineWorld, dockerd: DockerDaemon, lost: str
 ) -> None:
     """Lost between the making of its container and its start, as with a killed engine."""
     engine = docker_world.engine
@@ -238,7 +205,7 @@ def _too_high_limit(wanted: ContainerSpec) -> ContainerSpec:
     ],
 )
 async def test_the_fault_of_a_container_that_cannot_run_is_the_nodes_or_the_jobs(
-    docker_world: DockerWorld, wish: Wish, reason: str
+    docker_world: EngineWorld, wish: Wish, reason: str
 ) -> None:
     wanted = wish(spec(docker_world, "t1", "exit 0"))
     with pytest.raises(EngineError) as caught:
@@ -246,7 +213,7 @@ async def test_the_fault_of_a_container_that_cannot_run_is_the_nodes_or_the_jobs
     assert caught.value.reason == reason
 
 
-async def test_a_runtime_that_is_missing_is_the_nodes_fault(docker_world: DockerWorld) -> None:
+async def test_a_runtime_that_is_missing_is_the_nodes_fault(docker_world: EngineWorld) -> None:
     container_id = await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
     (docker_world.settings.runtime / "bin/fairlead-entrypoint").unlink()
     with pytest.raises(NodeFault, match="fairlead-entrypoint"):
@@ -256,7 +223,7 @@ async def test_a_runtime_that_is_missing_is_the_nodes_fault(docker_world: Docker
         await docker_world.engine.create(spec(docker_world, "t2", "exit 0"))
 
 
-def _bridged(world: DockerWorld, task_id: str, run_id: str) -> ContainerSpec:
+def _bridged(world: EngineWorld, task_id: str, run_id: str) -> ContainerSpec:
     return msgspec.structs.replace(
         spec(world, task_id, "exit 0"),
         run_id=run_id,
@@ -286,14 +253,14 @@ async def _network_of(dockerd: DockerDaemon, task_id: str) -> str:
     ],
 )
 async def test_a_pull_that_cannot_work_says_why(
-    docker_world: DockerWorld, reference: str, advice: str
+    docker_world: EngineWorld, reference: str, advice: str
 ) -> None:
     with pytest.raises(ImageError, match=advice):
         await docker_world.engine.pull(reference, None, lambda progress: None)
 
 
 async def test_exits_are_told_also_after_the_engine_was_killed_and_came_back(
-    docker_world: DockerWorld, dockerd: DockerDaemon
+    docker_world: EngineWorld, dockerd: DockerDaemon
 ) -> None:
     engine: Engine = docker_world.engine
     wanted = spec(docker_world, "t1", "while [ ! -e go ]; do sleep 0.05; done; exit 4")

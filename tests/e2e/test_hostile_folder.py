@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fairlead.wire.shim import TaskInfo, TaskStatus, TerminateRequest
 from shim.client import ShimClient
-from shim.schemas import TaskInfo, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import client_of, until
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 import tempfile
@@ -12,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import ImageError, ImageProblem
 from shim.engines.docker.engine import DockerEngine
-from shim.image_access import ImageAccess
-from shim.images import ImageRecord, Images, Watermarks
-from shim.schemas import PullProgress, RegistryAuth
+from shim.image_cache.access import ImageAccess
+from shim.image_cache.images import ImageRecord, Images, Watermarks
 from shim.settings import Settings
 from tests.doubles.records import MemoryRecords
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
+from tests.support.fake_registry import MANIFEST, FakeRegistry
 from tests.support.registry import Registry
 from tests.support.waiting import eventually
 
@@ -141,6 +143,39 @@ async def test_the_registry_is_asked_with_the_credentials_that_are_given_and_no_
     with pytest.raises(ImageError) as silent:
         await engine.ask_registry("127.0.0.1:9/tool:1", None, RIGHT)
     assert silent.value.problem is ImageProblem.UNREACHABLE
+
+
+async def test_a_registry_that_names_anothers_image_does_not_prove_that_it_has_it(
+    engine: DockerEngine, private: DockerRegistry
+) -> None:
+    """dockerd takes the image from the node: the registry need not have it."""
+    reference = f"{private.address}/team/tool:1"
+    image = await engine.pull(reference, RIGHT, nothing)
+    await engine.prove_content(reference, image, RIGHT)
+    for auth in (None, WRONG):
+        with pytest.raises(ImageError, match="did not show that it has it"):
+            await engine.prove_content(reference, image, auth)
+    rogue = FakeRegistry()
+    try:
+        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}
+        manifest["config"] = {
+            "mediaType": "application/vnd.docker.container.image.v1+json",
+            "size": 1,
+            "digest": image.id,
+        }
+        content = json.dumps(manifest).encode()
+        rogue.put("manifests", content)
+        rogue.put("manifests", content, "1")
+        named = f"{rogue.repository}:1"
+        stolen = await engine.pull(named, None, nothing)
+        assert stolen.id == image.id, "dockerd compares ids alone"
+        with pytest.raises(ImageError, match="answers 404") as caught:
+            await engine.prove_content(named, stolen, None)
+        assert caught.value.problem is ImageProblem.REFUSED
+    finally:
+        rogue.close()
+    assert await engine.remove_image(named)
+    assert await engine.remove_image(reference)
 
 
 async def test_a_registry_that_never_answers_is_no_yes(

@@ -199,3 +199,25 @@ def test_without_cgroup_v2_the_rest_of_the_firewall_is_loaded(node: Node) -> Non
     finally:
         node.run("mkdir", "/sys/fs/cgroup/fairlead.slice")
         node.unload()
+
+
+def test_runs_stay_apart_where_the_engines_own_rules_were_flushed(node: Node, closed: None) -> None:
+    """As `iptables -F` or another engine does. The job's own run stays in reach."""
+    bridge = f"com.docker.network.bridge.name={BRIDGES}ba9876543210"
+    node.dockerd.docker("network", "create", "-o", bridge, "of-another")
+    serve = "while :; do echo hello | nc -l -p 29500; done"
+    options = ("--network", "of-a-run", "--name", "server")
+    node.dockerd.docker("run", "-d", *options, "busybox", "/bin/sh", "-c", serve)
+    look = '{{(index .NetworkSettings.Networks "of-a-run").IPAddress}}'
+    address = node.dockerd.docker("inspect", "-f", look, "server")
+    try:
+        node.run("iptables", "-F")
+        node.run("iptables", "-P", "FORWARD", "ACCEPT")
+        wait_until(lambda: node.job_asks(address, 29500, "--network", "of-a-run"))
+        assert not node.job_asks(address, 29500, "--network", "of-another")
+        node.unload()
+        assert node.job_asks(address, 29500, "--network", "of-another")
+        node.load()
+    finally:
+        node.dockerd.docker("rm", "-f", "server")
+        node.dockerd.docker("network", "rm", "of-another")

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.reaper import children_of
+from fairlead.wire.shim import ContainerOptions, TaskInfo, TaskStatus, TerminateRequest
 from shim.client import ShimClient
 from shim.engines import procfs
-from shim.engines.reaper import children_of
-from shim.schemas import ContainerOptions, TaskInfo, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, until
 from tests.support.daemons import processes_of
 from tests.support.docker_daemon import DockerDaemon
@@ -27,6 +27,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.e2e
 
 ORPHAN = "(setsid env -i /bin/sh -c 'sleep 600; :' &)"
+TASK = f"t-{os.getpid()}"
+"""Its processes are found by it, also on a machine on which other tests run."""
 BUSY = f"{ORPHAN}; {ORPHAN}; setsid sleep 600 & echo ready; sleep 600"
 
 
@@ -46,8 +48,8 @@ async def a_busy_task(
     """Its job has left processes without parent, session and environment."""
     wanted = msgspec.structs.replace(request(image), container=ContainerOptions(init=init))
     async with client_of(shim) as client:
-        await client.put_task("t1", wanted, fence=FENCE)
-        info = await until(client, "t1", TaskStatus.RUNNING)
+        await client.put_task(TASK, wanted, fence=FENCE)
+        info = await until(client, TASK, TaskStatus.RUNNING)
         await eventually(Path(info.runner_socket).exists)
         await begin_job(info, BUSY)
         await eventually(lambda: commands_of(info).count("sleep 600 ") >= 4)
@@ -72,13 +74,13 @@ async def first_process(info: TaskInfo) -> int:
 
 
 async def kill(client: ShimClient) -> None:
-    await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
+    await client.terminate(TASK, TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
 
 
 async def test_a_killed_task_leaves_no_process(shim: ShimProcess, busybox_image: str) -> None:
     async with a_busy_task(shim, busybox_image) as (client, info):
         await kill(client)
-        await until(client, "t1", TaskStatus.TERMINATED)
+        await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []
 
 
@@ -87,7 +89,7 @@ async def test_a_task_whose_first_process_is_killed_with_9_leaves_none(
 ) -> None:
     async with a_busy_task(shim, busybox_image) as (client, info):
         os.kill(await first_process(info), signal.SIGKILL)
-        await until(client, "t1", TaskStatus.TERMINATED)
+        await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []
 
 
@@ -98,7 +100,7 @@ async def test_a_task_whose_runner_is_killed_with_9_beside_its_first_process_lea
     async with a_busy_task(shim, busybox_image, init=True) as (client, info):
         (runner, *_) = children_of(await first_process(info))
         os.kill(runner, signal.SIGKILL)
-        ended = await until(client, "t1", TaskStatus.TERMINATED)
+        ended = await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []
     assert ended.exit_code == 137
 
@@ -111,7 +113,7 @@ async def test_a_task_that_ends_while_its_shim_is_killed_leaves_no_process(
         os.kill(await first_process(info), signal.SIGKILL)
         await asyncio.to_thread(shim.start)
     async with client_of(shim) as client:
-        await until(client, "t1", TaskStatus.TERMINATED)
+        await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []
 
 
@@ -122,10 +124,10 @@ async def test_a_process_executed_in_a_container_from_outside_ends_with_it(
     shim = await asyncio.to_thread(shim_process, "docker")
     sleeps = ("setsid", "env", "-i", "/bin/sh", "-c", "sleep 601; :")
     async with a_busy_task(shim, busybox_image, init=init) as (client, info):
-        await asyncio.to_thread(dockerd.docker, "exec", "-d", "fairlead-t1", *sleeps)
+        await asyncio.to_thread(dockerd.docker, "exec", "-d", f"fairlead-{TASK}", *sleeps)
         await eventually(lambda: "sleep 601 " in commands_of(info))
         await kill(client)
-        await until(client, "t1", TaskStatus.TERMINATED)
+        await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []
 
 
@@ -138,5 +140,5 @@ async def test_a_container_whose_keeper_is_killed_with_9_is_not_told_to_have_end
         found = await asyncio.to_thread(processes_of_task, info)
         (keeper,) = (pid for pid, command in found.items() if KEEPER in command)
         os.kill(keeper, signal.SIGKILL)
-        await until(client, "t1", TaskStatus.TERMINATED)
+        await until(client, TASK, TaskStatus.TERMINATED)
         assert commands_of(info) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,27 +15,17 @@ import pytest
 
 from shim.engines.base import ContainerSpec, NodeFault, NodeFull
 from shim.engines.docker.engine import DockerEngine
-from shim.schemas import NetworkMode
-from shim.settings import Settings, SubnetRange
+from shim.settings import SubnetRange
 from tests.support import images
-from tests.support.daemons import DaemonFailed, run
+from tests.support.daemons import DaemonFailed
 from tests.support.docker_daemon import DockerDaemon
-from tests.support.engine_contract import DEADLINE, spec
+from tests.support.engine_contract import DEADLINE
+from tests.support.engine_world import bridged, settings_in
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 MANY = 60
-_FAKE_ENTRYPOINT = '#!/bin/sh\nexec /bin/sh "$2/script"\n'
-
-
-@pytest.fixture(scope="module")
-def namespace(numbers: Iterator[int]) -> Iterator[str]:
-    name = f"fl-e2e-{os.getpid()}-{next(numbers)}"
-    run(["ip", "netns", "add", name])
-    run(["ip", "-n", name, "link", "set", "lo", "up"])
-    yield name
-    run(["ip", "netns", "delete", name])
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +45,7 @@ class NetworkWorld:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "work"
         self.folder.mkdir()
-        self.runtime = folder / "runtime"
-        (self.runtime / "bin").mkdir(parents=True)
-        entrypoint = self.runtime / "bin" / "fairlead-entrypoint"
-        entrypoint.write_text(_FAKE_ENTRYPOINT)
-        entrypoint.chmod(0o755)
-        self._settings = Settings(
-            data=folder / "data", socket=folder / "shim.sock", gid=0, runtime=self.runtime
-        )
+        self._settings = settings_in(folder)
 
     @asynccontextmanager
     async def shim(self, *ranges: str) -> AsyncIterator[DockerEngine]:
@@ -82,13 +64,7 @@ class NetworkWorld:
         return self.engine
 
     def bridged(self, number: int, run_id: str, script: str, address: str | None) -> ContainerSpec:
-        return msgspec.structs.replace(
-            spec(self, f"t{number}", script),
-            run_id=run_id,
-            network_mode=NetworkMode.BRIDGE,
-            hostname="fair-wind",
-            address=address,
-        )
+        return bridged(self, f"t{number}", run_id, script, address)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""The first YAML of each page that a new user copies runs, without its image where no Docker is."""
+"""What a new user copies from the pages runs, without an image where no Docker is."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemons import Daemon, end_processes_that_mention, run
+from tests.support.page_examples import examples, play
 from tests.support.processes import ControllerProcess
 from tests.support.testbed import ControllerFactory, ShimFactory
 from tests.support.waiting import wait_until
@@ -54,6 +56,23 @@ def controller(
     controller, shim = controller_process(), shim_process("process")
     controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
     return controller
+
+
+WITH_EXAMPLES = [
+    str(page.relative_to(PROJECT))
+    for page in sorted((PROJECT / "docs").rglob("*.md"))
+    if examples(page.read_text())
+]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
+def test_the_examples_of_the_page_that_are_marked_run(
+    controller: ControllerProcess, tmp_path: Path, page: str
+) -> None:
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"])
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**controller.env, "FAIRLEAD_SSH_KEY": str(tmp_path / "key"), "PATH": programs}
+    play((PROJECT / page).read_text(), tmp_path, env)
 
 
 @pytest.mark.parametrize("page", FIRST_LINES)

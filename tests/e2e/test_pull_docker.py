@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import ImageError
 from shim.engines.docker.engine import DockerEngine
-from shim.schemas import PullProgress, RegistryAuth
 from shim.settings import Settings
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.registry import Registry

@@ -30,7 +30,7 @@ HOSTILE = {
 }
 PROBE = """
 import json, os, sys
-import aiohttp.web, msgspec, psutil, ssl, runner
+import httptools, msgspec, psutil, ssl, runner
 environ = open("/proc/self/environ", "rb").read().decode().split("\\0")
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line.split()[-1]}
 print(json.dumps({

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.schemas import ExitRecord
+from fairlead.wire.runner import ExitRecord
+from fairlead.wire.shim import EngineKind, FindingLevel, TaskStatus, TerminateRequest
 from runner.server import EXIT_NOT_STARTED
-from shim import doctor
 from shim.examination import NodeSetup, ask
-from shim.schemas import FindingLevel, TaskStatus, TerminateRequest
+from shim.monitoring import doctor
 from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, until
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess
@@ -164,7 +164,7 @@ def test_the_doctor_starts_a_real_container(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", dockerd.env["DOCKER_HOST"])
     before = _images_and_containers(dockerd)
-    found = list(doctor.engine(NodeSetup(runtime=runtime), ask))
+    found = list(doctor.engine(NodeSetup(runtime=runtime, engine=EngineKind.DOCKER), ask))
     messages = {each.message: each.level for each in found}
     assert messages["a container with the runtime starts"] is FindingLevel.OK
     assert _images_and_containers(dockerd) == before

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.shim import DrainRequest, TaskRequest, TaskStatus, TerminateRequest
 from shim.client import ShimClient, ShimError
-from shim.schemas import DrainRequest, TaskRequest, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import FENCE, RUN, client_of, request, until
 from tests.support.disk import FailingDisk
 from tests.support.processes import ShimProcess

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.shim import TaskInfo, TaskRequest, TaskStatus, TerminateRequest
 from shim.client import ShimError
-from shim.schemas import TaskInfo, TaskRequest, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import client_of, until
 from tests.support import images
 from tests.support.daemons import run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.watchdog import ALIVE, READY, STOPPING
+from shim.monitoring.watchdog import ALIVE, READY, STOPPING
 from tests.support.daemons import Daemon, run
 from tests.support.processes import ShimProcess
 from tests.support.ssh_daemon import CHECKOUT, free_port

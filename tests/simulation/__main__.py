@@ -15,9 +15,17 @@ from collections.abc import Callable, Iterator
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
 from tests.simulation.exploring import explored
-from tests.simulation.world import Outcome, Scale, simulate, simulate_services
+from tests.simulation.machines import simulate_machines
+from tests.simulation.world import (
+    Outcome,
+    Scale,
+    simulate,
+    simulate_engines,
+    simulate_services,
+    simulate_sweeps,
+)
 
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 
 
 def main() -> int:
@@ -27,9 +35,18 @@ def main() -> int:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
         services, whole = options.services, not options.narrow
-        scale = Scale(wide=services or whole, services=services, desks=whole, gateways=whole)
+        scale = Scale(
+            wide=services or whole,
+            services=services,
+            desks=whole,
+            gateways=whole,
+            engines=options.engines,
+            sweeps=options.sweeps,
+        )
+        if options.machines:
+            return _report([simulate_machines(options.seed)], 0.0, options)
         tell = _tell if options.verbose else simulate
-        return _report([tell(options.seed, scale)], 0.0, services=options.services)
+        return _report([tell(options.seed, scale)], 0.0, options)
     if options.coverage:
         tracing.prepare()
     began = time.monotonic()
@@ -38,8 +55,14 @@ def main() -> int:
     play: Callable[[int], Outcome] = explored if options.explore else simulate
     if options.services:
         play = simulate_services
+    elif options.sweeps:
+        play = simulate_sweeps
+    elif options.engines:
+        play = simulate_engines
+    elif options.machines:
+        play = simulate_machines
     outcomes = list(each(play, _seeds(options, began), options.workers))
-    status = _report(outcomes, time.monotonic() - began, services=options.services)
+    status = _report(outcomes, time.monotonic() - began, options)
     if options.coverage:
         print(tracing.told())
     return 0 if options.explore else status
@@ -56,6 +79,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--services", action="store_true", help="worlds with services and dev environments"
+    )
+    parser.add_argument(
+        "--engines", action="store_true", help="worlds in which engines of nodes stay away"
+    )
+    parser.add_argument("--sweeps", action="store_true", help="worlds with sweeps")
+    parser.add_argument(
+        "--machines", action="store_true", help="worlds whose nodes are rented machines"
     )
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
     parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
@@ -111,13 +141,15 @@ def _tell(seed: int, scale: Scale) -> Outcome:
     return simulate(seed, scale)
 
 
-def _report(outcomes: list[Outcome], seconds: float, *, services: bool) -> int:
+def _report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> int:
     failed = [outcome for outcome in outcomes if outcome.violations]
     for outcome in failed:
         print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
-        for violation in outcome.violations[:MOST_SHOWN]:
+        for violation in outcome.violations[:MAX_SHOWN]:
             print(f"  {violation.at:9.3f} s  {violation.text}")
-        print(f"  ./dev sim --seed {outcome.seed}{' --services' if services else ''}")
+        kinds = ("services", "engines", "sweeps", "machines")
+        kind = "".join(f" --{kind}" for kind in kinds if getattr(options, kind))
+        print(f"  ./dev sim --seed {outcome.seed}{kind}")
     runs = sum(outcome.runs for outcome in outcomes)
     hours = sum(outcome.virtual_seconds for outcome in outcomes) / 3600
     controllers = sum(outcome.controllers for outcome in outcomes)

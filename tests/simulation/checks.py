@@ -14,15 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from controller.lifecycle.compaction import KEPT_ATTEMPTS
+from controller.lifecycle.attempts.inactivity import limit_of
 from controller.lifecycle.events import Event, EventKind
-from controller.lifecycle.inactivity import limit_of
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
+from controller.lifecycle.membership.members import is_member, members_of
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, Resources, RunState
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import JobAbortRequested, Report
-from controller.lifecycle.services.members import is_member, members_of
-from controller.lifecycle.statuses import (
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
+from controller.store.base import Changes
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
     FINAL_ATTEMPT_STATUSES,
@@ -32,10 +33,9 @@ from controller.lifecycle.statuses import (
     AttemptStatus,
     RunStatus,
 )
-from controller.store.base import Changes
-from runner.schemas.frames import Decoder, Frame, Stream
-from shim.schemas import TaskInfo
-from tests.simulation import gangs, idle, orders, placing, replicas, standstill
+from fairlead.wire.frames import Decoder, Frame, Stream
+from fairlead.wire.shim import TaskInfo
+from tests.simulation import gangs, idle, orders, placing, replicas, standstill, sweeps, waiting
 from tests.simulation.container import Container
 from tests.simulation.idle import Use
 from tests.simulation.kept import FreedPlaces
@@ -90,6 +90,8 @@ class Checks:
         """From when to when somebody wanted a node drained, by its id, in Unix seconds."""
         self.broken_gpus: dict[str, list[list[float]]] = {}
         """From when to when a GPU was broken, by its UUID, in Unix seconds."""
+        self.engines_away: dict[str, list[list[float]]] = {}
+        """From when to when the engine of a node was away, by its name, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
         self.unheard: dict[str, float] = {}
@@ -141,8 +143,10 @@ class Checks:
                 *gangs.breaches(before, after),
                 *gangs.overdrawn_jobs(after),
                 *replicas.breaches(before, after),
+                *sweeps.breaches(before, after),
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
+                *waiting.out_of_turn(before, after, known | self._arriving),
                 *orders.cut_short(after),
                 *orders.misnamed(after),
                 *standstill.unlimited(after),
@@ -414,7 +418,7 @@ class Checks:
         if container is None or not leaves_outputs(attempt.id) or self._may_lack_output(attempt):
             return
         stored = self._log_folder / "outputs" / attempt.id[:2] / attempt.id / "outputs.tar"
-        if attempt.outputs is None:
+        if attempt.seen.outputs is None:
             self.violated(f"attempt {attempt.id} is {attempt.status} without its outputs")
         elif stored.read_bytes() != outputs_of(attempt.id):
             self.violated(f"the stored outputs of {attempt.id} are not what its job left")
@@ -436,8 +440,12 @@ class Checks:
             ),
             lost=attempt.id in self.lost,
             broken=attempt.id in self.broken,
+            engine_away=self._held_within(
+                attempt, self.engines_away.get(self.names.get(attempt.node_id or "", ""), [])
+            ),
             gpu_broke=any(
-                self._held_within(attempt, self.broken_gpus.get(uuid, [])) for uuid in attempt.gpus
+                self._held_within(attempt, self.broken_gpus.get(uuid, []))
+                for uuid in attempt.task.gpus
             ),
             clock_jumped=self.clock_jumped,
             crowded=bool(self.rewound),
@@ -560,7 +568,7 @@ class Checks:
 
 def _attempts(states: Iterable[RunState]) -> Iterator[tuple[Job, Attempt]]:
     for state in states:
-        for job in state.jobs:
+        for job in state.all_jobs:
             for attempt in job.attempts:
                 yield job, attempt
 

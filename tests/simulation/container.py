@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from random import Random
 from typing import Any, cast
 
+from common.streams import PortStream
 from controller.clock import Clock
-from runner.client import PortStream, RunnerError, RunnerUnavailable
-from runner.schemas import (
+from fairlead.wire.frames import Frame, Stream, encode, notice_line, tail_from
+from fairlead.wire.runner import (
     ExitReason,
     ExitRecord,
     JobMetrics,
@@ -21,16 +22,9 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
-from runner.schemas.frames import Frame, Stream, encode, notice_line, tail_from
+from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.runner import RunnerRules
-from tests.simulation.script import (
-    SPARED_EXIT_CODE,
-    Ending,
-    OnStop,
-    Script,
-    Start,
-    script_from,
-)
+from tests.simulation.script import SPARED_EXIT_CODE, Ending, OnStop, Script, Start, script_from
 
 LINGER_SECONDS = 10.0
 HEARTBEAT_SECONDS = 10.0
@@ -185,6 +179,7 @@ class Container:
     async def connect_port(self, port: int) -> PortStream:
         """It refuses for some of the minutes, as a job that is busy or not ready does."""
         self._answer()
+        # From the task and the minute: one probe more must not change the rest of a seed's story.
         luck = Random(f"{self.task_id} {int(self._clock.now() / 60)}").random()
         if self._job is None or self._job.done() or luck < 0.1:
             raise RunnerError("port_refused", f"nothing listens on port {port}", 502)

@@ -8,15 +8,20 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from controller.assembly import Assembly, NodeSettings
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
-from controller.daemon import Assembly
 from controller.gateways.link import GatewayLink
+from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
+from controller.machines.manager import MachineSettings
 from controller.outputs.store import OutputStore
-from controller.store.base import Changes, Gateway, LeaseLost, StoreUnavailable
+from controller.service import Stores
+from controller.store.base import Changes, Gateway
+from controller.store.errors import LeaseLost, StoreUnavailable
+from controller.traffic.routes import RouteTable
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS
 from tests.simulation.checks import Checks
@@ -85,7 +90,7 @@ class ControllerLife:
     ) -> None:
         self.life = Life(f"controller {number}")
         self.gone = asyncio.Event()
-        self.machinery: Assembly | None = None
+        self.assembly: Assembly | None = None
         self.superseded = False
         self._loop = loop
         self._failed = failed
@@ -99,27 +104,33 @@ class ControllerLife:
         chance: Chance,
         make_link: Callable[[Node], NodeLink],
         make_gateway_link: Callable[[Gateway], GatewayLink],
+        machines: MachineSettings | None = None,
     ) -> None:
         async def boot() -> Assembly:
             boot = await store.open()
-            return Assembly(
+            stores = Stores(
                 store=store,
-                boot=boot,
-                snapshot=await store.load(),
                 logs=LogStore(log_folder),
-                progress={},
-                make_link=make_link,
+                outputs=OutputStore(log_folder / "outputs"),
+                blobs=BlobStore(log_folder.parent / "blobs"),
+            )
+            return Assembly(
+                stores,
+                boot,
+                await store.load(),
                 clock=clock,
                 chance=chance,
-                blobs=BlobStore(log_folder.parent / "blobs"),
-                cluster_secret=b"simulated",
-                secrets=NO_SECRETS,
-                outputs=OutputStore(log_folder / "outputs"),
-                make_gateway_link=make_gateway_link,
+                progress={},
+                routes=RouteTable(),
+                nodes=NodeSettings(
+                    make_link=make_link, secrets=NO_SECRETS, cluster_secret=b"simulated"
+                ),
+                gateways=GatewaySettings(make_link=make_gateway_link),
+                machines=machines,
             )
 
-        self.machinery = await self.perform(boot())
-        self._work = self._loop.spawn(self.life, _work(self.machinery, store), name="controller")
+        self.assembly = await self.perform(boot())
+        self._work = self._loop.spawn(self.life, _work(self.assembly, store), name="controller")
         self._work.add_done_callback(self._ended)
 
     async def perform(self, work: Coroutine[Any, Any, T]) -> T:
@@ -171,12 +182,13 @@ class ControllerLife:
             self._failed(error)
 
 
-async def _work(machinery: Assembly, store: MemoryStore) -> None:
+async def _work(assembly: Assembly, store: MemoryStore) -> None:
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(machinery.run(), name="machinery")
+            group.create_task(assembly.run(), name="assembly")
             group.create_task(_keep_lease(store), name="lease")
     except BaseExceptionGroup as errors:
+        # `_ended` looks for LeaseLost itself, not for a group with it.
         raise errors.exceptions[0] from None
 
 

@@ -12,8 +12,7 @@ from random import Random
 from msgspec.structs import replace
 
 from controller.lifecycle import reports
-from controller.lifecycle.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
-from controller.lifecycle.inactivity import limit_of
+from controller.lifecycle.attempts.inactivity import limit_of
 from controller.lifecycle.model import (
     Amount,
     JobSpec,
@@ -25,9 +24,10 @@ from controller.lifecycle.model import (
     RunType,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.services.policy import Serves
-from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from fairlead.model.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
+from fairlead.model.service import Serves
+from fairlead.model.statuses import AttemptStatus
 from tests.simulation.checks import Checks
 from tests.simulation.container import Container
 from tests.simulation.controller import ControllerLife
@@ -145,13 +145,13 @@ class Guests:
     async def _browse(self, run_id: str, seconds: float) -> None:
         """Through the controller that works now; with it the request ends."""
         life = self._newest()
-        if life.machinery is None or life.gone.is_set():
+        if life.assembly is None or life.gone.is_set():
             return
-        route = life.machinery.routes.get(run_id)
+        route = life.assembly.routes.get(run_id)
         if route is None or not route.replicas:
             return
         (replica,) = route.replicas
-        counted = life.machinery.traffic.begin(run_id, replica.group, replica.attempt_id)
+        counted = life.assembly.traffic.begin(run_id, replica.group, replica.attempt_id)
         use = self._use(replica.attempt_id, is_request=True)
         while seconds > 0 and not (life.gone.is_set() or life.superseded):
             await asyncio.sleep(min(1.0, seconds))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
+from fairlead.wire.shim import TaskStatus
 from tests.simulation.checks import Checks
 from tests.simulation.controller import StoreWeather
 from tests.simulation.node import SimulatedNode
@@ -182,6 +183,42 @@ class Faults:
         self._world.call_broken(node.stop_engine(containers_survive=survive))
         await asyncio.sleep(self._chance.choice((0.5, 5.0, 40.0)))
         node.start_engine()
+
+    async def engines_go_away(self, chance: Random, until: float) -> None:
+        """Now and then a Docker answers nothing for longer than a node may be silent.
+
+        It draws from a chance of its own, so that a seed's other faults stay as they were.
+        """
+        nodes = list(self._world.nodes.values())
+        async with asyncio.TaskGroup() as going:
+            for _ in range(chance.randint(1, 4)):
+                node, pause = chance.choice(nodes), chance.uniform(0.0, until / 2)
+                seconds = chance.choice((60.0, chance.uniform(LONG_SILENCE_SECONDS, until)))
+                survive = chance.random() < 0.5
+                going.create_task(self._engine_goes_away(node, pause, seconds, survive))
+
+    async def _engine_goes_away(
+        self, node: SimulatedNode, pause: float, seconds: float, survive: bool
+    ) -> None:
+        await asyncio.sleep(pause)
+        await self._next_pull(node)
+        log.info("fault: engine away for %.0f s %s", seconds, node.name)
+        span = [self._world.clock.now(), float("inf")]
+        self._world.checks.engines_away.setdefault(node.name, []).append(span)
+        with self._world.checks.disturbed([node.name]):
+            self._world.call_broken(node.lose_engine(containers_survive=survive))
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                node.find_engine()
+                span[1] = self._world.clock.now()
+
+    async def _next_pull(self, node: SimulatedNode) -> None:
+        """A node without its engine takes no work, so only what is starting then is hit."""
+        while True:
+            if any(task.info.status is TaskStatus.PULLING for task in node.tasks.values()):
+                return
+            await asyncio.sleep(1.0)
 
     async def gpu_breaks(self, node: SimulatedNode) -> None:
         if not node.ledger.gpus():

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.lifecycle.model import Attempt, Job, RunState
-from controller.lifecycle.reasons import ROWS, Budget
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
+from fairlead.model.reasons import ROWS, Budget
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 
 
 def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
@@ -119,7 +119,10 @@ def overdrawn_jobs(state: RunState) -> Iterator[str]:
             spent = Counter(
                 a.occurrence
                 for a in job.attempts
-                if a.reason is not None and ROWS[a.reason].budget is budget and a.container_started
+                if a.reason is not None
+                and a.number >= job.counts_from
+                and ROWS[a.reason].budget is budget
+                and a.seen.container_started
             )
             if spent and max(spent.values()) > allowed + 1:
                 yield f"job {job.id} spent {max(spent.values())} of {allowed} of budget {budget}"

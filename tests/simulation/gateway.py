@@ -14,13 +14,13 @@ from random import Random
 from msgspec.structs import replace
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.reasons import Reason
+from fairlead.model.reasons import Reason
 from tests.doubles.gateway import FakeGateway
 from tests.simulation.checks import Checks
 from tests.simulation.services import Owner
 
 NAME = "main"
-_LONGEST_REQUEST = 20.0
+_MAX_REQUEST = 20.0
 _PAUSE = 3.0
 
 
@@ -98,7 +98,7 @@ class GatewayLife:
                 continue
             for job in state.jobs:
                 for one in job.attempts:
-                    if one.registered_at is not None and one.id not in self._agent.reached:
+                    if one.serving.registered_at is not None and one.id not in self._agent.reached:
                         self._checks.violated(f"{one.id} is registered, and was never reached")
 
     async def _visit(self, replica: str) -> None:
@@ -106,7 +106,7 @@ class GatewayLife:
         asked = 0 if container is None else len(container.stops)
         outages = self._outages
         self._agent.in_flight[replica] = self._agent.in_flight.get(replica, 0) + 1
-        await asyncio.sleep(self._chance.uniform(0.0, _LONGEST_REQUEST))
+        await asyncio.sleep(self._chance.uniform(0.0, _MAX_REQUEST))
         is_stopped = container is not None and len(container.stops) > asked
         if is_stopped and outages == self._outages and self._was_planned(replica):
             self._checks.violated(f"{replica} was asked to stop while its gateway had a request")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shim.schemas import Fence, TaskInfo, TaskReason, TerminateRequest
+from fairlead.wire.shim import Fence, TaskInfo, TaskReason, TerminateRequest
 from shim.tasks.controller_silence import GRACE_SECONDS
 from tests.simulation.task import SimulatedTask
 

@@ -13,9 +13,9 @@ from math import inf
 
 import msgspec
 
-from controller.lifecycle.inactivity import LONGEST_GAP, limit_of
+from controller.lifecycle.attempts.inactivity import MAX_GAP, limit_of
 from controller.lifecycle.model import Attempt, Run
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from fairlead.model.statuses import AttemptStatus, RunStatus
 
 LATE_SECONDS = 120.0
 """By so much a controller may be late while something is in the way: its database may be busy."""
@@ -42,9 +42,9 @@ def stopped_in_use(
         return "it has no inactivity_duration"
     if now - running_since < limit - _EPSILON:
         return f"it was running for {now - running_since:.0f} s of {limit:g} s"
-    calm = calm_since + LONGEST_GAP < now - limit
+    calm = calm_since + MAX_GAP < now - limit
     late = _SOON_SECONDS if calm else LATE_SECONDS
-    shortest = _SOON_SECONDS if calm else LONGEST_GAP + _SOON_SECONDS
+    shortest = _SOON_SECONDS if calm else MAX_GAP + _SOON_SECONDS
     for use in uses:
         is_seen = use.is_request or min(use.ended, now) - use.began > shortest
         if is_seen and use.began < now - late and use.ended > now - limit + _EPSILON:
@@ -63,7 +63,7 @@ def left_alone_too_long(
     limit = limit_of(run)
     if limit is None or run.suspended or run.status is RunStatus.TERMINATING:
         return None
-    over = attempt.runner_exited or attempt.container_gone or attempt.disconnected
+    over = attempt.seen.runner_exited or attempt.seen.container_gone or attempt.disconnected
     if attempt.status is not AttemptStatus.RUNNING or over:
         return None
     alone_since = max([since, *(use.ended for use in uses)])

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, NodeStatus, RunState
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import (
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
     AttemptStatus,
 )
-from controller.lifecycle.statuses import RunStatus as Status
+from fairlead.model.statuses import RunStatus as Status
 
 Runs = Mapping[str, RunState]
 
@@ -112,8 +112,8 @@ def _is_held(place: Allocation) -> bool:
 
 def _was_there(state: RunState, job: Job) -> bool:
     return any(
-        one.creating_seen
-        or one.container_started
+        one.pull.creating_seen
+        or one.seen.container_started
         or one.running_at is not None
         or one.status is AttemptStatus.DONE
         for one in job.attempts

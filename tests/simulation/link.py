@@ -16,11 +16,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from controller.links.base import LinkError
-from runner.client import PortStream, RunnerUnavailable
-from runner.schemas import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
-from shim.client import ShimUnavailable
-from shim.schemas import (
+from common.links.errors import LinkError
+from common.streams import PortStream
+from fairlead.wire.runner import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
+from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
     Event,
@@ -36,13 +35,15 @@ from shim.schemas import (
     TaskRequest,
     TerminateRequest,
 )
+from runner.client import RunnerUnavailable
+from shim.client import ShimUnavailable
 from tests.simulation.container import Container
 from tests.simulation.network import CONNECT_SECONDS, Weather, Wire
 from tests.simulation.node import NobodyListens, SimulatedNode
 
 T = TypeVar("T")
 
-MOST_PIECE_BYTES = 5000
+MAX_PIECE_BYTES = 5000
 
 
 class SimulatedLink:
@@ -222,7 +223,7 @@ class SimulatedLog:
     async def _cut(self) -> AsyncIterator[bytes]:
         at = 0
         while at < len(self._body):
-            size = self._weather.chance.randint(1, MOST_PIECE_BYTES)
+            size = self._weather.chance.randint(1, MAX_PIECE_BYTES)
             yield self._body[at : at + size]
             at += size
 

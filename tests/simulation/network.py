@@ -138,6 +138,7 @@ class Wire:
 
     async def _serve(self, serve: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         await self.weather.carry()
+        # What TCP had sent before the cut may still arrive.
         if self.closed.is_set() and self.weather.happens(0.5):
             return
         result, refusal = None, None

@@ -13,11 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
 from controller.clock import Clock
-from shim.client import ShimUnavailable
-from shim.node.ledger import Capacity, Ledger
-from shim.schemas import (
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
     Event,
@@ -31,6 +29,8 @@ from shim.schemas import (
     TaskRequest,
     TerminateRequest,
 )
+from shim.client import ShimUnavailable
+from shim.node.ledger import Capacity, Ledger
 from tests.doubles.shim import ShimState, node_info
 from tests.simulation.container import Container
 from tests.simulation.hearing import Hearing
@@ -182,7 +182,20 @@ class SimulatedNode:
         return [info.id for info, _ in killed]
 
     def start_engine(self) -> None:
-        self._engine.set()
+        """It stays away if it is lost."""
+        if self._state.node().engine_error is None:
+            self._engine.set()
+
+    def lose_engine(self, *, containers_survive: bool) -> list[str]:
+        """As `stop_engine`, and for so long that the shim says so of its node."""
+        killed = self.stop_engine(containers_survive=containers_survive)
+        self._state.set_engine_error("Docker does not answer")
+        return killed
+
+    def find_engine(self) -> None:
+        if self._state.node().engine_error is not None:
+            self._state.set_engine_error(None)
+        self.start_engine()
 
     def break_gpu(self, uuid: str) -> list[str]:
         """The shim ends what has it. The ids of those tasks."""
@@ -199,7 +212,7 @@ class SimulatedNode:
     def heal(self) -> None:
         if self._off:
             self.power_on()
-        self.start_engine()
+        self.find_engine()
         self.start_shim()
         self.weather.clear_up()
         for gpu in self.ledger.gpus():

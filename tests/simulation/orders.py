@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import Attempt, Job, Run, RunState, StartupOrder
-from controller.lifecycle.reasons import ROWS, Budget, GraceClass, Reason, RunReason
-from controller.lifecycle.statuses import AttemptStatus, IrisState
+from fairlead.model.reasons import ROWS, Budget, GraceClass, Reason, RunReason
+from fairlead.model.statuses import AttemptStatus, IrisState
 
 NEARLY = 1.0
 """Seconds by which times of a node and of the controller may differ."""
@@ -91,8 +91,8 @@ def not_by_policy(state: RunState, job: Job, attempt: Attempt) -> str | None:
             if attempt.incarnation is not None and attempt.rank is None:
                 return "it is a reserved job, which waits beyond scheduling_timeout"
         case Reason.SIBLING_FAILED:
-            replica = [one for one in state.jobs if _replica(one) == _replica(job)]
-            of_service = bool(state.run.deployments)
+            replica = [one for one in state.all_jobs if _replica(one) == _replica(job)]
+            of_service = bool(state.run.deployments) or state.run.sweep is not None
             if not any(_failed(one, attempt, of_service) for one in replica if one is not job):
                 return "no job of its replica has failed"
         case Reason.TERMINATED_BY_SERVER:
@@ -134,7 +134,7 @@ def _seconds_running(state: RunState, occurrence: int, until: float) -> float:
     covered = float("-inf")
     spans = [
         (one.running_at, min(until, one.terminating_at or until))
-        for job in state.jobs
+        for job in state.all_jobs
         for one in job.attempts
         if one.occurrence == occurrence and one.running_at is not None
     ]
@@ -174,7 +174,10 @@ def cut_short(state: RunState) -> Iterator[str]:
             if ROWS[one.reason].grace is not GraceClass.STOP_DURATION:
                 continue
             # A job that did not end within its interruption had its time already.
-            if one.interrupt_requested_at is not None or set(one.later_reasons) - _SHORTENS_NOTHING:
+            if one.interruption is not None or set(one.later_reasons) - _SHORTENS_NOTHING:
+                continue
+            # A controller whose clock was ahead began its end; the next one counts by its own.
+            if one.remove_at < (one.terminating_at or 0.0):
                 continue
             if one.remove_at < (one.terminating_at or 0.0) + grace - NEARLY:
                 given = one.remove_at - (one.terminating_at or 0.0)

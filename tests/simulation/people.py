@@ -16,10 +16,11 @@ import msgspec
 from controller.lifecycle import reports
 from controller.lifecycle.model import Fleet, Node, NodeAddress, NodeStatus, RunState
 from controller.lifecycle.reports import Report
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.nodes.sync import report_gone
+from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import RunPipeline
+from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks
 from tests.simulation.node import SimulatedNode
@@ -55,9 +56,7 @@ async def insist(office: Office, ask: Ask) -> None:
 
 
 class User:
-    """One run and what its owner does about it."""
-
-    """`more`: for what narrow worlds do without."""
+    """One run and what its owner does about it. `more`: for what narrow worlds do without."""
 
     def __init__(self, office: Office, name: str, chance: Random, more: Random) -> None:
         self._office = office
@@ -84,7 +83,8 @@ class User:
     def _new_run(self, parents: Sequence[str]) -> RunState:
         office, chance = self._office, self._chance
         now, new_id = office.clock.now(), seeded_chance(chance).new_id
-        return random_run(self._name, chance, now, new_id, office.site, self._more, parents)
+        known = [office.database.runs[run_id] for run_id in sorted(office.database.runs)]
+        return random_run(self._name, chance, now, new_id, office.site, self._more, parents, known)
 
     async def _replace(self) -> None:
         """As `--if-exists replace` does: whoever has the name is told to end, and the name is free
@@ -133,8 +133,8 @@ class User:
         while True:
             restores = office.restores
             try:
-                acknowledged = await office.asked(lambda turns: turns.admit(state))
-            except ParentGone:
+                acknowledged = await office.asked(lambda pipeline: pipeline.admit(state))
+            except (ParentGone, PredecessorGone):
                 return False
             if run_id in office.database.runs or restores != office.restores:
                 return True
@@ -150,7 +150,7 @@ class User:
         return any(run.name == name and run.status not in over for run in runs)
 
     async def _wish(self, wish: Report) -> None:
-        await insist(self._office, lambda turns: turns.report(wish))
+        await insist(self._office, lambda pipeline: pipeline.report(wish))
 
     # -- what they may wish -------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Admin:
         office.checks.names[fresh.id] = node.name
         restores = office.restores
         while fresh.id not in office.database.nodes and restores == office.restores:
-            await office.asked(lambda turns: turns.save_node(fresh, fresh.id))
+            await office.asked(lambda pipeline: pipeline.save_node(fresh, fresh.id))
 
     async def drain(self, node: SimulatedNode, seconds: float, deadline: float | None) -> None:
         """`deadline`: after so many seconds nothing may run there any more."""
@@ -234,12 +234,12 @@ class Admin:
         if node_id not in self._office.database.nodes:
             return
 
-        async def remove(turns: RunPipeline) -> None:
-            known = turns.nodes.get(node_id)
+        async def remove(pipeline: RunPipeline) -> None:
+            known = pipeline.nodes.get(node_id)
             if known is not None and known.status is not NodeStatus.CONNECTED:
-                report_gone(turns, node_id, "removed as lost", lambda _: True, removed=True)
-                turns.set_node(None, node_id)
-            await turns.settled()
+                report_gone(pipeline, node_id, "removed as lost", lambda _: True, removed=True)
+                pipeline.set_node(None, node_id)
+            await pipeline.settled()
 
         await insist(self._office, remove)
         if node_id not in self._office.database.nodes:
@@ -249,7 +249,7 @@ class Admin:
 
     async def settle(self) -> None:
         """Each request is committed, also that of a user who has gone since."""
-        await insist(self._office, lambda turns: turns.settled())
+        await insist(self._office, lambda pipeline: pipeline.settled())
 
     async def remove_stale(self) -> None:
         """The nodes of a restored database whose machines were replaced since."""
@@ -257,9 +257,9 @@ class Admin:
         present = {id_of(node) for node in office.nodes.values()}
         for node_id in [one for one in office.database.nodes if one not in present]:
 
-            async def remove(turns: RunPipeline, node_id: str = node_id) -> None:
-                report_gone(turns, node_id, "replaced", lambda _: True, removed=True)
-                await turns.save_node(None, node_id)
+            async def remove(pipeline: RunPipeline, node_id: str = node_id) -> None:
+                report_gone(pipeline, node_id, "replaced", lambda _: True, removed=True)
+                await pipeline.save_node(None, node_id)
 
             await insist(office, remove)
 
@@ -269,11 +269,11 @@ class Admin:
         await self.change(node, cordoned=False)
 
     async def change(self, node: SimulatedNode, **changes: object) -> None:
-        async def save(turns: RunPipeline) -> None:
-            known = turns.nodes.get(id_of(node))
+        async def save(pipeline: RunPipeline) -> None:
+            known = pipeline.nodes.get(id_of(node))
             if known is not None:
                 changed = msgspec.structs.replace(known, **changes)
-                await turns.save_node(changed, changed.id)
+                await pipeline.save_node(changed, changed.id)
 
         await insist(self._office, save)
 
@@ -289,8 +289,8 @@ class Admin:
             node.lose(task_id)
 
 
-async def _save_fleet(fleet: Fleet, turns: RunPipeline) -> None:
-    await turns.save_fleet(fleet, fleet.name)
+async def _save_fleet(fleet: Fleet, pipeline: RunPipeline) -> None:
+    await pipeline.save_fleet(fleet, fleet.name)
 
 
 def id_of(node: SimulatedNode) -> str:

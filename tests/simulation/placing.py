@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import Allocation, Attempt, Constraint, Node, NodeStatus, RunState
 from controller.lifecycle.model import Operator as Op
-from controller.lifecycle.statuses import (
+from controller.scheduling.nominations import NO_LONGER_FITS
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
     AttemptStatus,
 )
-from controller.scheduling.nominations import NO_LONGER_FITS
 
 Nodes = Mapping[str, Node]
 
@@ -117,8 +117,16 @@ def _scattered(state: RunState, nodes: Nodes) -> Iterator[str]:
         yield f"run {state.run.name} of one cluster lies in {sorted(map(str, domains))}"
         return
     named = any(value for _, value in domains)
-    if domains and not named and state.run.incarnation is None and len(state.jobs) > 1:
+    is_alone = len(state.jobs) < 2 or _grew(state)
+    if domains and not named and state.run.incarnation is None and not is_alone:
         yield f"run {state.run.name} of one cluster lies under no placement value"
+
+
+def _grew(state: RunState) -> bool:
+    """Return whether jobs came later, by `scale`: a single job may lie anywhere, and the later ones
+    go where it is."""
+    firsts = [job.attempts[0] for job in state.jobs if job.attempts]
+    return len({one.submitted_at for one in firsts if one.number == 0}) > 1
 
 
 def _misnamed(state: RunState) -> Iterator[str]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.lifecycle.membership import members
 from controller.lifecycle.model import Attempt, Job, RunState
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.services import members, rollout
+from controller.lifecycle.services import rollout
 from controller.lifecycle.services.readiness import is_registered, probes_pass
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 
 
 def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
@@ -18,9 +19,9 @@ def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
     run = after.run
     for job in after.jobs:
         for attempt in job.attempts:
-            if attempt.registered_at is None:
+            if attempt.serving.registered_at is None:
                 continue
-            ready = attempt.ready and attempt.status is AttemptStatus.RUNNING
+            ready = attempt.serving.ready and attempt.status is AttemptStatus.RUNNING
             if not ready or attempt.reason is not None:
                 yield f"{attempt.id} gets requests: {attempt.status} {attempt.reason}"
     if not run.deployments or run.service is None:
@@ -44,7 +45,7 @@ def _apart(state: RunState) -> Iterator[str]:
         waiting = {last.status is AttemptStatus.SUBMITTED for last in lasts}
         if len(waiting) > 1 and not any(last.reason for last in lasts):
             yield f"{name} is placed in part: {[last.status for last in lasts]}"
-        registered = lasts and lasts[0].registered_at is not None
+        registered = lasts and lasts[0].serving.registered_at is not None
         if registered and any(last.status is not AttemptStatus.RUNNING for last in lasts):
             yield f"{name} gets requests: {[last.status for last in lasts]}"
 
@@ -58,7 +59,7 @@ def _is_planned(ended: Attempt) -> bool:
 def _was_lost(job: Job, ended: Attempt) -> bool:
     """Return whether the replica had lost its traffic by itself before it was ended: the same
     commit says that its probes fail, or that its job is over."""
-    return ended.runner_exited or ended.container_gone or not probes_pass(job, ended)
+    return ended.seen.runner_exited or ended.seen.container_gone or not probes_pass(job, ended)
 
 
 def _taken(before: RunState, after: RunState, group: str, wanted: int) -> Iterator[str]:

@@ -85,6 +85,7 @@ class Rivals:
         try:
             await asyncio.sleep(down)
         finally:
+            # Also if this is cancelled as the faults end: nothing settles without a controller.
             await self.start()
 
     async def take_over(self, paused: float, together: float) -> None:

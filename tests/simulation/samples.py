@@ -16,8 +16,10 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.lifecycle.runs.submission import new_run
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState, AttemptStatus
+from tests.support.attempts import attempt_with
 
 RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=1)
 
@@ -41,7 +43,7 @@ def a_gang(nodes: int = 3, size: int | None = 2) -> RunState:
 def changed(state: RunState, index: int, **changes: Any) -> RunState:
     """With the last attempt of that job replaced."""
     jobs = list(state.jobs)
-    last = msgspec.structs.replace(jobs[index].attempts[-1], **changes)
+    last = attempt_with(jobs[index].attempts[-1], **changes)
     attempts = (*jobs[index].attempts[:-1], last)
     jobs[index] = msgspec.structs.replace(jobs[index], attempts=attempts)
     return msgspec.structs.replace(state, jobs=tuple(jobs))

@@ -24,9 +24,11 @@ from controller.lifecycle.model import (
     RunState,
     RunType,
 )
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Report
-from controller.lifecycle.services.policy import (
+from controller.lifecycle.runs.submission import new_run
+from controller.traffic.routes import ReplicaRoute, Route
+from fairlead.model.reasons import Reason
+from fairlead.model.service import (
     Probe,
     ReplicaGroup,
     Scaling,
@@ -34,8 +36,7 @@ from controller.lifecycle.services.policy import (
     Serves,
     ServicePolicy,
 )
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.traffic.routes import ReplicaRoute, Route
+from fairlead.model.spec import PlannedGroup
 from tests.simulation.checks import Checks
 from tests.simulation.controller import ControllerLife
 from tests.simulation.people import User
@@ -47,7 +48,7 @@ _RETRIES = (
     RetryPolicy(on_events=frozenset(RetryEvent)),
     RetryPolicy(on_events=frozenset({RetryEvent.INTERRUPTION})),
 )
-_LONGEST_REQUEST = 20.0
+_MAX_REQUEST = 20.0
 """Seconds: shorter than a drain may take."""
 
 
@@ -161,13 +162,13 @@ class Visitors:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / 4.0))
             life = self._newest()
-            if life.machinery is None or life.gone.is_set():
+            if life.assembly is None or life.gone.is_set():
                 continue
-            for route in list(life.machinery.routes.all()):
+            for route in list(life.assembly.routes.all()):
                 if self._is_dev_environment(route):
                     continue
                 if route.sleeping and self._chance.random() < 0.3:
-                    life.machinery.turns.post(reports.WakeRequested(run_id=route.run_id))
+                    life.assembly.pipeline.post(reports.WakeRequested(run_id=route.run_id))
                 elif route.replicas and self._chance.random() < 0.5:
                     replica = self._chance.choice(route.replicas)
                     self._spawn(self._visit(life, route, replica))
@@ -177,12 +178,12 @@ class Visitors:
         return state is not None and state.run.policy.dev_environment is not None
 
     async def _visit(self, life: ControllerLife, route: Route, replica: ReplicaRoute) -> None:
-        assert life.machinery is not None
+        assert life.assembly is not None
         attempt_id = replica.attempt_id
         container = self._checks.containers.get(attempt_id)
         asked = 0 if container is None else len(container.stops)
-        counted = life.machinery.traffic.begin(route.run_id, replica.group, attempt_id)
-        await asyncio.sleep(self._chance.uniform(0.0, _LONGEST_REQUEST))
+        counted = life.assembly.traffic.begin(route.run_id, replica.group, attempt_id)
+        await asyncio.sleep(self._chance.uniform(0.0, _MAX_REQUEST))
         counted.end()
         if container is None or life.gone.is_set() or life is not self._newest():
             return

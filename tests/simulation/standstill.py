@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.lifecycle import limits
-from controller.lifecycle.awaited import awaited
+from controller.lifecycle.attempts import limits, startup
+from controller.lifecycle.attempts.awaited import awaited
 from controller.lifecycle.model import Attempt, RunState
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from tests.simulation.container import Container
 from tests.simulation.node import SimulatedNode
 
@@ -31,8 +31,8 @@ def unlimited(state: RunState) -> Iterator[str]:
             yield f"{attempt.id} is {attempt.status}, and nothing says what it waits for"
         if attempt.status not in _ON_ITS_WAY:
             continue
-        its_turn = not limits.waits_for_its_turn(state.run, state.jobs, attempt)
-        stands_still = attempt.limit_paused_since is not None
+        its_turn = not startup.waits_for_its_turn(state.run, state.jobs, attempt)
+        stands_still = attempt.limit_pause.since is not None
         if stands_still and its_turn and not (attempt.disconnected or state.run.suspended):
             yield f"the limit of {attempt.id} stands still, and nothing is in its way"
         if not stands_still and limits.deadline(state.run, attempt) is None:

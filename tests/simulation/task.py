@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from controller.clock import Clock
-from shim.schemas import PullProgress, TaskInfo, TaskRequest, TaskStatus, TerminateRequest
+from fairlead.wire.shim import PullProgress, TaskInfo, TaskRequest, TaskStatus, TerminateRequest
 from tests.doubles.shim import KeptTask, ShimState
 from tests.simulation.container import Container
 from tests.simulation.outputs import leaves_outputs

@@ -7,17 +7,18 @@ import pytest
 
 from controller.lifecycle.model import Incarnation, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.simulation import standstill
 from tests.simulation.gangs import breaches, overdrawn_jobs
 from tests.simulation.samples import a_gang, changed, placed
+from tests.support.attempts import attempt_with
 
 
 def failed_again(state: RunState, index: int, times: int) -> RunState:
     job = state.jobs[index]
     attempts = tuple(
-        msgspec.structs.replace(
+        attempt_with(
             job.attempts[0],
             id=f"f{number}",
             number=number,

@@ -7,10 +7,10 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.dev_environment import DevEnvironment
 from controller.lifecycle.model import JobSpec, Run, RunPolicy, RunState
-from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from fairlead.model.dev_environment import DevEnvironment
+from fairlead.model.statuses import AttemptStatus
 from tests.simulation.idle import Use, left_alone_too_long, stopped_in_use
 from tests.simulation.samples import changed
 

@@ -15,8 +15,8 @@ from controller.lifecycle.model import (
     RunState,
     Switch,
 )
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.simulation.kept import FreedPlaces
 from tests.simulation.samples import a_gang, changed, placed
 

@@ -7,8 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, JobSpec, RunState, RunType
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.services.policy import (
+from controller.lifecycle.runs.submission import new_run
+from fairlead.model.reasons import Reason
+from fairlead.model.service import (
     ProbeResult,
     ReplicaGroup,
     Scaling,
@@ -16,8 +17,8 @@ from controller.lifecycle.services.policy import (
     Serves,
     ServicePolicy,
 )
-from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AttemptStatus
 from tests.simulation.replicas import breaches
 from tests.simulation.samples import changed
 

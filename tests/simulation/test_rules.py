@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from common.engine_abilities import EngineAbility
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
     Allocation,
@@ -25,10 +24,12 @@ from controller.lifecycle.model import (
     RunState,
     StartupOrder,
 )
-from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.lifecycle.runs.submission import new_run
 from controller.scheduling.nominations import NO_LONGER_FITS
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.wire.engine_abilities import EngineAbility
 from tests.simulation.orders import (
     cut_short,
     misnamed,
@@ -191,6 +192,11 @@ def test_a_cluster_under_no_placement_value_is_found() -> None:
     state = a_run(same_placement=True)
     (text,) = found(state, placed(state, 0, placement=None), a_node())
     assert text == "run r of one cluster lies under no placement value"
+
+
+def test_a_cluster_that_grew_from_one_job_may_stay_where_that_one_is() -> None:
+    state = changed(a_run(same_placement=True), 1, submitted_at=60.0)
+    assert found(state, placed(state, 0, placement=None), a_node()) == []
 
 
 def test_a_rank_that_is_monitored_under_another_name_is_found() -> None:

@@ -24,7 +24,11 @@ FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
 """Those since."""
 FOUND_WITH_SERVICES = (23, 38, 1079, 1755)
+FOUND_WITH_SWEEPS = (155,)
 SERVICE_SEEDS = 12
+ENGINE_SEEDS = 12
+SWEEP_SEEDS = 12
+MACHINE_SEEDS = 3
 PATIENCE_SECONDS = 900.0
 
 
@@ -38,11 +42,27 @@ def test_services_keep_their_promises_too() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_sweeps_keep_their_promises_too() -> None:
+    done = _simulate("--sweeps", "--start=0", f"--seeds={SWEEP_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_job_pays_for_an_engine_that_stays_away() -> None:
+    done = _simulate("--engines", "--start=0", f"--seeds={ENGINE_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_machine_is_lost_doubled_or_too_dear_whatever_its_provider_does() -> None:
+    done = _simulate("--machines", "--start=0", f"--seeds={MACHINE_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW]
     + [(f"--seed={seed}",) for seed in FOUND]
-    + [(f"--seed={seed}", "--services", "--narrow") for seed in FOUND_WITH_SERVICES],
+    + [(f"--seed={seed}", "--services", "--narrow") for seed in FOUND_WITH_SERVICES]
+    + [(f"--seed={seed}", "--sweeps") for seed in FOUND_WITH_SWEEPS],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)
@@ -87,7 +107,7 @@ def test_an_explored_world_that_crashes_or_never_ends_is_told_like_any_other_fau
     monkeypatch: pytest.MonkeyPatch, story: Callable[[int], None], told: str
 ) -> None:
     monkeypatch.setattr(exploring, "simulate", story)
-    monkeypatch.setattr(exploring, "LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(exploring, "MAX_SECONDS", 0.1)
     outcome = exploring.explored(7)
     assert outcome.seed == 7
     assert [told in violation.text for violation in outcome.violations] == [True]

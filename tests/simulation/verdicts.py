@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from controller.lifecycle import reports
+from controller.lifecycle.attempts.retry import charged_to
 from controller.lifecycle.model import Attempt, Band, Job, RunState
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Report
-from controller.lifecycle.statuses import RunStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import RunStatus
 from tests.simulation import orders
 from tests.simulation.container import Container
 from tests.simulation.script import Ending, Start, start_of
@@ -28,6 +29,7 @@ _OF_LOST_TASKS = frozenset(
 """The last when the task was lost before its acceptance was committed: then nobody misses it, and
 the silence of its runner tells."""
 _OF_BROKEN_PARTS = frozenset({Reason.INSTANCE_UNREACHABLE, Reason.GPU_UNHEALTHY})
+_OF_LOST_NODES = frozenset({Reason.INSTANCE_UNREACHABLE, Reason.INTERRUPTED_BY_NO_CAPACITY})
 _OF_CLOCKS = frozenset(
     {Reason.WAITING_INSTANCE_LIMIT_EXCEEDED, Reason.WAITING_RUNNER_LIMIT_EXCEEDED}
 )
@@ -38,7 +40,7 @@ _ASKED_BY: dict[Reason, tuple[type[Report], ...]] = {
     Reason.ABORTED_BY_USER: (reports.StopRequested,),
     Reason.SUSPENDED: (reports.SuspendRequested,),
     Reason.JOB_ABORTED_BY_USER: (reports.JobAbortRequested,),
-    Reason.ABANDONED: (reports.JobAbandonRequested,),
+    Reason.ABANDONED: (reports.JobAbandonRequested, reports.SetsStopped),
     Reason.INTERRUPTED: (reports.JobInterruptRequested,),
     Reason.SCALED_DOWN: (reports.ScaleRequested,),
 }
@@ -68,6 +70,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Its node has forgotten it."""
     broken: bool
     """Its engine or a GPU of it failed."""
+    engine_away: bool
+    """Its node's engine was away for long while it held its allocation."""
     gpu_broke: bool
     """A GPU of its place was broken while it held that."""
     unheard_at: float | None
@@ -86,6 +90,9 @@ def undeserved(
     wrong_code = _wrong_exit_code(attempt, container)
     if wrong_code is not None:
         return wrong_code
+    charged = _charged_for_the_engine(job, attempt, container, why)
+    if charged is not None:
+        return charged
     not_by_policy = None if why.clock_jumped else orders.not_by_policy(state, job, attempt)
     if not_by_policy is not None:
         return f"{attempt.reason} ({attempt.message}) is not what happened: {not_by_policy}"
@@ -97,6 +104,23 @@ def undeserved(
     return f"{attempt.reason} ({attempt.message}) is not what happened: {_truth(start, container)}"
 
 
+def _charged_for_the_engine(
+    job: Job, attempt: Attempt, container: Container | None, why: Circumstances
+) -> str | None:
+    """A sentence when a job that did not start was charged although its node's engine was away.
+
+    An engine that stays away is the fault of its node (docs/rules.md 7.9).
+    """
+    budget = charged_to(attempt)
+    if not why.engine_away or container is not None or budget is None:
+        return None
+    if why.lost or why.clock_jumped or why.crowded:
+        return None
+    if attempt.reason in _START_OF and start_of(job.spec.image) in _START_OF[attempt.reason]:
+        return None
+    return f"{attempt.reason} is charged to budget {budget}, but the engine of its node was away"
+
+
 def _befell(reason: Reason | None, why: Circumstances) -> bool:
     if reason in _ASKED_BY and why.asked & set(_ASKED_BY[reason]):
         return True
@@ -106,10 +130,11 @@ def _befell(reason: Reason | None, why: Circumstances) -> bool:
         or (why.lost and reason in _OF_LOST_TASKS)
         or (why.drained and reason is Reason.NODE_DRAINED)
         or (why.broken and reason in _OF_BROKEN_PARTS)
+        or (why.engine_away and reason is Reason.INSTANCE_UNREACHABLE)
         or (why.gpu_broke and reason is Reason.GPU_UNHEALTHY)
         or (why.clock_jumped and reason in _OF_CLOCKS)
         or (why.crowded and reason in _OF_CROWDS)
-        or (why.unreliable and reason is Reason.INSTANCE_UNREACHABLE)
+        or (why.unreliable and reason in _OF_LOST_NODES)
         or (why.unheard_at is not None and reason is Reason.INSTANCE_UNREACHABLE)
         or (why.outranked and reason is Reason.PREEMPTED)
     )

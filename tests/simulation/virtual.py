@@ -101,6 +101,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         for handle in [*backlog, *self._handles_of(life)]:
             if not handle.cancelled():
                 if not isinstance(handle, TimerHandle):
+                    # Kept for `bury`: a task whose wake-up is gone could never end.
                     life.withheld.append((handle._callback, handle._args, handle._context))
                 handle.cancel()
 
@@ -117,6 +118,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heapq.heapify(timers)
         for handle in life.backlog:
             if isinstance(handle, TimerHandle):
+                # Else asyncio would count a cancelled one among those of its heap.
                 handle._scheduled = False  # type: ignore[attr-defined]
 
     def resume(self, life: Life) -> None:
@@ -146,6 +148,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         _, steps, action = self._countdown
         self._countdown = (life, steps - 1, action) if steps > 1 else None
         if steps <= 1:
+            # In an empty context it belongs to no life, not even to the one that it kills.
             super().call_soon(action, context=Context())
 
     async def bury(self, life: Life) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import (
     Amount,
     Band,
@@ -28,8 +27,14 @@ from controller.lifecycle.model import (
     StartupOrder,
     StopCriteria,
 )
-from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
-from shim.schemas import RegistryAuth
+from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.runs.dependencies import facts
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from fairlead.model.beginning import After, When
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import RegistryAuth
 from tests.simulation.script import SPARED_EXIT_CODE, image_of, random_script, random_start
 
 GIB = 1 << 30
@@ -50,6 +55,8 @@ GANG_RETRIES = (
 UNHEARD = (None, 30.0, 120.0, 300.0, 600.0)
 SPARE = "spare"
 """The second fleet: it names no placement attribute, and no job needs it."""
+WAITING = 0.2
+"""Share of the runs that wait for others."""
 PRIVATE = 0.4
 """Share of the runs whose images are had with a password only."""
 SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
@@ -75,6 +82,7 @@ def random_run(
     site: Site,
     more: Random,
     parents: Sequence[str] = (),
+    known: Sequence[RunState] = (),
 ) -> RunState:
     make = chance.choices((_jobs, _independent, _gang), weights=(60, 15, 25))[0]
     jobs, groups, policy = make(chance, site)
@@ -89,7 +97,13 @@ def random_run(
         on_parent_end=chance.choice(tuple(OnParentEnd)),
         schedule=chance.choice(SCHEDULES) if chance.random() < 0.05 else (),
     )
+    after: tuple[Predecessor, ...] = ()
+    if site.wide and known and not wider.schedule:
+        after = _awaited(known, Random(f"{name} waits at {now}"))
+        asked = tuple(After(run=one.name, when=one.when) for one in after)
+        wider = replace(wider, after=asked)
     return new_run(
+        after=after,
         name=name,
         user=chance.choice(USERS),
         jobs=jobs,
@@ -98,6 +112,22 @@ def random_run(
         new_id=new_id,
         policy=wider,
         parent_id=chance.choice(parents) if parents and chance.random() < 0.1 else None,
+    )
+
+
+def _awaited(known: Sequence[RunState], chance: Random) -> tuple[Predecessor, ...]:
+    """Some runs wait for one or two others, live or ended."""
+    if chance.random() >= WAITING:
+        return ()
+    chosen = chance.sample(known, min(len(known), chance.choice((1, 1, 2))))
+    return tuple(
+        Predecessor(
+            run_id=state.run.id,
+            name=state.run.name,
+            when=When.RUNNING if state.run.policy.schedule else chance.choice(tuple(When)),
+            ended=facts(state) if state.run.status in FINAL_RUN_STATUSES else None,
+        )
+        for state in chosen
     )
 
 

@@ -20,16 +20,17 @@ from zlib import crc32
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
 from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Fleet, Node
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeLink
-from controller.pipelines import run_pipeline
+from controller.pipelines import turn
 from controller.pipelines.run_pipeline import NameTaken
-from controller.store.base import Gateway, LeaseLost, StoreUnavailable
+from controller.store.base import Gateway
+from controller.store.errors import LeaseLost, StoreUnavailable
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import GpuInfo
 from shim.node.ledger import Capacity
-from shim.schemas import GpuInfo
 from tests.doubles.gateway import FakeGateway, a_gateway
 from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation import gateway
@@ -43,14 +44,8 @@ from tests.simulation.node import SimulatedNode
 from tests.simulation.people import Admin, Ask, User
 from tests.simulation.rivals import Rivals
 from tests.simulation.services import Owner, Visitors
-from tests.simulation.virtual import (
-    EPOCH,
-    Deadlock,
-    Life,
-    VirtualClock,
-    VirtualLoop,
-    seeded_chance,
-)
+from tests.simulation.sweepers import Sweeper
+from tests.simulation.virtual import EPOCH, Deadlock, Life, VirtualClock, VirtualLoop, seeded_chance
 from tests.simulation.workload import GIB, SPARE, Site
 
 SETTLING_SECONDS = 6 * 3600.0
@@ -84,12 +79,24 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """In worlds with services there are dev environments, too."""
     gateways: bool = True
     """In worlds with services half of these have a gateway."""
+    sweeps: bool = False
+    """True: half of the users have sweeps."""
+    engines: bool = False
+    """True: engines of nodes stay away for longer than a node may be silent."""
     wide: bool = True
     """False: without what was added later, so that an older seed tells its old story."""
 
 
 def simulate(seed: int, scale: Scale | None = None) -> Outcome:
     return played(lambda loop, folder: World(seed, scale or Scale(), loop, folder), seed).outcome()
+
+
+def simulate_engines(seed: int) -> Outcome:
+    return simulate(seed, Scale(engines=True))
+
+
+def simulate_sweeps(seed: int) -> Outcome:
+    return simulate(seed, Scale(sweeps=True))
 
 
 def simulate_services(seed: int) -> Outcome:
@@ -193,15 +200,20 @@ class World:
         ]
         users += self._residents()
         work += [self.spawn(user.live(self._scale.faults_until)) for user in users]
-        faults = self.spawn(
-            Faults(self, self.chance("faults")).go_on(
-                chance.choice((8.0, chance.uniform(10.0, self._scale.calmest)))
+        faults = Faults(self, self.chance("faults"))
+        going_on = [
+            self.spawn(
+                faults.go_on(chance.choice((8.0, chance.uniform(10.0, self._scale.calmest))))
             )
-        )
+        ]
+        if self._scale.engines:
+            engines = faults.engines_go_away(self.chance("engines"), self._scale.faults_until)
+            going_on.append(self.spawn(engines))
         guests = self._guests()
         await asyncio.sleep(self._scale.faults_until)
-        faults.cancel()
-        for error in await asyncio.gather(faults, return_exceptions=True):
+        for fault in going_on:
+            fault.cancel()
+        for error in await asyncio.gather(*going_on, return_exceptions=True):
             if isinstance(error, Exception):
                 raise error
         await self._heal()
@@ -213,6 +225,8 @@ class World:
         await self.settle()
 
     def _kind_of_user(self, number: int) -> type[User]:
+        if self._scale.sweeps and number % 2 == 0:
+            return Sweeper
         if not self._scale.services or number % 2:
             return User
         return OwnerAtGateway if self._scale.gateways and number % 4 == 0 else Owner
@@ -266,11 +280,11 @@ class World:
         """Whether the controller has acknowledged it."""
         await self.rivals.works.wait()
         controller = self.rivals.newest
-        assert controller.machinery is not None
-        turns = controller.machinery.turns
+        assert controller.assembly is not None
+        pipeline = controller.assembly.pipeline
 
         async def work() -> None:
-            await ask(turns)
+            await ask(pipeline)
 
         try:
             await controller.perform(work())
@@ -410,15 +424,15 @@ class World:
 
     def _claimed_by_ended(self) -> Iterator[str]:
         """Names and routes that runs keep although they are over."""
-        machinery = self.rivals.newest.machinery
-        if machinery is None:
+        assembly = self.rivals.newest.assembly
+        if assembly is None:
             return
         for run in (state.run for state in self.database.runs.values()):
             if run.status not in FINAL_RUN_STATUSES:
                 continue
-            if machinery.turns.live_run_named(run.name) == run.id:
+            if assembly.pipeline.live_run_named(run.name) == run.id:
                 yield f"the name {run.name} is still claimed by {run.id}, which is over"
-            if machinery.routes.get(run.id) is not None:
+            if assembly.routes.get(run.id) is not None:
                 yield f"{run.name} is over and still has its route"
 
     async def _clear_away(self) -> None:
@@ -430,6 +444,7 @@ class World:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def chance(self, purpose: str) -> Random:
+        # Each purpose has its own: one that draws more often must not change the others.
         return Random(f"{self.seed}/{purpose}")
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -449,5 +464,5 @@ class _ErrorLog(logging.Handler):
             with contextlib.suppress(Exception):
                 error = record.exc_info[1]
                 self._checks.violated(f"unexpected: {record.getMessage()}: {error!r}")
-        elif record.name == run_pipeline.__name__ and record.msg.startswith("internal error"):
+        elif record.name == turn.__name__ and record.msg.startswith("internal error"):
             self._checks.violated(record.getMessage())

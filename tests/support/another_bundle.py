@@ -13,7 +13,10 @@ from installer.bundle.build import Bundle, BundleBuilder
 from tests.support.ssh_daemon import CHECKOUT
 
 _FILES = ("pyproject.toml", "requirements-node.lock", "LICENSE")
-_PACKAGES = ("common", "shim", "runner", "entrypoint", "installer", "packer", "cloud-init")
+_PACKAGES = (
+    *("common", "shim", "runner", "entrypoint", "fairlead", "installer"),
+    *("packer", "cloud-init"),
+)
 
 
 def another_version(folder: Path) -> Bundle:

@@ -114,6 +114,7 @@ def _in_a_loop() -> bool:
 def _our_caller() -> str | None:
     """Where our code, not a test or a library's own thread, asked for the blocking call."""
     frame = inspect.currentframe()
+    # Below `run_timed` is only what runs the loop, such as a test.
     while frame is not None and frame.f_code.co_name != "run_timed":
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in _OURS:

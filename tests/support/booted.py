@@ -21,7 +21,7 @@ from tests.support.waiting import LONG, wait_until
 
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "openssh-client"),
-    *("nftables", "iproute2", "sudo"),
+    *("nftables", "iptables", "iproute2", "sudo"),
 )
 _HIERARCHIES = ("systemd", "unified", "")
 """Where cgroups are mounted below /sys/fs/cgroup: both versions, or the second alone."""
@@ -154,7 +154,8 @@ class BootedMachine:
 
 def booted_image(images: Path, *more: str) -> Path:
     """The machine's root, with more packages, as a folder that is only read."""
-    archive = debian_archive(images, "bookworm", *PACKAGES, *more)
+    images.mkdir(parents=True, exist_ok=True)
+    archive = debian_archive("bookworm", *PACKAGES, *more)
     root = images / "-".join(("booted", *more))
     if not root.exists():
         fresh = images / f".{root.name}"

@@ -64,6 +64,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
+        # In the past: one that has expired (`days` below 0) must end after it begins.
         .not_valid_before(now - 3 * _DAY)
         .not_valid_after(now + days * _DAY)
     )

@@ -37,6 +37,7 @@ class Daemon:
         self.argv = [str(part) for part in argv]
         self._listening = listening
         if listening is not None:
+            # LISTEN_PID must be the daemon's pid (sd_listen_fds(3)): exec keeps the shell's.
             given = f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{listening.fileno()}'
             self.argv = ["bash", "-c", given, "bash", *self.argv]
         self.log = log
@@ -61,6 +62,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 env=self.env,
+                # Ctrl-C goes to the terminal's process group, but pytest ends its daemons itself.
                 start_new_session=True,
                 pass_fds=() if self._listening is None else (self._listening.fileno(),),
             )
@@ -177,6 +179,7 @@ def processes_of(*names: str) -> dict[int, str]:
                 name.encode() in _about(entry) for name in names
             ):
                 continue
+            # A program's name may hold brackets and spaces (proc(5)): the last bracket ends it.
             if (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX":
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(entry.name)] = command.decode(errors="replace")

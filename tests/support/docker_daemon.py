@@ -56,6 +56,7 @@ class DockerDaemon:
         return self._daemon.is_alive()
 
     def start(self) -> None:
+        # dockerd does not start if a process has the pid that a killed one left in its file.
         for file in (*self._pid_files, self.socket):
             file.unlink(missing_ok=True)
         self._daemon.spawn()
@@ -75,6 +76,7 @@ class DockerDaemon:
         """Whether containers outlive it from now on."""
         config = {**json.loads(self._file.read_text()), "live-restore": on}
         self._file.write_text(json.dumps(config))
+        # dockerd reads this setting again without a restart.
         self._daemon.signal(signal.SIGHUP)
         says = ["info", "--format", "{{.LiveRestoreEnabled}}"]
         wait_until(lambda: self.docker(*says) == str(on).lower(), what="dockerd to obey")
@@ -148,5 +150,6 @@ class DockerDaemon:
             "bridge": "none",
             "live-restore": True,
             "log-driver": "json-file",
+            # Docker's own pools have room for some 30 networks.
             "default-address-pools": [{"base": "172.31.0.0/16", "size": 26}],
         }

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.daemons import Daemon, run
+from tests.support.daemons import Daemon, inside, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.ssh_daemon import free_port
 
@@ -27,20 +27,24 @@ auth:
 
 
 class DockerRegistry:
-    """`login` is `user:password`."""
+    """`login` is `user:password`; `netns` names a network namespace to live in."""
 
-    def __init__(self, folder: Path, login: str) -> None:
+    def __init__(self, folder: Path, login: str, netns: str | None = None) -> None:
+        self._netns = netns
         folder.mkdir(parents=True)
         self._folder = folder
         self._login = login
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         user, _, password = login.partition(":")
+        # `-B`: the registry takes bcrypt alone.
         (folder / "htpasswd").write_text(run(["htpasswd", "-Bbn", user, password]))
         config = folder / "config.yml"
         config.write_text(_CONFIG.format(folder=folder, port=self.port))
         self._daemon = Daemon(
-            ["docker-registry", "serve", config], folder / "log", outlasts_tests=True
+            [*inside(netns), "docker-registry", "serve", config],
+            folder / "log",
+            outlasts_tests=True,
         )
 
     def start(self) -> None:
@@ -61,6 +65,9 @@ class DockerRegistry:
         return reference
 
     def _answers(self) -> bool:
+        # This process is in another network namespace and cannot connect.
+        if self._netns is not None:
+            return "listening on" in (self._folder / "log").read_text(errors="replace")
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False

@@ -10,8 +10,8 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
+from fairlead.wire.shim import NetworkMode
 from shim.engines.base import ContainerSpec, ContainerState, Engine
-from shim.schemas import NetworkMode
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0

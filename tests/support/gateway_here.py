@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from gateway.agent import Agent, Options, control_app, traffic_app
-from gateway.fast_path import LogSocket
-from gateway.haproxy import Ports
-from gateway.links import OK, raw_socket
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     LINK_PATH,
     Answer,
     Certificate,
@@ -30,15 +26,45 @@ from gateway.schemas import (
     Question,
     Snapshot,
 )
+from gateway.agent import Agent, Options, control_app, traffic_app
+from gateway.fast_path import LogSocket
+from gateway.haproxy import Ports
+from gateway.links import OK, raw_socket
 from gateway.state import AgentState
 from tests.support.gateway import haproxy_daemon
+from tests.support.replicas import Serve, accepting
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 
 DOMAIN = "apps.test"
 SOON = 15.0
 _decode = msgspec.json.Decoder(FromAgent)
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def options_in(folder: Path, ports: Ports = Ports()) -> Options:  # noqa: B008  (frozen)
+    """Return the options of an agent without Caddy, all of whose files are in this folder."""
+    return Options(
+        data=folder / "state",
+        socket=folder / "agent.sock",
+        traffic=folder / "traffic.sock",
+        caddy_admin=folder / "no-caddy.sock",
+        haproxy=folder / "haproxy",
+        ports=ports,
+    )
+
+
+@contextlib.asynccontextmanager
+async def served(agent: Agent, options: Options) -> AsyncIterator[None]:
+    """The agent at its two sockets."""
+    async with contextlib.AsyncExitStack() as stack:
+        for runner, path in (
+            (traffic_app(agent), options.traffic),
+            (control_app(agent), options.socket),
+        ):
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.UnixSite(runner, str(path), backlog=4096).start()
+        yield
 
 
 class GatewayHere:
@@ -50,14 +76,7 @@ class GatewayHere:
     def __init__(self, folder: Path, change: Callable[[str], str] = lambda text: text) -> None:
         ports = Ports(http=free_port(), https=free_port(), challenges=free_port())
         self.http, self.https = ports.http, ports.https
-        self.options = Options(
-            data=folder / "state",
-            socket=folder / "agent.sock",
-            traffic=folder / "traffic.sock",
-            caddy_admin=folder / "no-caddy.sock",
-            haproxy=folder / "haproxy",
-            ports=ports,
-        )
+        self.options = options_in(folder, ports)
         self.haproxy = haproxy_daemon(self.options.places, ports)
         config = self.options.places.maps / "haproxy.cfg"
         config.write_text(change(config.read_text()))
@@ -150,11 +169,7 @@ async def gateway_here(
         agent = made.agent = Agent(made.options, state, await asyncio.to_thread(state.identity))
         stack.push_async_callback(agent.close)
         stack.push_async_callback(made.close_replicas)
-        runners = (traffic_app(agent), control_app(agent))
-        for runner, path in zip(runners, (made.options.traffic, made.options.socket), strict=True):
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.UnixSite(runner, str(path), backlog=4096).start()
+        await stack.enter_async_context(served(agent, made.options))
         fast_path = agent.open_fast_path(state.key)
         log_socket = LogSocket(made.options.places.log, fast_path.heard)
         stack.callback(log_socket.close)
@@ -190,34 +205,14 @@ async def _let_all_in(socket: Path) -> None:
 async def _replica(socket: Path, serve: Serve) -> AsyncIterator[None]:
     """Both sockets of an exposed port: the agent's begins with a line, HAProxy's does not, and
     holds as many connections as OpenSSH's."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    def accepts(first: bytes) -> Serve:
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            writer.write(first)
-            try:
-                await serve(reader, writer)
-            except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-                pass
-            finally:
-                tasks.discard(task)
-                writer.close()
-
-        return accept
-
     raw = Path(raw_socket(str(socket)))
-    servers = [
-        await asyncio.start_unix_server(accepts(first), path, backlog=128 if first == b"" else 4096)
-        for path, first in ((socket, OK), (raw, b""))
-    ]
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with accepting(serve, OK) as for_agent, accepting(serve) as for_haproxy:
+        servers = [
+            await asyncio.start_unix_server(for_agent, socket, backlog=4096),
+            await asyncio.start_unix_server(for_haproxy, raw, backlog=128),
+        ]
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.close()

@@ -52,6 +52,7 @@ class GitServer:
         path = self.root / name
         path.mkdir(parents=True)
         git(path, "init", "-q", "--bare")
+        # http-backend takes pushes only from a client that the web server has authenticated.
         git(path, "config", "http.receivepack", "true")
         return path
 
@@ -101,6 +102,7 @@ def _as_response(answer: bytes) -> web.Response:
 async def serving(server: GitServer, host: str = "127.0.0.1") -> AsyncIterator[GitServer]:
     app = web.Application(client_max_size=64 << 20)
     app.router.add_route("*", "/{path:.*}", server.handle)
+    # git compresses large requests, and http-backend unpacks them itself.
     runner = web.AppRunner(app, access_log=None, auto_decompress=False)
     await runner.setup()
     try:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 
 from tests.support.daemons import run
 
 _BUSYBOX = Path("/bin/busybox")
+_KEPT = Path("/var/cache/fairlead-tests")
+"""Roots of Debian take a minute each to make: the machine's checkouts share them."""
+_KEPT_SECONDS = 7 * 86400.0
+_BUILD_SECONDS = 1200.0
 
 
 def busybox_root(folder: Path) -> Path:
@@ -44,32 +50,37 @@ def musl_root(folder: Path) -> Path:
     return root
 
 
-def debian_archive(folder: Path, suite: str, *packages: str) -> Path:
-    """A root of a Debian release as a tar archive, kept in `folder` since it takes a while."""
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / ("-".join((suite, *packages)) + ".tar")
-    if not archive.exists():
-        fresh = archive.with_name(f".{archive.name}")
-        options = ["--quiet", "--mode=root", "--variant=minbase", "--format=tar"]
-        options.append('--aptopt=Acquire::Retries "5"')
-        included = [f"--include={','.join(packages)}"] if packages else []
-        mirror = "http://deb.debian.org/debian"
-        run([*_outside(), "mmdebstrap", *options, *included, suite, fresh, mirror])
-        fresh.rename(archive)
+def debian_archive(suite: str, *packages: str) -> Path:
+    """A root of a Debian release as a tar archive, not older than a week."""
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    archive = _KEPT / ("-".join((suite, *packages)) + ".tar")
+    with archive.with_suffix(".lock").open("w") as lock:
+        # Tests that run side by side want the same one.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists() or time.time() - archive.stat().st_mtime > _KEPT_SECONDS:
+            fresh = archive.with_name(f".{archive.name}")
+            options: list[str | Path] = ["--quiet", "--mode=root", "--variant=minbase"]
+            options.append("--format=tar")
+            options.append('--aptopt=Acquire::Retries "5"')
+            included = [f"--include={','.join(packages)}"] if packages else []
+            mirror = "http://deb.debian.org/debian"
+            options += [*included, suite, fresh, mirror]
+            run([*_outside(), "mmdebstrap", *options], timeout=_BUILD_SECONDS)
+            fresh.rename(archive)
     return archive
 
 
 def _outside() -> list[str]:
-    """Begins a command that fetches: `./dev e2e` runs half of the tests without a way out."""
+    """Begins a command that fetches: `./dev e2e` runs most tests without a way out."""
     network = os.environ.get("E2E_OUTSIDE")
     return ["nsenter", f"--net={network}"] if network else []
 
 
-def openmpi_archive(kept: Path, folder: Path) -> Path:
+def openmpi_archive(folder: Path) -> Path:
     """Debian with Open MPI and ssh, without an sshd, and `/allreduce`: every rank says the sum of
-    all ranks' numbers. `kept` is where what takes a while is kept."""
+    all ranks' numbers."""
     archive = folder / "openmpi.tar"
-    shutil.copyfile(debian_archive(kept, "bookworm", "openmpi-bin", "openssh-client"), archive)
+    shutil.copyfile(debian_archive("bookworm", "openmpi-bin", "openssh-client"), archive)
     libraries = folder / "usr/lib/x86_64-linux-gnu"
     run(["tar", "-x", "-C", folder, "-f", archive, "./usr/lib/x86_64-linux-gnu"])
     source = Path(__file__).with_name("allreduce.c")

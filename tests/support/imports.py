@@ -6,31 +6,29 @@ import ast
 from collections.abc import Iterator
 
 from entrypoint.runtime.base import SOURCES
-from installer.bundle.build import BUILD_ONLY
+from entrypoint.runtime.build import NOT_IN_CONTAINERS, NOT_SHIPPED, OUR_SOURCES, sources_below
 from tests.support.ssh_daemon import CHECKOUT
 
-IN_CONTAINERS = ("common", "runner", "entrypoint")
+IN_CONTAINERS = OUR_SOURCES
 ON_NODES = (*IN_CONTAINERS, "shim", "installer")
 
 
-def imported_by(packages: tuple[str, ...]) -> list[str]:
-    """Each module that the packages import anywhere, in functions too, by its name."""
-    left_out = [CHECKOUT / folder for folder in BUILD_ONLY]
-    files = [
-        file
-        for package in packages
-        for file in (CHECKOUT / package).rglob("*.py")
-        if not any(file.is_relative_to(folder) for folder in left_out)
-    ]
+def imported_by(sources: tuple[str, ...]) -> list[str]:
+    """Each module that these files and folders import anywhere, in functions too, by its name."""
+    left_out = NOT_IN_CONTAINERS if sources == IN_CONTAINERS else (*NOT_SHIPPED, "installer/bundle")
+    files = [file for file in sources_below(CHECKOUT, sources, left_out) if file.suffix == ".py"]
     return sorted({name for file in files for name in _imports(ast.parse(file.read_text()))})
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Without those for type checkers alone."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+    elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child)
 
 
 def stripped_modules() -> list[str]:

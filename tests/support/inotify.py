@@ -35,6 +35,7 @@ class Watch:
             data = os.read(self._fd, 1 << 16)
             while data:
                 number, _, _, length = _HEAD.unpack_from(data)
+                # The kernel pads names with NUL (inotify(7)).
                 name = data[_HEAD.size : _HEAD.size + length].rstrip(b"\0")
                 self._pending.append(self._folders[number] / os.fsdecode(name))
                 data = data[_HEAD.size + length :]

@@ -13,6 +13,7 @@ from controller.lifecycle.model import Node, RunState
 from controller.store import queries, schema, writes
 from controller.store.base import Store, StoredEvent
 from controller.store.sql import Database, SqlStore
+from fairlead.queries import EventQuery, RunQuery
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.unit.store.samples import submission
 
@@ -62,9 +63,7 @@ class KeptInSql:
     @property
     def runs(self) -> Mapping[str, RunState]:
         with self._reader.begin() as connection:
-            states = queries.list_runs(
-                connection, include_finished=True, limit=1000, before=None, user=None
-            )
+            states = queries.list_runs(connection, RunQuery(all=True, limit=1000))
         return {state.run.id: state for state in states}
 
     @property
@@ -75,7 +74,7 @@ class KeptInSql:
     @property
     def events(self) -> Sequence[StoredEvent]:
         with self._reader.begin() as connection:
-            return queries.events(connection, run_id=None, after=0, limit=1000, user=None)
+            return queries.events(connection, EventQuery())
 
     def close(self) -> None:
         self._aside.leave()

@@ -25,11 +25,9 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from runner.client import RunnerClient, RunnerUnavailable
-from runner.schemas import JobSpec, SubmitRequest
-from runner.schemas.frames import Decoder
-from shim.client import ShimClient, ShimError, ShimUnavailable
-from shim.schemas import (
+from fairlead.wire.frames import Decoder
+from fairlead.wire.runner import JobSpec, SubmitRequest
+from fairlead.wire.shim import (
     Fence,
     GpuRequest,
     PullPolicy,
@@ -43,6 +41,8 @@ from shim.schemas import (
     VolumeKind,
     VolumeMount,
 )
+from runner.client import RunnerClient, RunnerUnavailable
+from shim.client import ShimClient, ShimError, ShimUnavailable
 from tests.support import nvml
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
@@ -53,11 +53,12 @@ T = TypeVar("T")
 FENCE = Fence(1, 1)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZhaXJsZWFkLWtpbGwtbGFiLXB1YmxpYy1rZXktMDAx user@test"
 _DEADLINE = 180.0
-_MOST_CHANGES = 16
-_MOST_CHANGES_OF_A_PHASE = 4
+_MAX_CHANGES = 16
+_MAX_CHANGES_OF_A_PHASE = 4
 _PHASE_CHANCE = 0.3
-_MOST_DELAY = 0.15
+_MAX_DELAY = 0.15
 _GRACE = 30.0
+# sh runs a trap only between two commands: `wait` is interrupted, a sleep in front is not.
 _JOB = "trap 'exit 0' TERM; sleep 100000 & echo start; wait"
 _SAID = b"start\n"
 _SCRIPT = """#!/bin/sh
@@ -161,6 +162,7 @@ class KillLab:
         self.shim.close()
         self.docker.remove_containers()
         for mount in reversed(_mounts_below(self.shim.data)):
+            # Lazily: a process that outlives its shim may still hold it.
             run(["umount", "--lazy", mount])
         with suppress(Exception):
             run(["losetup", "-d", self.device])
@@ -172,7 +174,7 @@ class KillLab:
         if not armed:
             self.shim.start()
         else:
-            self._arm(_MOST_CHANGES)
+            self._arm(_MAX_CHANGES)
             with suppress(AssertionError, TimeoutError):
                 self.shim.start()
         if self.shim.daemon.is_alive():
@@ -186,13 +188,14 @@ class KillLab:
         self.call_off()
         watch = Watch([self._called_off, *(records / kind for kind in kinds)])
         changes = self.dice.randrange(1, most)
-        delay = self.dice.random() * _MOST_DELAY
+        delay = self.dice.random() * _MAX_DELAY
         self._killer = threading.Thread(target=self._kill_after, args=(watch, changes, delay))
         self._killer.start()
 
     def call_off(self) -> None:
         """No kill that was planned comes any more."""
         if self._killer is not None:
+            # The watch hears of files that are renamed into a folder, not of new ones.
             (self._called_off / "new").touch()
             (self._called_off / "new").rename(self._called_off / "now")
             self._killer.join()
@@ -234,7 +237,7 @@ class KillLab:
         """Now and then the kill is planned for this phase alone."""
         self._phase = phase
         if self._killer is not None and self.dice.random() < _PHASE_CHANCE:
-            await asyncio.to_thread(self._arm, _MOST_CHANGES_OF_A_PHASE)
+            await asyncio.to_thread(self._arm, _MAX_CHANGES_OF_A_PHASE)
 
     # -- one life -----------------------------------------------------------------------------
 
@@ -392,6 +395,7 @@ class KillLab:
 
     def _starts_of(self, container_id: str) -> int:
         what = ("--filter", "event=start", "--filter", f"container={container_id}")
+        # Without `--until`, `docker events` never ends.
         span = ("--since", "10m", "--until", "0s")
         return len(self.docker.docker("events", *span, *what).splitlines())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairlead.rest import ControllerClient, run_path
-from runner.schemas.frames import Frame
+from fairlead.wire.frames import Frame
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import CommandResult, ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon
@@ -120,15 +120,33 @@ class RunLab(ControllerLab):
         attempt = self.attempts(name)[-1]["id"]
         return self.dockerd.docker("ps", "-aq", "--no-trunc", "--filter", f"name={attempt}")
 
+    def address(self, name: str) -> str:
+        """The address of the run's container, whoever has connected it."""
+        (found,) = json.loads(self.dockerd.docker("inspect", self.container(name)))
+        wired = found["Config"]["Labels"].get("fairlead.wire")
+        networks = found["NetworkSettings"]["Networks"].values()
+        return str(wired or next(iter(networks))["IPAddress"])
+
+    def ssh_host(self, name: str) -> str:
+        """Where its node reaches the run's SSH port."""
+        look = '{{index .Config.Labels "fairlead.wire"}}'
+        return self.dockerd.docker("inspect", "-f", look, self.container(name)) or "127.0.0.1"
+
     def inside(self, name: str, *command: str) -> str:
         return self.dockerd.docker("exec", self.container(name), *command)
 
     def let_go(self, *names: str) -> None:
         for name in names:
-            self.inside(name, "touch", "/tmp/go")
+            # Detached: the job may end, and its container with this command, before it is over.
+            self.dockerd.docker("exec", "-d", self.container(name), "touch", "/tmp/go")
 
     def add_node(self, name: str, *options: str | Path) -> CommandResult:
         address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
         login: list[str | Path] = ["--user", self.tunnel_user]
         login += ["--socket", self.shim_socket or self.shim.socket]
         return self.cli("node", "add", name, *address, *login, *options)
+
+    def connect_node(self, name: str, *options: str | Path) -> None:
+        """Add it and wait: until it has connected it counts as able to hold any job."""
+        self.add_node(name, *options).succeeded()
+        self.wait_for_node(lambda node: node["status"] == "connected", name)

@@ -68,6 +68,7 @@ def leaked_since(before: Holdings) -> list[str]:
     def settled() -> bool:
         if not (holdings() - before).describe():
             return True
+        # A file in a reference cycle is closed only by the garbage collector.
         gc.collect()
         return False
 

@@ -40,6 +40,7 @@ class Switch:
 
     def build(self) -> None:
         run(["ip", "netns", "add", self._namespace])
+        # Without a spanning tree a port forwards as soon as its cable is mended.
         bridge = ["type", "bridge", "forward_delay", "0", "stp_state", "0"]
         self._ip("link", "add", _BRIDGE, *bridge)
         self._ip("link", "set", _BRIDGE, "up")
@@ -157,6 +158,7 @@ class Host:
         self._boot_id.write_text(f"{uuid.uuid4()}\n")
 
     def _kill_all(self) -> None:
+        # Again until nobody is there: a process may fork between the look and the kill.
         wait_until(lambda: not self._kill_some(), what=f"{self.name} to be off")
 
     def _kill_some(self) -> bool:
@@ -205,6 +207,7 @@ def _processes_in(namespace: Path) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
+                # Processes of one namespace have one inode here (namespaces(7)).
                 if (entry / "ns/net").stat().st_ino == wanted:
                     yield int(entry.name)
 

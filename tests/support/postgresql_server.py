@@ -38,6 +38,7 @@ class PostgresqlServer:
 
     def stop(self) -> None:
         """Connections are cut."""
+        # SIGTERM would wait until all clients have left.
         self.daemon.signal(signal.SIGINT)
         self.daemon.wait()
 
@@ -75,6 +76,7 @@ class PostgresqlServer:
     def _run(self, program: str, *arguments: str) -> str:
         done = subprocess.run(
             [*_AS_ITS_USER, _program(program), *arguments],
+            # Its user may not enter the folder in which the tests run.
             cwd="/",
             capture_output=True,
             check=False,

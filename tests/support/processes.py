@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shim.engines import reaper
+from common import reaper
+from shim.wires.rules import Names
 from tests.support.daemons import (
     Daemon,
     end_processes_that_mention,
@@ -66,6 +67,10 @@ def run_cli(
     )
 
 
+NETWORKS = "FAIRLEAD_TEST_NETWORKS"
+"""Names the networks of each shim on Docker, so that any suite can be run on either kind."""
+
+
 class ShimProcess:
     """`fairlead-shim` with its data and sockets below one folder; `netns` names a network
     namespace to live in, `boot_id` a file to be taken for the kernel's, `program` another way to
@@ -90,6 +95,8 @@ class ShimProcess:
         self.socket.parent.mkdir()
         argv = [*inside(netns, boot_id), *program]
         argv += ["--data", self.data, "--socket", self.socket]
+        if engine == "docker" and NETWORKS in os.environ:
+            options = ("--networks", os.environ[NETWORKS], *options)
         self.daemon = Daemon(
             [*argv, "--engine", engine, *options],
             folder / "shim.log",
@@ -129,6 +136,9 @@ class ShimProcess:
             for install_id in re.findall(r'"install_id":"([0-9a-f]{32})"', record.read_text()):
                 for memory in Path("/dev/shm").glob(f"fairlead-{install_id}-*"):
                     shutil.rmtree(memory)
+                # A killed one leaves its table, whose rules each packet of the machine would pass.
+                table = ["nft", "delete", "table", "inet", Names(install_id).table]
+                subprocess.run(table, capture_output=True, check=False)
 
     def _reapers(self) -> list[int]:
         """Of the tasks that are no containers."""

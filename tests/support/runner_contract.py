@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from controller.links.base import RunnerApi
+from fairlead.wire.runner import ExitReason, Files, RunnerState, StatusEvent, SubmitRequest
 from runner.client import RunnerError
-from runner.schemas import ExitReason, Files, RunnerState, StatusEvent, SubmitRequest
 
 DEADLINE = 60.0
 DIGEST = "0" * 64

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from controller.links.base import ShimApi
-from shim.client import ShimError
-from shim.schemas import (
+from fairlead.wire.shim import (
     DrainRequest,
     EventType,
     ExposedPort,
@@ -26,6 +25,7 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from shim.client import ShimError
 
 DEADLINE = 60.0
 OLDER, FENCE = Fence(1, 1), Fence(1, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+# TCP_LISTEN in the kernel's tcp_states.h.
 _LISTEN = "0A"
 
 

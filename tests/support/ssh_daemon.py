@@ -37,6 +37,8 @@ _GATEWAY_KEYS = "/var/lib/fairlead-gateway/authorized_keys"
 _JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
 HOST_KEY_TYPES = {"rsa": "2048", "ecdsa": "256", "ed25519": "256"}
 """And bits: what a stock Debian has, in its order."""
+# sshd's own limits of 10 sessions and 10 logins at once drop connections of a test. StrictModes
+# refuses keys below /tmp, where everybody may write.
 _CONFIG = """\
 Port {port}
 ListenAddress {address}
@@ -91,7 +93,9 @@ class SshDaemon:
             gateway_user=GATEWAY_USER,
         )
         config.write_text(main + self._hardening())
+        # sshd does not start without its folder for privilege separation.
         Path("/run/sshd").mkdir(exist_ok=True)
+        # sshd executes itself again for each connection, and refuses to without an absolute path.
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
         argv = [*inside(netns), program, "-D", "-e", "-f", config]
         self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
@@ -208,6 +212,7 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             fcntl.lockf(_CLAIMS, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            # The kernel grants a process its own lock again (fcntl(2)).
             if port not in _CLAIMED:
                 _CLAIMED.add(port)
                 return port

@@ -12,28 +12,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controller.lifecycle.inventory import NodeAddress
-from controller.lifecycle.model import Band, Fleet, Role, Use
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.store.base import (
-    Changes,
-    Gateway,
-    LeaseHeld,
-    ServiceKey,
-    Store,
-    StoredSecret,
-    StoredToken,
-    StoreRefused,
-    StoreUnavailable,
-    User,
-)
-from gateway.schemas import Certificate
+from controller.lifecycle.model import Band, EndedSets, Fleet, JobSpec, Role, Use
+from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
+from controller.store.base import Changes, Gateway, Store
+from controller.store.errors import LeaseHeld, StoreRefused, StoreUnavailable
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.queries import EventQuery, RunQuery
+from fairlead.wire.gateway import Certificate
 from tests.doubles.failing_stores import Crash, CrashAfterCommit
 from tests.unit.store.samples import (
     a_node,
     a_place,
     a_run,
+    a_sweep,
     an_attempt,
     an_event,
     change,
@@ -62,7 +56,44 @@ class StoreContract(Opened):
         assert snapshot.runs == ()
         assert snapshot.nodes == ()
         assert snapshot.users == ()
-        assert await store.events() == []
+        assert await store.events(EventQuery()) == []
+
+    async def test_a_sweep_comes_back_with_its_sets_and_what_began(self, store: Store) -> None:
+        state = a_sweep()
+        assert state.run.sweep is not None
+        await store.commit(submission(state))
+        grown = replace(
+            state,
+            run=replace(state.run, sweep=replace(state.run.sweep, begun=2), version=1),
+            ended=EndedSets(jobs=state.jobs),
+            jobs=(replace(state.jobs[0], id="r-j2", replica=1, cookie=1, index=1),),
+        )
+        await store.commit(change(state, grown))
+
+        (found,) = (await store.load()).runs
+
+        assert found.run.sweep == grown.run.sweep
+        assert found.sweep == state.sweep
+        assert [job.id for job in found.all_jobs] == ["r-j", "r-j2"]
+
+    async def test_a_sweep_forgets_the_values_of_all_its_jobs(self, store: Store) -> None:
+        before = a_sweep()
+        before = replace(before, jobs=(), ended=EndedSets(jobs=before.jobs))
+        await store.commit(submission(before))
+        bare = JobSpec(image="busybox")
+        assert before.sweep is not None
+        after = replace(
+            before,
+            sweep=replace(before.sweep, spec=bare),
+            ended=EndedSets(jobs=tuple(replace(job, spec=bare) for job in before.ended.jobs)),
+        )
+        await store.commit(change(before, after))
+
+        found = await store.find_run(before.run.id)
+
+        assert found is not None
+        assert found.sweep == after.sweep
+        assert [job.spec for job in found.all_jobs] == [bare]
 
     async def test_a_run_comes_back_equal_in_every_field(self, store: Store) -> None:
         state = a_run()
@@ -92,9 +123,16 @@ class StoreContract(Opened):
         his = a_run("run2", user="bob", client_key="key")
         await store.commit(submission(hers, his))
 
-        assert await store.find_submission("ada", "key") == hers
-        assert await store.find_submission("bob", "key") == his
-        assert await store.find_submission("ada", "other") is None
+        keys = [("ada", "key"), ("bob", "key"), ("ada", "other"), ("eve", "key")]
+        assert await store.find_submissions(keys) == {keys[0]: hers, keys[1]: his}
+        assert await store.find_submissions([]) == {}
+
+    async def test_of_several_submissions_with_a_key_the_newest_is_found(
+        self, store: Store
+    ) -> None:
+        old, new = (a_run(f"run{n}", client_key="key", submitted_at=float(n)) for n in (1, 2))
+        await store.commit(submission(new, old))
+        assert await store.find_submissions([("ada", "key")]) == {("ada", "key"): new}
 
     async def test_changed_and_new_parts_of_a_run_are_stored(self, store: Store) -> None:
         old = a_run()
@@ -134,8 +172,8 @@ class StoreContract(Opened):
         await store.commit(change(done, finished))
 
         assert (await store.load()).runs == (live,)
-        assert await store.list_runs() == [finished, live]
-        assert await store.list_runs(include_finished=False) == [live]
+        assert await store.list_runs(RunQuery(all=True)) == [finished, live]
+        assert await store.list_runs(RunQuery()) == [live]
 
     async def test_places_that_a_finished_run_still_occupies_are_loaded(self, store: Store) -> None:
         state = with_status(a_run(), RunStatus.FAILED)
@@ -146,9 +184,11 @@ class StoreContract(Opened):
     async def test_runs_are_listed_in_pages_newest_first(self, store: Store) -> None:
         runs = [a_run(f"run{number}", submitted_at=float(number // 2)) for number in range(7)]
         await store.commit(submission(*runs))
-        pages = [await store.list_runs(limit=3)]
+        pages = [await store.list_runs(RunQuery(all=True, limit=3))]
         while pages[-1]:
-            pages.append(await store.list_runs(limit=3, before=pages[-1][-1].run.id))
+            pages.append(
+                await store.list_runs(RunQuery(all=True, limit=3, cursor=pages[-1][-1].run.id))
+            )
 
         listed = [[state.run.id for state in page] for page in pages]
         assert listed == [["run6", "run5", "run4"], ["run3", "run2", "run1"], ["run0"], []]
@@ -156,7 +196,7 @@ class StoreContract(Opened):
     async def test_a_page_before_an_unknown_run_is_empty(self, store: Store) -> None:
         await store.commit(submission(a_run()))
 
-        assert await store.list_runs(before="nobody") == []
+        assert await store.list_runs(RunQuery(all=True, cursor="nobody")) == []
 
     async def test_runs_are_listed_by_status_and_by_a_pattern_of_their_names(
         self, store: Store
@@ -166,23 +206,23 @@ class StoreContract(Opened):
         await store.commit(submission(*runs))
         done = with_status(runs[1], RunStatus.DONE)
         await store.commit(change(runs[1], done))
-        live = (runs[0].run.status,)
+        live = runs[0].run.status
 
         async def names(**wanted: Any) -> list[str]:
-            return [state.run.name for state in await store.list_runs(**wanted)]
+            return [state.run.name for state in await store.list_runs(RunQuery(all=True, **wanted))]
 
         assert await names(name="train-*") == ["train-10", "train-1"]
         assert await names(name="train-?") == ["train-1"]
         assert await names(name="a%*") == ["a%b"]
         assert await names(name="%") == []
-        assert await names(statuses=(RunStatus.DONE,)) == ["train-10"]
-        assert await names(statuses=live, name="t*") == ["train-1"]
+        assert await names(status=RunStatus.DONE) == ["train-10"]
+        assert await names(status=live, name="t*") == ["train-1"]
 
     async def test_runs_can_be_listed_of_one_user(self, store: Store) -> None:
         hers, his = a_run("run1", user="ada"), a_run("run2", user="bob")
         await store.commit(submission(hers, his))
 
-        assert await store.list_runs(user="ada") == [hers]
+        assert await store.list_runs(RunQuery(all=True, user="ada")) == [hers]
 
     async def test_runs_can_be_listed_of_one_band(self, store: Store) -> None:
         one, two = a_run("run1"), a_run("run2")
@@ -191,8 +231,8 @@ class StoreContract(Opened):
         await store.commit(submission(one, two))
         await store.commit(change(two, moved))
 
-        assert await store.list_runs(band=Band.PRODUCTION) == [moved]
-        assert await store.list_runs(band=one.run.policy.band) == [one]
+        assert await store.list_runs(RunQuery(all=True, band=Band.PRODUCTION)) == [moved]
+        assert await store.list_runs(RunQuery(all=True, band=one.run.policy.band)) == [one]
 
     async def test_more_runs_than_fit_in_one_query_come_back_whole(self, store: Store) -> None:
         runs = [a_run(f"run{number:04}", submitted_at=float(number)) for number in range(1100)]
@@ -306,10 +346,9 @@ class StoreContract(Opened):
         state = a_run("run1")
         run = msgspec.structs.replace(state.run, message="a\0b", client_key="k\ud800")
         await store.commit(submission(msgspec.structs.replace(state, run=run)))
-        found = await store.find_submission("ada", "k\ud800")
+        found = await store.find_submissions([("ada", "k\ud800")])
 
-        assert found is not None
-        assert found.run.id == "run1"
+        assert found["ada", "k\ud800"].run.id == "run1"
         assert await store.find_run("no\0such\udfff") is None
 
     async def test_fleets_are_added_changed_and_removed(self, store: Store) -> None:
@@ -346,17 +385,19 @@ class StoreContract(Opened):
     ) -> None:
         for cause in ("one", "two", "three"):
             await store.commit(Changes(events=(an_event(cause=cause), an_event("run2", cause))))
-        everything = await store.events()
+        everything = await store.events(EventQuery())
 
         assert [stored.event.cause for stored in everything] == ["one"] * 2 + ["two"] * 2 + [
             "three"
         ] * 2
         assert everything[0].event == an_event(cause="one")
-        assert await store.events(after=everything[2].seq) == everything[3:]
-        assert await store.events(run_id="run2") == everything[1::2]
-        assert await store.events(before=everything[3].seq, limit=2) == everything[1:3]
-        assert await store.events(run_id="run2", before=1 << 40, limit=1) == everything[-1:]
-        assert await store.events(run_id="run2", after=everything[1].seq, limit=1) == [
+        assert await store.events(EventQuery(after=everything[2].seq)) == everything[3:]
+        assert await store.events(EventQuery(run="run2")) == everything[1::2]
+        assert await store.events(EventQuery(before=everything[3].seq, limit=2)) == everything[1:3]
+        assert (
+            await store.events(EventQuery(run="run2", before=1 << 40, limit=1)) == everything[-1:]
+        )
+        assert await store.events(EventQuery(run="run2", after=everything[1].seq, limit=1)) == [
             everything[3]
         ]
 
@@ -422,9 +463,9 @@ class StoreContract(Opened):
         other = msgspec.structs.replace(other, run=run)
         await store.commit(submission(live, ended, other))
 
-        assert await store.list_runs(parent_id="parent") == [ended, live]
-        assert await store.list_runs(parent_id="run1") == [other]
-        assert await store.list_runs(parent_id="run2") == []
+        assert await store.list_runs(RunQuery(all=True, parent_id="parent")) == [ended, live]
+        assert await store.list_runs(RunQuery(all=True, parent_id="run1")) == [other]
+        assert await store.list_runs(RunQuery(all=True, parent_id="run2")) == []
 
 
 class RefusalContract(Opened):

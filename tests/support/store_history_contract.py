@@ -8,11 +8,12 @@ import time
 
 import msgspec
 
-from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Incarnation
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store.base import Changes, Store
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 from tests.support.store_contract import Opened
 from tests.unit.store.samples import (
     a_run,
@@ -33,7 +34,7 @@ class HistoryContract(Opened):
         (loaded,) = (await store.load()).runs
 
         assert found is not None
-        for state in (found, loaded, *await store.list_runs()):
+        for state in (found, loaded, *await store.list_runs(RunQuery(all=True))):
             (job,) = state.jobs
             assert job.attempts == whole.jobs[0].attempts[-KEPT_ATTEMPTS:]
             assert [place.id for place in state.allocations] == [
@@ -62,7 +63,7 @@ class HistoryContract(Opened):
         kept = recent(whole)
         await store.commit(change(kept, with_status(kept, RunStatus.TERMINATING)))
 
-        history = await store.attempts("run1")
+        history = await store.attempts("run1", AttemptQuery())
         assert history == list(whole.jobs[0].attempts)
         (loaded,) = (await store.load()).runs
         assert loaded == with_status(kept, RunStatus.TERMINATING)
@@ -74,15 +75,15 @@ class HistoryContract(Opened):
         await store.commit(submission(whole, a_run("run2")))
         attempts = list(whole.jobs[0].attempts)
 
-        first = await store.attempts("run1", limit=4)
-        rest = await store.attempts("run1", limit=4, after=first[-1].id)
+        first = await store.attempts("run1", AttemptQuery(limit=4))
+        rest = await store.attempts("run1", AttemptQuery(limit=4, cursor=first[-1].id))
         assert first + rest == attempts
-        assert await store.attempts("run1", after="nobody") == []
-        assert await store.attempts("run1", occurrence=3) == [attempts[2]]
-        assert await store.attempts("run1", job_id="run1-job", key="5") == [attempts[5]]
-        assert await store.attempts("run1", key="run1-attempt-6") == [attempts[6]]
-        assert await store.attempts("run1", key="9" * 30) == []
-        assert await store.attempts("run1", job_id="run2-job") == []
+        assert await store.attempts("run1", AttemptQuery(cursor="nobody")) == []
+        assert await store.attempts("run1", AttemptQuery(occurrence=3)) == [attempts[2]]
+        assert await store.attempts("run1", AttemptQuery(job="run1-job", key="5")) == [attempts[5]]
+        assert await store.attempts("run1", AttemptQuery(key="run1-attempt-6")) == [attempts[6]]
+        assert await store.attempts("run1", AttemptQuery(key="9" * 30)) == []
+        assert await store.attempts("run1", AttemptQuery(job="run2-job")) == []
 
     async def test_history_is_told_by_incarnation_by_its_number_or_id(self, store: Store) -> None:
         whole = with_history(a_run(), 12)
@@ -97,13 +98,19 @@ class HistoryContract(Opened):
         job = msgspec.structs.replace(whole.jobs[0], attempts=tuple(attempts))
         await store.commit(submission(msgspec.structs.replace(whole, jobs=(job,))))
 
-        assert await store.attempts("run1", incarnation="2") == attempts[3:5]
-        assert await store.attempts("run1", incarnation=f"{2:016x}") == attempts[3:5]
-        assert await store.attempts("run1", incarnation="2", limit=1) == attempts[3:4]
-        assert await store.attempts("run1", incarnation="2", after=attempts[3].id) == attempts[4:5]
-        assert await store.attempts("run1", incarnation="2", occurrence=5) == attempts[4:5]
-        assert await store.attempts("run1", incarnation="7" * 30) == []
-        assert await store.attempts("run1", incarnation="'") == []
+        assert await store.attempts("run1", AttemptQuery(incarnation="2")) == attempts[3:5]
+        assert await store.attempts("run1", AttemptQuery(incarnation=f"{2:016x}")) == attempts[3:5]
+        assert await store.attempts("run1", AttemptQuery(incarnation="2", limit=1)) == attempts[3:4]
+        assert (
+            await store.attempts("run1", AttemptQuery(incarnation="2", cursor=attempts[3].id))
+            == attempts[4:5]
+        )
+        assert (
+            await store.attempts("run1", AttemptQuery(incarnation="2", occurrence=5))
+            == attempts[4:5]
+        )
+        assert await store.attempts("run1", AttemptQuery(incarnation="7" * 30)) == []
+        assert await store.attempts("run1", AttemptQuery(incarnation="'")) == []
 
     async def test_the_attempts_and_events_of_one_node_are_told(self, store: Store) -> None:
         first, second = a_run("first", name="one"), a_run("second", name="two", user="ben")
@@ -137,9 +144,9 @@ class HistoryContract(Opened):
         assert await ids("node1", since=150.5) == [("first", "first-attempt-1")]
         assert await ids("other") == [("second", "second-attempt-1")]
         assert len(await ids("node1", limit=1)) == 1
-        there = await store.events(node_id="node1")
+        there = await store.events(EventQuery(node_id="node1"))
         assert [one.event.attempt_id for one in there] == ["first-attempt-0", "second-attempt-0"]
-        assert len(await store.events(node_id="node1", user="ben")) == 1
+        assert len(await store.events(EventQuery(node_id="node1", user="ben"))) == 1
 
     async def test_use_of_places_that_left_the_state_still_counts(self, store: Store) -> None:
         now = time.time()
@@ -176,15 +183,17 @@ class HistoryContract(Opened):
         assert await store.forget_attempts(finished_before=cut, limit=6) == 6
         assert await store.forget_attempts(finished_before=cut, limit=6) == 4
         assert await store.forget_attempts(finished_before=cut, limit=6) == 0
-        left = await store.attempts("run1")
+        left = await store.attempts("run1", AttemptQuery())
         assert left == list(whole.jobs[0].attempts[10:])
-        told = [stored.event for stored in await store.events()]
+        told = [stored.event for stored in await store.events(EventQuery())]
         assert told == [*events[10:], stays]
         (loaded, other) = (await store.load()).runs
         assert (loaded.run.id, other) == ("run1", a_run("run2"))
         assert loaded == recent(whole)
         await store.forget_attempts(finished_before=1000 * day, limit=1000)
-        assert await store.attempts("run1") == list(whole.jobs[0].attempts[-KEPT_ATTEMPTS:])
+        assert await store.attempts("run1", AttemptQuery()) == list(
+            whole.jobs[0].attempts[-KEPT_ATTEMPTS:]
+        )
 
     async def test_an_old_attempt_that_still_occupies_its_place_is_not_forgotten(
         self, store: Store
@@ -198,7 +207,7 @@ class HistoryContract(Opened):
         await store.commit(submission(whole))
 
         assert await store.forget_attempts(finished_before=1e12, limit=1000) == 29
-        left = await store.attempts("run1")
+        left = await store.attempts("run1", AttemptQuery())
         assert left[0].allocation_id == orphan.id
         (loaded,) = (await store.load()).runs
         kept = recent(whole)

@@ -15,10 +15,11 @@ import pytest
 
 from controller import backups, identity
 from controller.backups import BackupFailed
-from controller.store.base import Boot, LeaseHeld, Snapshot, StoreUnusable
+from controller.store.base import Boot, Snapshot
+from controller.store.errors import LeaseHeld, StoreUnusable
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
-from shim.schemas import Fence
+from fairlead.wire.shim import Fence
 from tests.unit.store.samples import a_run, submission
 
 NOW = 1_700_000_000.0

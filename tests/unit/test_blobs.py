@@ -16,10 +16,10 @@ from controller.blobs import (
     BlobDamaged,
     BlobStore,
     BlobTooLarge,
-    Part,
     PartsMissing,
     TooManyBlobs,
 )
+from fairlead.wire.blobs import Part
 
 CONTENT = b"x" * 3000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.durable import write_beside, write_durably
-from common.errors import ErrorDetail, Refused, read_error
-from common.sizes import human_size, is_count, size_of
+from fairlead.wire.errors import ErrorDetail, Refused, read_error
+from fairlead.wire.sizes import human_size, is_count, size_of
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from common.tokens import digest
 from controller import identity
 from controller.identity import IdentityUnusable
 from controller.lifecycle.model import Role
-from controller.store import base
-from controller.store.base import Changes, Snapshot, StoreUnavailable, User
+from controller.store.accounts import User
+from controller.store.base import Changes, Snapshot
+from controller.store.errors import StoreUnavailable
 from tests.doubles.failing_stores import DiskFull
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 
@@ -69,7 +71,7 @@ async def test_a_lost_token_is_made_again_for_an_admin_who_is_there(tmp_path: Pa
     (tmp_path / identity.ADMIN_TOKEN_NAME).unlink()
     snapshot = await started(database, tmp_path)
     token = (tmp_path / identity.ADMIN_TOKEN_NAME).read_text().strip()
-    assert [one.user for one in snapshot.tokens if one.digest == base.digest(token)] == ["zoe"]
+    assert [one.user for one in snapshot.tokens if one.digest == digest(token)] == ["zoe"]
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ async def test_the_first_start_makes_an_admin_and_a_token_that_is_stored_as_a_di
     token = path.read_text().strip()
     assert mode(path) == 0o600
     assert [user.name for user in snapshot.users] == [identity.ADMIN]
-    assert [stored.digest for stored in snapshot.tokens] == [base.digest(token)]
+    assert [stored.digest for stored in snapshot.tokens] == [digest(token)]
     assert token not in repr(snapshot)
 
 
@@ -128,7 +130,7 @@ async def test_a_token_that_is_not_stored_is_in_no_file_and_the_next_start_makes
     assert not path.exists()
     snapshot = await started(database, tmp_path)
     token = path.read_text().strip()
-    assert base.digest(token) in {stored.digest for stored in snapshot.tokens}
+    assert digest(token) in {stored.digest for stored in snapshot.tokens}
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(

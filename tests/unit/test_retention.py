@@ -11,13 +11,15 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
 from controller.outputs.store import OutputStore
 from controller.retention import DAY, RUNS_AT_ONCE, Retention, RetentionTimes
-from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
+from controller.store.base import Changes, Store
+from controller.store.errors import LeaseLost, StoreRefused, StoreUnusable
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from fairlead.model.statuses import AllocationState, RunStatus
+from fairlead.queries import EventQuery, RunQuery
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.store.samples import a_place, a_run, an_event, submission
@@ -57,7 +59,7 @@ def ended(run_id: str, days_ago: float, status: RunStatus = RunStatus.DONE) -> R
 
 
 async def left(store: Store) -> set[str]:
-    return {state.run.id for state in await store.list_runs(limit=1000)}
+    return {state.run.id for state in await store.list_runs(RunQuery(all=True, limit=1000))}
 
 
 async def test_runs_are_kept_90_days_after_their_end(
@@ -71,13 +73,13 @@ async def test_runs_are_kept_90_days_after_their_end(
 
     await retention.sweep()
     assert await left(store) == {"young", "live"}
-    assert [stored.event.run_id for stored in await store.events()] == ["young"]
+    assert [stored.event.run_id for stored in await store.events(EventQuery())] == ["young"]
     clock.time += 2 * DAY
     await retention.sweep()
     assert await left(store) == {"live"}
-    assert await store.events() == []
+    assert await store.events(EventQuery()) == []
     await store.commit(Changes(events=(an_event("live"),)))
-    assert [stored.seq for stored in await store.events()] == [3]
+    assert [stored.seq for stored in await store.events(EventQuery())] == [3]
 
 
 @pytest.mark.parametrize("state", [AllocationState.HELD, AllocationState.ORPHANED])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.lifecycle.reasons import Reason, RunReason
+from fairlead.model.reasons import Reason, RunReason
 
 CHECKOUT = Path(__file__).parents[2]
 RULES = (CHECKOUT / "docs/rules.md").read_text()

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from controller.traffic.statistics import LONGEST_WINDOW, GroupStatistics, Traffic
-from gateway.schemas import GroupCounts
+from controller.traffic.statistics import MAX_WINDOW, GroupStatistics, Traffic
+from fairlead.wire.gateway import GroupCounts
 
 
 class Clock:
@@ -63,8 +63,8 @@ def test_a_request_that_goes_on_counts_in_each_second(traffic: Traffic, clock: C
     traffic.begin("r", "main", "a")
     clock.now = 1010.0
     assert (group.window(10, clock.now).in_flight, group.in_flight) == (2.0, 2)
-    clock.now = 1010.0 + 3 * LONGEST_WINDOW
-    assert group.window(LONGEST_WINDOW, clock.now).in_flight == pytest.approx(2.0)
+    clock.now = 1010.0 + 3 * MAX_WINDOW
+    assert group.window(MAX_WINDOW, clock.now).in_flight == pytest.approx(2.0)
 
 
 def test_a_stream_says_nothing_about_latency(traffic: Traffic, clock: Clock) -> None:
@@ -141,3 +141,12 @@ def test_a_gap_of_a_gateway_begins_the_window_anew() -> None:
     counts.gap(110.0, "main")
 
     assert (counts.in_flight, counts.window(30.0, 112.0).covered) == (0, 2.0)
+
+
+def test_an_ejected_replica_is_known_until_it_gets_requests_again(
+    traffic: Traffic, clock: Clock
+) -> None:
+    traffic.ejected("a", 30.0)
+    assert (traffic.ejected_until("a"), traffic.ejected_until("b")) == (1030.0, None)
+    clock.now = 1030.0
+    assert traffic.ejected_until("a") is None

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import yaml
 
-from controller.service.errors import Invalid
-from controller.service.user_data import JoinPoint, Provider, UserData, render
+from common.refusals import Invalid
+from controller.service.machines.user_data import JoinPoint, Provider, UserData, render
 
 EXAMPLE = Path(__file__).parents[2] / "cloud-init/user-data.example.yaml"
 KIND = "OPENSSH PRIVATE KEY"
@@ -65,7 +65,9 @@ def test_a_node_that_joins_by_itself_has_a_unit_and_a_secret_that_root_alone_rea
 
 
 def test_each_option_is_a_word_of_its_own_and_no_shell_reads_it() -> None:
-    hostile = msgspec.structs.replace(DATA, volume_prefixes=("/a;reboot",), registry_mirror=None)
+    hostile = msgspec.structs.replace(
+        DATA, volume_prefixes=("/a;reboot",), registry_mirror=None, job_metadata="open"
+    )
     (command,) = yaml.safe_load(render(hostile))["runcmd"]
     assert command == [
         "/opt/fairlead/current/install",
@@ -73,6 +75,8 @@ def test_each_option_is_a_word_of_its_own_and_no_shell_reads_it() -> None:
         DATA.tunnel_key,
         "--volume-prefix",
         "/a;reboot",
+        "--job-metadata",
+        "open",
     ]
 
 

@@ -9,7 +9,8 @@ import pytest
 from cryptography.fernet import Fernet
 from msgspec.structs import replace
 
-from controller.store.base import Changes, StoredSecret
+from controller.store.accounts import StoredSecret
+from controller.store.base import Changes
 from controller.vault import KeyFile, KeyUnusable, SecretMissing, Vault
 
 CANARY = "canary-7b1f"

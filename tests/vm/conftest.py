@@ -216,7 +216,7 @@ def node(
 
 
 def boot_node(machine: VirtualMachine, controller: ControllerProcess, own_data: Path) -> None:
-    """As docs/nodes.md says: user-data, boot, register."""
+    """As docs/node-images.md says: user-data, boot, register."""
     words = ("--provider", "qemu", "--user-data", own_data)
     announced = controller.cli("node", "user-data", machine.name, *words).succeeded()
     machine.boot(announced.output)

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.gangs.incarnation import Phase, phase
-from controller.lifecycle.gangs.membership import may_survive
-from controller.lifecycle.gangs.queries import is_gang_run
+from controller.lifecycle.gangs.survivors import may_survive
+from controller.lifecycle.membership.ranks import is_gang_run
 from controller.lifecycle.model import Allocation, Attempt
-from controller.lifecycle.statuses import AllocationState
+from fairlead.model.statuses import AllocationState
 
 
 def kept(allocations: Iterable[Allocation]) -> list[Allocation]:
@@ -37,8 +37,8 @@ def settle(draft: Draft) -> None:
     if _is_waited_for(draft):
         _keep(draft)
         return
-    for place in kept(draft.allocations()):
-        draft.end_nomination(place, "the gang is whole or has given up")
+    for allocation in kept(draft.allocations()):
+        draft.end_nomination(allocation, "the gang is whole or has given up")
 
 
 def give_up(draft: Draft, allocation_id: str, cause: str) -> None:
@@ -69,14 +69,14 @@ def _keep(draft: Draft) -> None:
     released = {allocation.id: allocation for allocation in draft.released_in_this_turn()}
     if not released:
         return
-    around = draft.context
+    context = draft.context
     for job in draft.jobs:
         allocation = _released_of_old_incarnation(draft, job.attempts, released)
         if allocation is None or job.abandoned:
             continue
         if (
-            allocation.id not in around.nominated
-            and allocation.node_id not in around.draining_nodes
+            allocation.id not in context.nominated
+            and allocation.node_id not in context.draining_nodes
         ):
             draft.nominate(_nomination(draft, allocation), "freed by a switch")
 

@@ -14,12 +14,12 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import retry
+from controller.lifecycle.attempts import retry
+from controller.lifecycle.attempts.limits import covered_seconds
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.gangs import membership
-from controller.lifecycle.gangs.membership import are_undecided, survivors
-from controller.lifecycle.gangs.queries import (
+from controller.lifecycle.gangs.survivors import are_undecided, assign, survivors
+from controller.lifecycle.membership.ranks import (
     current_attempts,
     group_of,
     is_gang_run,
@@ -27,11 +27,10 @@ from controller.lifecycle.gangs.queries import (
     ranked_attempts,
     was_there,
 )
-from controller.lifecycle.limits import covered_seconds
 from controller.lifecycle.model import Allocation, Attempt, Job, Run
-from controller.lifecycle.reasons import RetryEvent, SwitchReason
-from controller.lifecycle.schedules import waits_for_trigger
-from controller.lifecycle.statuses import (
+from controller.lifecycle.runs.schedules import waits_for_trigger
+from fairlead.model.reasons import RetryEvent, SwitchReason
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AttemptStatus,
@@ -118,7 +117,7 @@ def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
     times = [
         at
         for attempt in ranked_attempts(run, jobs)
-        for at in (attempt.provisioned_at, attempt.progressed_at)
+        for at in (attempt.provisioned_at, attempt.pull.progressed_at)
         if at is not None
     ]
     return max(*times, run.resumed_at or 0.0) + run.policy.limits.reincarnation_timeout
@@ -154,6 +153,7 @@ def _doing(attempt: Attempt) -> str:
             return "is tried again"
 
 
+# A run hears nothing of a connection attempt that fails, so it asks again.
 LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -204,13 +204,13 @@ def _start_wait(draft: Draft, waiting: Sequence[Job]) -> list[Job]:
     if wait and waiting:
         message = f"next incarnation in {wait:.0f} s"
         first = waiting[0].attempts[-1]
-        draft.note(EventKind.WAIT, first, "switch", reason=first.reason, message=message)
+        draft.record(EventKind.WAIT, "switch", attempt=first, reason=first.reason, message=message)
     return [draft.set_retry_at(job, draft.now + wait) for job in waiting]
 
 
 def _restart(draft: Draft) -> None:
     surviving = survivors(draft)
-    new_ranks = membership.assign(draft.run, draft.jobs, surviving)
+    new_ranks = assign(draft.run, draft.jobs, surviving)
     for job in list(draft.jobs):
         if not job.abandoned:
             job = draft.change_job(job, rank=new_ranks[job.id])

@@ -12,17 +12,17 @@ from typing import Final
 
 import msgspec
 
-from controller.lifecycle import termination
+from controller.lifecycle.attempts import termination
+from controller.lifecycle.attempts.retry import Verdict, verdict
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.gangs.incarnation import Phase
-from controller.lifecycle.gangs.queries import in_gang_group, is_current, ranked_attempts
+from controller.lifecycle.membership.ranks import in_gang_group, is_current, ranked_attempts
 from controller.lifecycle.model import Attempt, Incarnation, Job, Run, Switch
-from controller.lifecycle.reasons import ROWS, Reason, RetryEvent, SwitchReason
 from controller.lifecycle.reports import GangTooLarge, Report
-from controller.lifecycle.retry import Verdict, verdict
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import ROWS, Reason, RetryEvent, SwitchReason
+from fairlead.model.statuses import AttemptStatus
 
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
 _KEPT: Final = 100
@@ -90,7 +90,7 @@ def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
     cause = _an_end_that_switches(draft.run, draft.jobs)
     if cause is None and not (phase is Phase.GATHERING and _waits_beside_allocations(draft)):
         return
-    message = _told(cause) if cause else "suspended before the gang was whole"
+    message = _sentence(cause) if cause else "suspended before the gang was whole"
     for attempt in draft.live():
         if attempt.reason is None:
             termination.end(draft, attempt, Reason.SUSPENDED, "suspended gang", message)
@@ -185,29 +185,22 @@ def _switch(draft: Draft, cause: Cause) -> None:
         whole=cause.whole,
     )
     draft.change_run(incarnation=new, switches=(*draft.run.switches, switch)[-_KEPT:])
-    _tell(draft, cause, old, new)
+    _record(draft, cause, old, new)
     for job in list(draft.jobs):
         draft.set_retry_at(job, None)
     for attempt in draft.live():
-        _end(draft, attempt, _told(cause))
+        _end(draft, attempt, _sentence(cause))
 
 
-def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> None:
-    draft.events.append(
-        Event(
-            run_id=draft.run.id,
-            job_id=None if cause.attempt is None else cause.attempt.job_id,
-            attempt_id=None if cause.attempt is None else cause.attempt.id,
-            at=draft.now,
-            kind=EventKind.SWITCH,
-            from_status=str(old.number),
-            to_status=str(new.number),
-            reason=cause.reason,
-            message=cause.message,
-            cause="all allocations given back"
-            if cause.whole
-            else "in the allocations that survive",
-        )
+def _record(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> None:
+    draft.record(
+        EventKind.SWITCH,
+        "all allocations given back" if cause.whole else "in the allocations that survive",
+        attempt=cause.attempt,
+        from_status=str(old.number),
+        to_status=str(new.number),
+        reason=cause.reason,
+        message=cause.message,
     )
 
 
@@ -217,9 +210,9 @@ def _end(draft: Draft, attempt: Attempt, message: str) -> None:
     This holds also for a job that has exited: its container may stay for its followers, and the new
     incarnation would wait for it.
     """
-    if not attempt.container_gone or attempt.reason is None:
+    if not attempt.seen.container_gone or attempt.reason is None:
         termination.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
 
 
-def _told(cause: Cause) -> str:
+def _sentence(cause: Cause) -> str:
     return f"{cause.reason}: {cause.message}" if cause.message else str(cause.reason)

@@ -9,21 +9,22 @@ containers are asked to stop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.model import Attempt, Job
+from controller.lifecycle.membership import members
+from controller.lifecycle.model import Attempt, Job, LimitPause
 from controller.lifecycle.reports import (
     ProbeSeen,
     RegistrationFailed,
     ReplicaDrained,
     ReplicaRegistered,
 )
-from controller.lifecycle.services import members
-from controller.lifecycle.services.policy import Probe, ProbeResult
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.service import Probe, ProbeResult
+from fairlead.model.statuses import AttemptStatus
 
 
 def note_probe(draft: Draft, report: ProbeSeen) -> None:
@@ -34,7 +35,7 @@ def note_probe(draft: Draft, report: ProbeSeen) -> None:
     probes = probes_of(draft.job(attempt.job_id))
     if not 0 <= report.probe < len(probes):
         return
-    results = list(attempt.probes or _unknown(probes, attempt.running_at or draft.now))
+    results = list(attempt.serving.probes or _unknown(probes, attempt.running_at or draft.now))
     before, probe = results[report.probe], probes[report.probe]
     if is_over(probe, before):
         return
@@ -45,9 +46,18 @@ def note_probe(draft: Draft, report: ProbeSeen) -> None:
         in_a_row=in_a_row,
         message=None if report.passed else report.message,
     )
+    # `paused` belongs to one stretch of failing: a flapping probe begins each with its whole time.
     if before.passes is not report.passed:
         results[report.probe] = replace(results[report.probe], since=draft.now, paused=0.0)
-    draft.change_attempt(attempt, probes=tuple(results))
+    _change(draft, attempt, probes=tuple(results))
+
+
+def _change(draft: Draft, attempt: Attempt, **changes: Any) -> Attempt:
+    """Change fields of `attempt.serving`."""
+    serving = attempt.serving
+    if all(getattr(serving, name) == value for name, value in changes.items()):
+        return attempt
+    return draft.change_attempt(attempt, serving=replace(serving, **changes))
 
 
 def _unknown(probes: Sequence[Probe], since: float) -> list[ProbeResult]:
@@ -65,11 +75,11 @@ def is_over(probe: Probe, result: ProbeResult) -> bool:
 
 def probes_pass(job: Job, attempt: Attempt) -> bool:
     probes = probes_of(job)
-    if not attempt.probes:
+    if not attempt.serving.probes:
         return not probes
     return all(
         result.in_a_row >= probe.ready_after
-        for probe, result in zip(probes, attempt.probes, strict=False)
+        for probe, result in zip(probes, attempt.serving.probes, strict=False)
     )
 
 
@@ -88,7 +98,7 @@ def why_not_ready(job: Job, attempt: Attempt | None, jobs: Sequence[Job] = ()) -
         return "it has not started yet"
     if attempt.disconnected:
         return f"its node {attempt.node_name or attempt.node_id} is not connected"
-    if attempt.registered_at is not None:
+    if attempt.serving.registered_at is not None:
         return None
     if attempt.status is not AttemptStatus.RUNNING:
         why = attempt.message or (attempt.pending_reason and attempt.pending_reason.sentence())
@@ -96,35 +106,35 @@ def why_not_ready(job: Job, attempt: Attempt | None, jobs: Sequence[Job] = ()) -
             f": {why}" if why else ""
         )
     for number, probe in enumerate(probes_of(job)):
-        if number >= len(attempt.probes):
+        if number >= len(attempt.serving.probes):
             return "it has not been probed yet"
-        result = attempt.probes[number]
+        result = attempt.serving.probes[number]
         if result.in_a_row < probe.ready_after:
             return result.message or f"probe {number} has not passed often enough yet"
     whole = None if job.rank is None else members.why_not_whole(members.members_of(jobs, job))
-    if whole is not None or attempt.registering_since is None:
+    if whole is not None or attempt.serving.registering_since is None:
         return whole or "its service is not told of it yet"
-    why = attempt.registering_error
+    why = attempt.serving.registering_error
     return f"its gateway has not confirmed it yet{f': {why}' if why else ''}"
 
 
 def is_registered(job: Job) -> bool:
     """Return whether the replica gets traffic, by the committed facts."""
-    return bool(job.attempts) and job.attempts[-1].registered_at is not None
+    return bool(job.attempts) and job.attempts[-1].serving.registered_at is not None
 
 
 def note_registration(draft: Draft, report: ReplicaRegistered) -> None:
     """Record that the gateway of the service has confirmed the replica."""
     attempt = draft.attempt(report.attempt_id)
-    if attempt is not None and attempt.registering_since is not None:
-        draft.change_attempt(attempt, exposed_socket=report.socket, registering_error=None)
+    if attempt is not None and attempt.serving.registering_since is not None:
+        _change(draft, attempt, exposed_socket=report.socket, registering_error=None)
 
 
 def note_failed_registration(draft: Draft, report: RegistrationFailed) -> None:
     """Record why the replica is not confirmed. The same reason again changes nothing."""
     attempt = draft.attempt(report.attempt_id)
-    if attempt is not None and attempt.registering_since is not None:
-        draft.change_attempt(attempt, registering_error=report.why)
+    if attempt is not None and attempt.serving.registering_since is not None:
+        _change(draft, attempt, registering_error=report.why)
 
 
 def _has_gateway(draft: Draft) -> bool:
@@ -133,22 +143,20 @@ def _has_gateway(draft: Draft) -> bool:
 
 def _begin_registration(draft: Draft, attempt: Attempt) -> Attempt:
     """Give the gateway its whole time to confirm the replica."""
-    if attempt.registering_since is not None:
+    if attempt.serving.registering_since is not None:
         return attempt
-    since = None if attempt.limit_paused_since is None else draft.now
-    return draft.change_attempt(
-        attempt,
-        registering_since=draft.now,
-        limit_paused_since=since,
-        limit_paused_total=0.0,
-    )
+    since = None if attempt.limit_pause.since is None else draft.now
+    attempt = draft.change_attempt(attempt, limit_pause=LimitPause(since=since))
+    return _change(draft, attempt, registering_since=draft.now)
 
 
 def start_registrations_anew(draft: Draft) -> None:
     """Give gateways their whole time again: a controller that was away asked none."""
     for attempt in draft.live():
-        if attempt.registering_since is not None and attempt.exposed_socket is None:
-            draft.change_attempt(attempt, registering_since=draft.now, limit_paused_total=0.0)
+        if attempt.serving.registering_since is not None and attempt.serving.exposed_socket is None:
+            pause = replace(attempt.limit_pause, total=0.0)
+            attempt = draft.change_attempt(attempt, limit_pause=pause)
+            _change(draft, attempt, registering_since=draft.now)
 
 
 _UNCONFIRMED: Mapping[str, None] = {
@@ -171,20 +179,22 @@ def settle(draft: Draft) -> None:
         attempt = job.attempts[-1]
         running = members.runs(attempt) and (job.group, job.replica) not in broken
         ready = running and probes_pass(job, attempt)
-        attempt = draft.change_attempt(attempt, ready=ready)
-        if not ready and attempt.registering_since is not None:
-            attempt = draft.change_attempt(attempt, **_UNCONFIRMED)
-        if ready and attempt.registered_at is None:
-            if _has_gateway(draft) and attempt.exposed_socket is None:
+        attempt = _change(draft, attempt, ready=ready)
+        if not ready and attempt.serving.registering_since is not None:
+            attempt = _change(draft, attempt, **_UNCONFIRMED)
+        if ready and attempt.serving.registered_at is None:
+            if _has_gateway(draft) and attempt.serving.exposed_socket is None:
                 _begin_registration(draft, attempt)
                 continue
-            changed = draft.change_attempt(attempt, registered_at=draft.now, was_registered=True)
-            cause = "probes" if attempt.exposed_socket is None else "gateway"
-            draft.note(EventKind.TRAFFIC, changed, cause, to_status="registered")
-        elif not ready and attempt.registered_at is not None:
-            changed = draft.change_attempt(attempt, registered_at=None)
+            changed = _change(draft, attempt, registered_at=draft.now, was_registered=True)
+            cause = "probes" if attempt.serving.exposed_socket is None else "gateway"
+            draft.record(EventKind.TRAFFIC, cause, attempt=changed, to_status="registered")
+        elif not ready and attempt.serving.registered_at is not None:
+            changed = _change(draft, attempt, registered_at=None)
             why = why_not_ready(job, changed, draft.jobs)
-            draft.note(EventKind.TRAFFIC, changed, "probes", to_status="unregistered", message=why)
+            draft.record(
+                EventKind.TRAFFIC, "probes", attempt=changed, to_status="unregistered", message=why
+            )
 
 
 def drained(draft: Draft, report: ReplicaDrained) -> None:
@@ -202,7 +212,7 @@ def stop_waiting(draft: Draft) -> None:
         if job.attempts[-1].drains_until is None:
             continue
         primary = members.primary_attempt(draft.jobs, job)
-        if primary is None or primary.drains_until is None or primary.runner_exited:
+        if primary is None or primary.drains_until is None or primary.seen.runner_exited:
             _begin_grace(draft, job.attempts[-1])
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from controller.lifecycle import termination
+from controller.lifecycle.attempts import termination
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.membership import members
+from controller.lifecycle.membership.members import Members
 from controller.lifecycle.model import Deployment, Group, Job, Run
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.services import members, readiness, rollout
-from controller.lifecycle.services.members import Members
-from controller.lifecycle.services.policy import DeploymentState, ReplicaGroup, ServicePolicy
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, RunStatus
+from controller.lifecycle.services import readiness, rollout
+from fairlead.model.reasons import Reason
+from fairlead.model.service import DeploymentState, ReplicaGroup, ServicePolicy
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, RunStatus
 
 CAUSE = "replicas"
 

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from controller.lifecycle.attempts.retry import ENDED_FOR_GOOD, verdict
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
+from controller.lifecycle.membership import members
 from controller.lifecycle.model import Deployment, Job, JobSpec, Run
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
-from controller.lifecycle.retry import ENDED_FOR_GOOD, verdict
-from controller.lifecycle.services import members, readiness
-from controller.lifecycle.services.policy import DeploymentState, GroupScale, ServicePolicy
-from controller.lifecycle.statuses import RunStatus
+from controller.lifecycle.services import readiness
+from fairlead.model.service import DeploymentState, GroupScale, ServicePolicy
+from fairlead.model.statuses import RunStatus
 
 KEPT_DEPLOYMENTS = 10
 
@@ -92,7 +93,7 @@ def _begin(draft: Draft, content: Deployment, cause: str) -> None:
         policy=made.policy,
         configuration=made.configuration,
     )
-    _tell(draft, made, cause)
+    _record(draft, made, cause)
     for group in made.service.groups:
         for replica in members.replicas(draft.jobs, group.name):
             if _is_made_the_same(replica, made.specs[group.name], group.nodes):
@@ -155,6 +156,7 @@ def judge(draft: Draft) -> None:
     if why is None:
         return
     target = _last_good(draft.run)
+    # The same content would fail again, and the rollbacks would never end.
     if target is None or _is_automatic(now) or _same(target, now):
         _put(draft, _ended(draft, now, DeploymentState.FAILED, "rollout", why))
         return
@@ -227,7 +229,7 @@ def _ended(
     draft: Draft, deployment: Deployment, state: DeploymentState, cause: str, why: str | None
 ) -> Deployment:
     ended = replace(deployment, state=state, ended_at=draft.now, message=why or deployment.message)
-    _tell(draft, ended, cause)
+    _record(draft, ended, cause)
     return ended
 
 
@@ -235,10 +237,10 @@ def _put(draft: Draft, deployment: Deployment) -> None:
     draft.change_run(deployments=(*draft.run.deployments[:-1], deployment))
 
 
-def _tell(draft: Draft, deployment: Deployment, cause: str) -> None:
+def _record(draft: Draft, deployment: Deployment, cause: str) -> None:
     about = f"deployment {deployment.number} by {deployment.by}"
     if deployment.of is not None:
         about += f", the content of {deployment.of}"
     if deployment.message:
         about += f": {deployment.message}"
-    draft.tell(EventKind.DEPLOYMENT, cause, to_status=deployment.state, message=about)
+    draft.record(EventKind.DEPLOYMENT, cause, to_status=deployment.state, message=about)

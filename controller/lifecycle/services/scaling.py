@@ -13,9 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.reports import ReplicasWanted, WakeRequested
-from controller.lifecycle.services.policy import GroupScale, ReplicaGroup, ScalingMetric
+from fairlead.model.service import GroupScale, ReplicaGroup, ScalingMetric
 
 TOLERANCE = 0.1
 """The part of the target by which a load may miss it without a change."""
@@ -84,6 +84,7 @@ def _tracked(measured: float | None, target: float, here: int, unit: str) -> tup
     why = f"{measured:.3g} {unit}, target {target:g}"
     if measured <= 0:
         return 0, why
+    # 3.0000000000000004 replicas are 3: a float's rounding starts no replica.
     needed = max(1, math.ceil(measured / target - 1e-9))
     if here and abs(measured / here - target) <= TOLERANCE * target:
         return here, why
@@ -114,16 +115,10 @@ def _set(draft: Draft, group: str, wanted: int, why: str) -> None:
     made = replace(before, wanted=wanted, at=draft.now, why=why)
     scales = tuple(made if one is before else one for one in draft.run.scales)
     draft.change_run(scales=scales)
-    draft.events.append(_event(draft, before.wanted, made))
-
-
-def _event(draft: Draft, before: int, made: GroupScale) -> Event:
-    return Event(
-        run_id=draft.run.id,
-        at=draft.now,
-        kind=EventKind.SCALE,
-        from_status=str(before),
-        to_status=str(made.wanted),
-        message=f"group {made.group}: {made.why}",
-        cause="scaling",
+    draft.record(
+        EventKind.SCALE,
+        "scaling",
+        from_status=str(before.wanted),
+        to_status=str(wanted),
+        message=f"group {group}: {why}",
     )

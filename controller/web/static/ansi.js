@@ -58,6 +58,7 @@ export class Ansi {
   }
 
   apply(parameters) {
+    // An empty parameter is a 0 (ECMA-48): `ESC[m` resets.
     const codes = parameters.split(/[;:]/).map((code) => Number(code || 0));
     for (let at = 0; at < codes.length; at++) {
       const code = codes[at];

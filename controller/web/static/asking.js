@@ -27,6 +27,7 @@ export async function ask(path, query = {}, signal = undefined) {
 export function openSocket(path, query = {}) {
   const url = new URL(address(path, query), location.href);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  // A page can set no header of a WebSocket's request, and addresses end up in logs of servers.
   const socket = new WebSocket(url, ["fairlead", `fairlead.page.${page}`]);
   socket.binaryType = "arraybuffer";
   return socket;

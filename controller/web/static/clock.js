@@ -1,5 +1,6 @@
 // The controller's clock, which ages are counted by: the browser's own may be wrong.
 const told = Number(document.querySelector('meta[name="fairlead-now"]')?.content) * 1000;
+// The answer's time, not now: between the two a large page is read and parsed.
 const begun = performance.getEntriesByType("navigation")[0]?.responseStart ?? 0;
 const opened = Date.now() - performance.now() + begun;
 let ahead = told ? told - opened : 0; // milliseconds by which the controller's clock is ahead

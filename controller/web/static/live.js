@@ -95,6 +95,7 @@ function show() {
 
 function hear({ data }) {
   heard = Date.now();
+  // A new controller: these scripts would ask it for what it may no longer have.
   if (data.version && data.version !== version) return location.reload();
   if (data.now) setClock(data.now);
   if (data.broken) showBroken(data.broken);
@@ -170,6 +171,7 @@ export function follow() {
     age();
   });
   addEventListener("online", () => port?.postMessage({ again: true }));
+  // A page in the back/forward cache runs no code, and comes back without being loaded.
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
   setInterval(check, 5000);

@@ -3,12 +3,12 @@
 
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
-import { jobs, offer, setAddress, whenJobsChange } from "./run.js";
+import { offer, setAddress, whenJobsChange } from "./run.js";
 
 const WINDOW = { size: 16 * 1024, rows: 120 };
-const MOST_ROWS = 600;
+const MAX_ROWS = 600;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
-const MOST_MATCHES = 5000;
+const MAX_MATCHES = 5000;
 const DRAW_EVERY = 250; // milliseconds between two drawings of what a job prints
 const END = 1e9; // a place below the end of any view
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
@@ -39,16 +39,16 @@ export class LogView {
 
   open() {
     const asked = new URLSearchParams(location.search);
-    this.fillChoices(jobs());
+    whenJobsChange((every) => {
+      this.fillChoices(every);
+      if (this.isOpen && !this.attempt) this.choose();
+    });
+    this.isOpen = true;
     const wanted = [...this.part("choice").options].find(
       (one) => one.value === asked.get("attempt") || one.dataset.job === asked.get("job"),
     );
     if (wanted) wanted.selected = true;
     this.choose({ search: asked.get("search") ?? "", isRegex: asked.has("regex"), match: asked.get("match") });
-    whenJobsChange((every) => {
-      this.fillChoices(every);
-      if (!this.attempt) this.choose();
-    });
   }
 
   // One choice for each attempt of each job, a job's latest first.
@@ -176,6 +176,7 @@ export class LogView {
     const generation = ++this.generation;
     try {
       const found = await this.window(place);
+      // The reader may have gone elsewhere while the answer came.
       if (generation !== this.generation) return;
       this.chunks = [];
       this.view.replaceChildren();
@@ -247,6 +248,7 @@ export class LogView {
     const height = this.view.scrollHeight;
     this.chunks.unshift(chunk);
     this.view.prepend(chunk.node);
+    // Not every browser keeps the rows in place (overflow-anchor), so it is off for all of them.
     this.view.scrollTop += this.view.scrollHeight - height;
     this.trim("bottom");
   }
@@ -321,7 +323,7 @@ export class LogView {
   }
 
   trim(side) {
-    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) {
+    while (this.chunks.length > 2 && this.rows() > MAX_ROWS) {
       if (side === "bottom") {
         this.chunks.pop().node.remove();
         continue;
@@ -362,6 +364,7 @@ export class LogView {
 
   scrolled() {
     const isFollowed = this.socket && this.isAtEnd();
+    // A scroll event does not tell who scrolled. Only a reader goes up; new rows move the end away.
     if (this.socket && !isFollowed && this.view.scrollTop < this.lastTop) this.unfollow();
     this.lastTop = this.view.scrollTop;
     if (isFollowed) return this.place(this.logEnd);
@@ -423,6 +426,7 @@ export class LogView {
     this.socket = socket;
     socket.onmessage = (event) => this.socket === socket && this.came(JSON.parse(event.data));
     socket.onclose = (event) => {
+      // A socket that was closed on purpose tells of it when another may be open.
       if (this.socket !== socket) return;
       this.drawQueued();
       this.socket = null;
@@ -451,7 +455,7 @@ export class LogView {
     if (!this.socket || !frames.length) return;
     this.say("");
     frames.forEach((frame) => this.addFrame(frame));
-    while (this.chunks.length > 2 && this.rows() > MOST_ROWS) this.chunks.shift().node.remove();
+    while (this.chunks.length > 2 && this.rows() > MAX_ROWS) this.chunks.shift().node.remove();
     this.view.scrollTop = END; // without asking for the height, which costs another layout
   }
 
@@ -492,6 +496,7 @@ export class LogView {
     this.marks = wanted ? marksOf(wanted, regex) : null;
     this.matches = [];
     this.match = -1;
+    // A search of a large log takes many requests: those of the one before would mix in.
     this.searching?.abort();
     const searching = new AbortController();
     this.searching = searching;
@@ -511,7 +516,7 @@ export class LogView {
         offset = found.searched_to;
         const isDone = offset >= found.log_end;
         const percent = Math.floor((100 * offset) / (found.log_end || 1));
-        const many = this.matches.length >= MOST_MATCHES;
+        const many = this.matches.length >= MAX_MATCHES;
         this.count(isDone ? "" : many ? "+" : `, ${percent} % searched`);
         if (this.match < 0) {
           const next = this.matches.findIndex((match) => match >= from);

@@ -27,6 +27,7 @@ function ask(event) {
   event.preventDefault();
   asked = event.detail;
   document.getElementById("confirm-text").textContent = event.detail.question;
+  // Escape closes a dialog without a value: the answer of the question before would stay.
   dialog.returnValue = "";
   dialog.showModal();
 }

@@ -21,10 +21,13 @@ export function whenJobsChange(act) {
   act(jobs());
 }
 
+const offers = new WeakMap(); // what each choice offers
+
 // Let the reader choose among these options. A list that is the same stays, as it may be unfolded.
 export function offer(choice, options) {
-  const told = (every) => JSON.stringify([...every].map((one) => [one.value, one.text, one.disabled, one.dataset]));
-  if (told(choice.options) === told(options)) return;
+  const told = JSON.stringify(options.map((one) => [one.value, one.text, one.disabled, one.dataset.live]));
+  if (offers.get(choice) === told) return;
+  offers.set(choice, told);
   const before = choice.value;
   choice.replaceChildren(...options);
   if (options.some((one) => one.value === before)) choice.value = before;

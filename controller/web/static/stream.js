@@ -50,6 +50,7 @@ export class Hub {
     this.stream = this.opening = null;
   }
 
+  // No event tells a worker that a page crashed, or that the machine slept: it looks.
   check() {
     for (const [port, page] of this.pages) if (Date.now() - page.heard > GONE) this.leave(port);
     const one = this.opening ?? this.stream;
@@ -78,6 +79,7 @@ export class Hub {
     const stream = new Stream(this.wanted(), page.token);
     this.opening = stream;
     const status = await stream.read((name, said) => this.came(stream, name, said));
+    // Another stream took its place while this one was read.
     if (stream !== this.stream && stream !== this.opening) return;
     if (stream === this.opening) this.opening = null;
     if (stream === this.stream) this.lost(stream);
@@ -202,4 +204,11 @@ async function* events(body) {
 
 async function* chunks(reader) {
   for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
+}
+
+// As the script of the worker that all pages of one user share. It imports nothing: each further file
+// of a worker is asked for by way of the browser's process, while the page waits to be live.
+if (globalThis.SharedWorkerGlobalScope) {
+  const hub = new Hub();
+  addEventListener("connect", ({ ports: [port] }) => hub.join(port));
 }

@@ -83,9 +83,11 @@ class Shell {
     const bytes = new TextEncoder();
     const send = (data) => socket.readyState === WebSocket.OPEN && socket.send(data);
     terminal.onData((text) => send(bytes.encode(text)));
+    // xterm gives some mouse reports as bytes in a string, which UTF-8 would change.
     terminal.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0))));
     terminal.onResize(({ cols, rows }) => send(JSON.stringify({ columns: cols, rows })));
     terminal.attachCustomKeyEventHandler((event) => this.copied(event));
+    // The window has no event for a change in which only this element gets another size.
     this.watch = new ResizeObserver(() => fit.fit());
     this.watch.observe(this.part("screen"));
     socket.onopen = () => {

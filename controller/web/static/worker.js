@@ -3,7 +3,7 @@ const user = document.querySelector('meta[name="fairlead-user"]').content;
 
 export async function hub() {
   try {
-    return new SharedWorker(new URL("hub.js", import.meta.url), { type: "module", name: user }).port;
+    return new SharedWorker(new URL("stream.js", import.meta.url), { type: "module", name: user }).port;
   } catch {
     const { Hub } = await import("./stream.js"); // a browser without shared workers: a stream of its own
     const { port1, port2 } = new MessageChannel();

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,11 +21,9 @@ import docker.errors
 import requests.exceptions
 
 from shim.engines.base import EngineUnavailable, NodeFault
+from shim.engines.docker.dialect import Dialect
 from shim.errors import EngineError, VolumeError
 
-_SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
-"""The pattern by which requests quotes the system's error inside its own message."""
-_DENIED = "Permission denied"
 T = TypeVar("T")
 
 
@@ -55,35 +51,21 @@ class Conflict(DockerRefused):
         super().__init__(message, 409)
 
 
-def unreachable(url: str, error: Exception) -> EngineUnavailable:
-    """Return the error for an engine that does not answer at `url`, with what to do."""
-    found = _SYSTEMS_WORDS.search(str(error))
-    why = (found[1] or found[2]) if found else str(error)[:200]
-    what_to_do = (
-        "the shim needs root, or the group of this socket"
-        if why == _DENIED
-        else "is Docker installed and running there? (DOCKER_HOST is its address; --engine process "
-        "does without, and isolates nothing)"
-    )
-    return EngineUnavailable(f"the Docker engine at {url} does not answer: {why}; {what_to_do}")
-
-
 _INSTALL = "fairlead.install"
 _CALL_SECONDS = 60
 
 
-def find_install(data: Path) -> str | None:
+def find_install(dialect: Dialect, data: Path) -> str | None:
     """Return the install of the data folder, from its containers. Blocking. Raises
     EngineUnavailable."""
-    url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
-        api = docker.APIClient(base_url=url, version="auto", timeout=_CALL_SECONDS)
+        api = docker.APIClient(base_url=dialect.url, version="auto", timeout=_CALL_SECONDS)
         try:
             found = api.containers(all=True, filters={"label": _INSTALL})
         finally:
             api.close()
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise unreachable(url, error) from None
+        raise dialect.unreachable(error) from None
     installs = {one["Labels"][_INSTALL] for one in found if _is_mounted_from(one, data)}
     return min(installs, default=None)
 

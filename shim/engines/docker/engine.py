@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
 import docker.errors
+import msgspec
 import requests.exceptions
 import urllib3.exceptions
 
-from common.engine_abilities import EngineAbility
+from common.threads import to_the_end
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth, VolumeKind
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -29,20 +32,20 @@ from shim.engines.base import (
     Exit,
     Found,
     ImageInfo,
+    NetworkChoice,
     NodeFault,
     NodeFull,
     PortsTaken,
     Storage,
 )
 from shim.engines.docker import events, faults, request
-from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume, unreachable
+from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
+from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
+from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.engines.docker.events import EventFollower
 from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages
-from shim.engines.docker.networks import RunNetworks
-from shim.engines.docker.subnets import Subnets, ranges_of
 from shim.errors import EngineError
-from shim.schemas import EngineKind, NetworkMode, PullProgress, RegistryAuth
 from shim.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,33 +56,41 @@ _INSTALL = "fairlead.install"
 _TASK = "fairlead.task"
 _RUN = "fairlead.run"
 _ALLOCATION = "fairlead.allocation"
-_NETWORK = "fairlead.network"
 _GPUS = "fairlead.gpus"
 _RECORD = "fairlead.record"
 _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
 _FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 _LOST = (
     requests.exceptions.ConnectionError,
     requests.exceptions.Timeout,
     requests.exceptions.ChunkedEncodingError,
+    # docker-py reads streams past requests, which would wrap urllib3's own errors.
     urllib3.exceptions.HTTPError,
 )
 
 
+_BOUND = (VolumeKind.HOST, VolumeKind.DEVICE)
+
+
 class DockerEngine:
-    kind = EngineKind.DOCKER
     isolation = True
     has_networks = True
     abilities = frozenset(EngineAbility)
 
-    def __init__(self, settings: Settings, install_id: str, api: Any = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        install_id: str,
+        api: Any = None,
+        dialect: Dialect = DOCKER,
+    ) -> None:
         """`api`: a client of the engine to use instead of one that `open` connects."""
+        self._dialect = dialect
         self._settings = settings
         self._install_id = install_id
-        self._url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shim-docker")
         self._api = api
         self._cores = 0.0
@@ -96,24 +107,26 @@ class DockerEngine:
         self._never_started: set[str] = set()
         """Containers that were made here and not started yet."""
         self._follower: EventFollower | None = None
-        self._images = DockerImages(self._call, self._in_our_words)
-        self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
+        self._images = DockerImages(self._call, self._in_our_words, dialect)
+        self._networks: ChosenNetworks | None = None
+        """None until the engine is open."""
+
+    @property
+    def kind(self) -> EngineKind:
+        return self._dialect.kind
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
-        """Return the places of both of Docker's cgroup drivers, and ours for containers in the
-        node's network."""
-        scope = f"docker-{container_id}.scope"
-        in_network = (f"docker/{container_id}", f"system.slice/{scope}")
-        return (*in_network, f"fairlead/{container_id}", f"fairlead.slice/{scope}")
+        return self._dialect.cgroups(container_id)
 
     async def open(self) -> None:
-        """Connect. Raises EngineUnavailable when no engine answers at DOCKER_HOST."""
+        """Connect. Raises EngineUnavailable when no engine answers."""
         try:
             self._api = await self._in_thread(self._connect)
         except docker.errors.DockerException as error:
-            raise unreachable(self._url, error) from None
+            raise self._dialect.unreachable(error) from None
         info = await self._call(lambda: self._api.info())
         self._info = info
+        request.require_oci_runtime(self._settings.oci_runtime, info)
         self._cores = float(info.get("NCPU", 0))
         self._images.open(self._api, str(info.get("DockerRootDir", "")), self._connect_to_pull)
         self._follower = EventFollower(
@@ -121,20 +134,31 @@ class DockerEngine:
                 decode=True,
                 filters={
                     "type": "container",
-                    "event": ["die", "destroy", "kill"],
+                    "event": list(self._dialect.end_events),
                     "label": f"{_INSTALL}={self._install_id}",
                 },
             ),
             self.hint,
             self.note_stop,
             _LOST,
+            self._dialect,
         )
+        # Before anything is listed: an end between a listing and the first event would be missed.
         await self._follower.open()
-        among = Subnets(ranges_of(self._settings.job_networks, info))
-        await self._networks.open(self._api, await self._networks_in_use(), among)
+        chooser = NetworkChooser(
+            self._call,
+            self._api,
+            self._dialect,
+            self._install_id,
+            self._settings,
+            info,
+            await self._containers(),
+        )
+        self._networks = await chooser.open()
 
     async def close(self) -> None:
-        await self._networks.close()
+        if self._networks is not None:
+            await self._networks.close()
         if self._follower is not None:
             await self._follower.close()
         if self._api is not None:
@@ -153,7 +177,7 @@ class DockerEngine:
                 return
             except EngineError:
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _MAX_PAUSE)
 
     async def version(self) -> str | None:
         found = await self._call(lambda: self._api.version())
@@ -178,6 +202,11 @@ class DockerEngine:
     ) -> None:
         await self._images.ask(reference, digest, auth)
 
+    async def prove_content(
+        self, reference: str, image: ImageInfo, auth: RegistryAuth | None
+    ) -> None:
+        await self._images.prove(reference, image, auth)
+
     async def remove_image(self, reference: str) -> bool:
         return await self._images.remove(reference)
 
@@ -187,23 +216,38 @@ class DockerEngine:
     async def ensure_volume(self, name: str) -> str:
         return await ensure_volume(self._call, self._api, name)
 
+    @property
+    def network_choice(self) -> NetworkChoice | None:
+        return None if self._networks is None else self._networks.choice
+
+    def routes_to(self, run_id: str) -> bool:
+        return self._opened.routes_to(run_id)
+
     def networks(self) -> int | None:
-        return self._networks.capacity
+        return 0 if self._networks is None else self._networks.capacity
+
+    @property
+    def _opened(self) -> ChosenNetworks:
+        assert self._networks is not None, "the engine is not open"
+        return self._networks
 
     async def ensure_network(
         self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
     ) -> str | None:
-        return await self._networks.ensure(run_id, taken, wanted)
+        return await self._opened.ensure(run_id, taken, wanted)
 
     async def remove_network(self, run_id: str) -> None:
-        await self._networks.remove(run_id)
+        await self._opened.remove(run_id)
 
     async def create(self, spec: ContainerSpec) -> str:
         name = _container(spec.task_id)
+        if self._dialect.makes_missing_sources:
+            await self._in_thread(lambda: _check_sources(spec, self._settings.runtime))
         try:
             made = await self._call(lambda: self._api.create_container(**self._request(spec)))
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
+            # An earlier create whose answer was lost may have made it; a name alone proves nothing.
             labels = found["Config"].get("Labels") or {}
             if labels.get(_INSTALL) != self._install_id or labels.get(_TASK) != spec.task_id:
                 raise NodeFault(
@@ -214,6 +258,8 @@ class DockerEngine:
             raise faults.of_create(error) from None
         container_id = str(made["Id"])
         self._never_started.add(container_id)
+        if spec.network_mode is NetworkMode.BRIDGE:
+            await self._opened.made(spec, container_id)
         return container_id
 
     async def start(self, container_id: str) -> None:
@@ -225,6 +271,8 @@ class DockerEngine:
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
             await self._start_created(container_id)
+        if self._networks is not None:
+            await self._networks.started(container_id)
 
     async def _start_created(self, container_id: str) -> None:
         """Start a created container. The engine tries a few ports in a row and gives up when they
@@ -237,8 +285,9 @@ class DockerEngine:
             except EngineError as error:
                 if faults.is_of_its_address(error):
                     raise NodeFull(f"its address in the run's network is in use: {error}") from None
-                if "address already in use" not in str(error):
-                    self._networks.distrust(str(error))
+                if "address already in use" not in str(error).lower():
+                    if self._networks is not None:
+                        self._networks.distrust(str(error))
                     raise faults.of_start(error) from None
                 if not left:
                     raise PortsTaken(str(error)) from None
@@ -269,10 +318,11 @@ class DockerEngine:
         ended: Exit | None = None
         try:
             while ended is None:
+                # Cleared before the look: an event during the look must wake the wait after it.
                 hint.clear()
                 ended = await self._exit_of(container_id)
                 if ended is None:
-                    await hint.wait()
+                    await self._wait_for(hint, container_id)
             return ended
         finally:
             self._waiting[container_id].discard(hint)
@@ -281,6 +331,14 @@ class DockerEngine:
                 if ended is not None:
                     self._forget(container_id)
 
+    async def _wait_for(self, hint: asyncio.Event, container_id: str) -> None:
+        """Wait for an event about the container, or until it is time to look again."""
+        try:
+            async with asyncio.timeout(self._dialect.look_again):
+                await hint.wait()
+        except TimeoutError:
+            self._running.pop(container_id, None)
+
     def _forget(self, container_id: str) -> None:
         """Forget the container. What was heard is kept until it was reported: the engine may fall
         silent in between."""
@@ -288,6 +346,11 @@ class DockerEngine:
         self._seen.discard(container_id)
 
     async def remove(self, task_id: str) -> None:
+        await self._remove_container(task_id)
+        # Also after a removal by hand, which the engine answers with "not found" here.
+        await self._opened.removed(task_id)
+
+    async def _remove_container(self, task_id: str) -> None:
         name = _container(task_id)
         try:
             found = await self._call(lambda: self._api.inspect_container(name))
@@ -299,11 +362,13 @@ class DockerEngine:
         self._never_started.discard(container_id)
         self._forget(container_id)
         with contextlib.suppress(NotFound):
+            # `v`: else the anonymous volumes of an image's VOLUME stay on the disk.
             await self._call(lambda: self._api.remove_container(container_id, v=True, force=True))
 
     async def list(self) -> tuple[Found, ...]:
         hints = self._hints
         containers = await self._containers()
+        # After an event during the listing, its answer may be older than the event.
         if hints == self._hints:
             self._running = {
                 one["Id"]: _ports_of(one) for one in containers if one["State"] == "running"
@@ -321,10 +386,6 @@ class DockerEngine:
             for one in containers
         )
 
-    async def _networks_in_use(self) -> set[tuple[str, str]]:
-        labels = [one["Labels"] for one in await self._containers()]
-        return {(one[_RUN], one[_NETWORK]) for one in labels if one.get(_NETWORK)}
-
     async def _containers(self) -> tuple[dict[str, Any], ...]:
         filters = {"label": f"{_INSTALL}={self._install_id}"}
         return tuple(await self._call(lambda: self._api.containers(all=True, filters=filters)))
@@ -338,46 +399,49 @@ class DockerEngine:
         long.
         """
         return docker.APIClient(
-            base_url=self._url, version="auto", timeout=_CALL_SECONDS, max_pool_size=_THREADS + 1
+            base_url=self._dialect.url,
+            version="auto",
+            timeout=_CALL_SECONDS,
+            max_pool_size=_THREADS + 1,
         )
 
     def _connect_to_pull(self) -> Any:
         return docker.APIClient(
-            base_url=self._url, version=self._api._version, timeout=_CALL_SECONDS
+            base_url=self._dialect.url, version=self._api._version, timeout=_CALL_SECONDS
         )
 
     def _request(self, spec: ContainerSpec) -> dict[str, Any]:
         bridge = spec.network_mode is NetworkMode.BRIDGE
-        network = self._networks.name_of(spec.run_id) if bridge else "host"
         node = request.NodeValues(
             api_version=self._api._version,
             cores=self._cores,
             runtime=request.runtime_path(self._settings.runtime),
             gid=self._settings.gid,
             proxy_variables=self._settings.proxy_variables,
+            oci_runtime=self._settings.oci_runtime,
             cgroup_parent=request.cgroup_parent(self._info),
         )
+        network = "default" if bridge else "host"
         asked = request.container(spec, node, _container(spec.task_id), network)
-        if bridge and spec.address is not None:
-            asked["networking_config"] = request.at_address(network, spec.address)
-        if spec.publish is not None:
-            asked["ports"] = [spec.publish]
-            on_loopback = {"HostIp": "127.0.0.1", "HostPort": ""}
-            asked["host_config"]["PortBindings"] = {f"{spec.publish}/tcp": [on_loopback]}
+        # A driver that was loaded later adds its runtime and CDI folders to a reloaded engine.
         info = self._api.info() if spec.gpus else self._info
         means = means_of(info, spec.gpu_delivery)
+        if not self._dialect.gives_named_devices:
+            means = msgspec.structs.replace(means, cdi=frozenset(), hook=False)
         handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means)
         asked["host_config"] |= handover.host_config
+        asked["host_config"]["GroupAdd"] += [str(gid) for gid in handover.groups]
         asked["environment"] |= handover.environment
         asked["labels"] = {
             _INSTALL: self._install_id,
             _TASK: spec.task_id,
             _RUN: spec.run_id,
             _ALLOCATION: spec.allocation_id,
-            _NETWORK: network if bridge else "",
             _GPUS: ",".join(spec.gpus),
             _RECORD: spec.record,
         }
+        if bridge:
+            self._opened.join(asked, spec)
         return asked
 
     async def _exit_of(self, container_id: str) -> Exit | None:
@@ -391,8 +455,9 @@ class DockerEngine:
         if _state(state["Status"]) is not ContainerState.EXITED:
             return None
         stopped, unseen = container_id in self._stopped, False
+        # It ended while no stream of events was open: only the engine remembers why.
         if not stopped and container_id not in self._seen:
-            past = await events.past_of(self._call, self._api, container_id)
+            past = await events.past_of(self._call, self._api, container_id, self._dialect)
             stopped, unseen = past.stopped, past.unseen
         return Exit(
             exit_code=int(state["ExitCode"]),
@@ -441,30 +506,31 @@ class DockerEngine:
             raise NotFound(_text(error)) from None
         except docker.errors.APIError as error:
             status = error.response.status_code if error.response is not None else 0
-            if status == 409:
+            if self._dialect.is_missing(_text(error)):
+                raise NotFound(_text(error)) from None
+            if status == 409 or self._dialect.is_conflict(_text(error)):
                 raise Conflict(_text(error)) from None
             raise DockerRefused(_text(error), status) from None
         except _LOST as error:
-            raise unreachable(self._url, error) from None
+            raise self._dialect.unreachable(error) from None
         except docker.errors.DockerException as error:
             raise EngineError(str(error)) from None
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        """Run the act in a thread. A thread cannot be cancelled, so its end is awaited and no side
-        effect comes late."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, act)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()
-            raise
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, act))
 
 
 def _ports_of(listed: dict[str, Any]) -> _Ports:
     ports = listed.get("Ports") or ()
     return {one["PrivatePort"]: one["PublicPort"] for one in ports if "PublicPort" in one}
+
+
+def _check_sources(spec: ContainerSpec, runtime: Path) -> None:
+    """Raise NodeFault where the engine would make an empty folder in the place of a lost one."""
+    volumes = (mount.source for mount in spec.mounts if mount.kind in _BOUND)
+    for source in (str(runtime), spec.job_folder, spec.run_folder, *volumes):
+        if not Path(source).exists():
+            raise NodeFault(f"bind source path does not exist: {source}")
 
 
 def _container(task_id: str) -> str:
@@ -478,5 +544,6 @@ def _text(error: docker.errors.APIError) -> str:
 def _state(text: str) -> ContainerState:
     if text == "created":
         return ContainerState.CREATED
+    # Docker's "dead" and "removing" are halves of a removal: no process is left in them.
     ended = text in ("exited", "dead", "removing")
     return ContainerState.EXITED if ended else ContainerState.RUNNING

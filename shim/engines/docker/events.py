@@ -20,6 +20,7 @@ import msgspec
 
 from shim.engines.base import EngineUnavailable
 from shim.engines.docker.api import Call
+from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.errors import EngineError
 
 ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
@@ -38,28 +39,43 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     unseen: bool = False
 
 
-async def past_of(call: Call, api: Any, container_id: str) -> Past:
+async def past_of(call: Call, api: Any, container_id: str, dialect: Dialect = DOCKER) -> Past:
     """Return what the engine remembers; nothing when it does not answer that. Raises
     EngineUnavailable."""
     try:
         info = await call(api.info)
         now = datetime.fromisoformat(info["SystemTime"]).timestamp()
-        span = {"since": 0, "until": f"{now:.6f}"}
-        events = await call(lambda: list(api.events(decode=True, **span)))
+        # Without `until` the stream never ends. The time is the engine's: our clock may be ahead.
+        asked: dict[str, Any] = {"since": 0, "until": f"{now:.6f}"}
+        if dialect.filters_past:
+            asked["filters"] = {"container": container_id}
+        events = await call(lambda: list(api.events(decode=True, **asked)))
     except EngineUnavailable:
         raise
     except (EngineError, KeyError, ValueError):
         return Past()
-    return judge(events, container_id, live_restore=bool(info.get("LiveRestoreEnabled")))
+    return judge(
+        events,
+        container_id,
+        live_restore=bool(info.get("LiveRestoreEnabled")),
+        names_signals=dialect.names_signals,
+    )
 
 
-def judge(events: Iterable[Mapping[str, Any]], container_id: str, *, live_restore: bool) -> Past:
+def judge(
+    events: Iterable[Mapping[str, Any]],
+    container_id: str,
+    *,
+    live_restore: bool,
+    names_signals: bool = True,
+) -> Past:
     """Return the past from all events of the engine's life, or the latest of them."""
     all_of_them = list(events)
     own = [one for one in all_of_them if subject(one) == container_id]
     is_told = any(one.get("Action") == "die" for one in own)
     return Past(
-        stopped=any(ends_it(one) for one in own),
+        stopped=any(ends_it(one, names_signals=names_signals) for one in own),
+        # With fewer events than it keeps, the engine has forgotten none of its present life.
         unseen=not is_told and not live_restore and len(all_of_them) < REMEMBERED,
     )
 
@@ -69,15 +85,18 @@ def subject(event: Mapping[str, Any]) -> str | None:
     return (event.get("Actor") or {}).get("ID") or event.get("id")
 
 
-def ends_it(event: Mapping[str, Any]) -> bool:
-    """Return whether the event is a signal to the container that ends it."""
+def ends_it(event: Mapping[str, Any], *, names_signals: bool = True) -> bool:
+    """Return whether the event is a signal to the container that ends it; without a name, each
+    signal counts."""
     attributes = (event.get("Actor") or {}).get("Attributes") or {}
-    return event.get("Action") == "kill" and attributes.get("signal") in ENDING_SIGNALS
+    if event.get("Action") != "kill":
+        return False
+    return not names_signals or attributes.get("signal") in ENDING_SIGNALS
 
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
 class EventFollower:
@@ -93,7 +112,9 @@ class EventFollower:
         on_hint: Callable[[str | None], None],
         on_stop: Callable[[str], None],
         lost: tuple[type[Exception], ...],
+        dialect: Dialect = DOCKER,
     ) -> None:
+        self._dialect = dialect
         self._subscribe = subscribe
         self._on_hint = on_hint
         self._on_stop = on_stop
@@ -126,6 +147,7 @@ class EventFollower:
         while not self._stop.is_set():
             try:
                 self._stream = self._subscribe()
+                # `close` came during the subscription, and found no stream that it could cut.
                 if self._stop.is_set():
                     self._cut()
                     return
@@ -135,16 +157,16 @@ class EventFollower:
                     container_id = subject(event)
                     if event.get("Action") != "kill":
                         self._tell(self._on_hint, container_id)
-                    elif ends_it(event):
+                    elif ends_it(event, names_signals=self._dialect.names_signals):
                         self._tell(self._on_stop, container_id)
             except self._lost as error:
                 log.debug("events: %s", error)
             self._cut()
             self._tell(self._is_connected.clear)
             if not self._stop.is_set():
-                log.warning("the Docker engine's events ended: connecting again")
+                log.warning("the %s engine's events ended: connecting again", self._dialect.name)
             self._stop.wait(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE)
 
     def _came(self) -> None:
         self._is_connected.set()

@@ -7,7 +7,7 @@ import os
 import socket
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import docker.errors
 import msgspec
 import requests.exceptions
 
+from fairlead.wire.shim import Finding, FindingLevel
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
-from shim.schemas import Finding
+from shim.settings import NetworkKind
 
 IMAGES = "var/lib/docker"
 """The folder of the images, below the root."""
+CRUN = "crun"
+FAST_VERSION = 28
 _CONTAINER_SECONDS = 60
 _SHIM_SECONDS = 10.0
 _ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
@@ -35,9 +38,11 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
         yield bad(f"the Docker engine does not answer: {error}", "systemctl restart docker")
         return
     try:
-        yield from judge_engine(api.info())
-        yield from judge_networks(networks_of_shim(node.socket))
-        yield _try_container(api, node.runtime)
+        info = api.info()
+        yield from judge_engine(info)
+        yield from judge_networks(networks_of_shim(node.socket), asked)
+        yield try_container(api, node.runtime)
+        yield from judge_crun(info, lambda: try_container(api, node.runtime, CRUN))
     except failures as error:
         fix = "journalctl -u docker says more"
         yield bad(f"a container does not start: {error}", fix)
@@ -47,7 +52,13 @@ def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
 
 def judge_engine(info: dict[str, Any]) -> Iterator[Finding]:
     """The engine's answer about itself."""
-    yield ok(f"Docker {info.get('ServerVersion')} answers")
+    version = str(info.get("ServerVersion"))
+    major = version.partition(".")[0]
+    hint = ""
+    # Before 28.0 dockerd runs itself again as a hook of each container (moby #40516).
+    if major.isdecimal() and int(major) < FAST_VERSION:
+        hint = f"; {FAST_VERSION} or newer is recommended: containers start sooner"
+    yield ok(f"Docker {version} answers{hint}")
     lost = [name for name in ("MemoryLimit", "CpuCfsQuota", "PidsLimit") if not info.get(name)]
     if lost:
         yield bad(f"Docker cannot keep {', '.join(lost)}", "enable these cgroups, restart Docker")
@@ -56,45 +67,80 @@ def judge_engine(info: dict[str, Any]) -> Iterator[Finding]:
         yield warn("jobs end when the Docker engine is restarted", fix)
 
 
-def judge_networks(count: int | None) -> Iterator[Finding]:
-    """`count`: how many runs can have a network here at once; None: the shim does not answer."""
-    if count == 0:
+def judge_crun(info: dict[str, Any], start: Callable[[], Finding]) -> Iterator[Finding]:
+    """Try whether crun starts containers, where the engine knows it: it is faster than runc, and
+    refuses some nodes, for instance those with cgroups of both versions."""
+    if CRUN not in (info.get("Runtimes") or ()) or info.get("DefaultRuntime") == CRUN:
+        return
+    fix = "leave --oci-runtime crun out of /etc/fairlead/shim.env"
+    try:
+        found = start()
+    except docker.errors.APIError as error:
+        yield warn(f"crun does not start a container: {str(error.explanation)[-300:]}", fix)
+        return
+    if found.level is FindingLevel.OK:
+        yield ok("crun starts containers: --oci-runtime crun makes starts shorter")
+    else:
+        yield warn(f"with crun {found.message}", fix)
+
+
+def judge_networks(found: NetworksOfNode, asked: Asked) -> Iterator[Finding]:
+    """Judge what the shim says of its networks."""
+    if found.networks == 0:
         fix = "--job-networks RANGE in /etc/fairlead/shim.env, with addresses that nothing uses"
         yield bad("no addresses are left for the networks of runs", fix)
-    elif count is not None:
-        yield ok(f"{count} runs can have a network at once")
+    elif found.networks is not None:
+        one = "job" if found.network_kind == NetworkKind.AGENT else "run"
+        yield ok(f"{found.networks} {one}s can have a network at once")
+    if found.network_kind == NetworkKind.AGENT:
+        yield ok("the shim connects containers itself")
+        if asked(("nft", "list", "table", "inet", "firewalld")).status == 0:
+            yield warn(
+                "firewalld runs, and may reject what jobs send",
+                "restart the shim, which then takes the engine's networks (--networks auto)",
+            )
+    elif found.network_why is not None:
+        yield ok(f"the engine connects containers, not the shim: {found.network_why}")
+    elif found.network_kind is not None:
+        yield ok("the engine connects containers")
 
 
-def networks_of_shim(path: Path) -> int | None:
-    """Ask the shim itself: only it knows its options."""
+def networks_of_shim(path: Path) -> NetworksOfNode:
+    """Ask the shim itself: only it knows its options. It may not answer: then nothing is known."""
     try:
         with socket.socket(socket.AF_UNIX) as shim, shim.makefile("rb") as answer:
             shim.settimeout(_SHIM_SECONDS)
             shim.connect(str(path))
             shim.sendall(b"GET /v1/node HTTP/1.0\r\n\r\n")
             body = answer.read().partition(b"\r\n\r\n")[2]
-        return msgspec.json.decode(body, type=_NetworksOfNode).networks
+        return msgspec.json.decode(body, type=NetworksOfNode)
     except (OSError, msgspec.DecodeError):
-        return None
+        return NetworksOfNode()
 
 
-class _NetworksOfNode(msgspec.Struct, frozen=True):
+class NetworksOfNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node tells of the networks of its runs (`fairlead.wire.shim.NodeInfo`)."""
+
     networks: int | None = None
+    network_kind: str | None = None
+    network_why: str | None = None
 
 
-def _try_container(api: Any, runtime: Path) -> Finding:
+def try_container(api: Any, runtime: Path, oci_runtime: str | None = None) -> Finding:
     """Its image is empty: all that runs in it is the runtime, as in every job."""
     empty = io.BytesIO()
     tarfile.open(fileobj=empty, mode="w").close()
-    name = f"fairlead-doctor:{uuid.uuid4().hex[:12]}"
-    api.import_image_from_data(empty.getvalue(), repository=name.split(":")[0], tag=name[16:])
+    tag = uuid.uuid4().hex[:12]
+    answer = api.import_image_from_data(empty.getvalue(), repository="fairlead-doctor", tag=tag)
+    # By its id: Podman puts the image of an import under a name of another registry.
+    image = str(msgspec.json.decode(answer.splitlines()[-1])["status"])
     container = None
     try:
         mount = [f"{runtime.resolve()}:/opt/fairlead/runtime:ro"]
-        host = api.create_host_config(binds=mount, network_mode="none")
+        host = api.create_host_config(binds=mount, network_mode="none", runtime=oci_runtime)
         command = ["--help"]
         container = api.create_container(
-            name, command, entrypoint=[_ENTRYPOINT], host_config=host, environment={}
+            image, command, entrypoint=[_ENTRYPOINT], host_config=host, environment={}
         )["Id"]
         api.start(container)
         status = api.wait(container, timeout=_CONTAINER_SECONDS)["StatusCode"]
@@ -102,7 +148,7 @@ def _try_container(api: Any, runtime: Path) -> Finding:
     finally:
         if container is not None:
             api.remove_container(container, force=True)
-        api.remove_image(name, force=True)
+        api.remove_image(image, force=True)
     if status == 0:
         return ok("a container with the runtime starts")
     return bad(f"a container with the runtime ends with {status}: {output[-300:]}", INSTALL)

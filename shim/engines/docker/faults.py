@@ -26,24 +26,27 @@ _NODES = (
 )
 """Every bind mount has a source of the shim's own, volumes included."""
 _JOBS = (
-    *("rlimit", "docker-init", "unable to apply caps"),
+    *("rlimit", "docker-init", "container-init", "unable to apply caps"),
     *("unable to find user", "unable to find group"),
-    *("to rootfs at", "memory limit too low", "sethostname"),
+    *("to rootfs at", "memory limit too low", "unable to set memory limit", "sethostname"),
     "requirement error",
 )
 """`to rootfs at` comes before a mount's target; NVIDIA's hook prints the last one for an image that
 needs a newer driver."""
 _ADDRESS_TAKEN = "address already in use"
+_ADDRESS_TAKEN_IN_PODMAN = re.compile(r"requested ip address \S+ is already allocated")
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
+# runc's words when the kernel refuses a value for a cgroup's limit.
 _REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
 
 
 def is_of_its_address(error: EngineError) -> bool:
     """Return whether another container has the address in the run's network. For a port the engine
     says "listen tcp4 …: bind: address already in use"."""
-    return str(error).strip().lower() == _ADDRESS_TAKEN
+    text = str(error).strip().lower()
+    return text == _ADDRESS_TAKEN or _ADDRESS_TAKEN_IN_PODMAN.search(text) is not None
 
 
 def of_create(error: EngineError) -> EngineError:

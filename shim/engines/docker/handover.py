@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -17,15 +19,18 @@ from typing import Any
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo
 from shim.engines.base import NodeFault
 from shim.errors import EngineError
 from shim.gpus.base import GpuDelivery
 from shim.node import machine
-from shim.schemas import GpuInfo
 
 log = logging.getLogger(__name__)
 
-_MOST_SPEC = 4 << 20
+_MAX_SPEC = 4 << 20
+_USE_BY_GROUP = stat.S_IRGRP | stat.S_IWGRP
+_ROOT = 0
+"""No device is worth this group."""
 
 
 class Way(StrEnum):
@@ -52,6 +57,8 @@ class Handover(msgspec.Struct, frozen=True):
     way: Way | None
     host_config: dict[str, Any]
     environment: dict[str, str]
+    groups: tuple[int, ...] = ()
+    """The groups that may use its device files, in which its processes must be."""
 
 
 def means_of(info: dict[str, Any], delivery: GpuDelivery, dev: Path = Path("/dev")) -> Means:
@@ -90,7 +97,23 @@ def hand_over(
     if devices:
         host["Devices"] = devices
     hook = means.delivery.hook if means.hook_by_default and way is not Way.HOOK else None
-    return Handover(way, host, {} if hook is None else dict(hook.hide))
+    groups = needed_groups(Path(device["PathOnHost"]).stat() for device in devices)
+    return Handover(way, host, {} if hook is None else dict(hook.hide), groups)
+
+
+def needed_groups(files: Iterable[os.stat_result]) -> tuple[int, ...]:
+    """Return the groups that may use these device files, without those of files that everybody may
+    use. The engine keeps a device's owner and mode, such as root:render 0660 of /dev/kfd."""
+    return tuple(
+        sorted(
+            {
+                file.st_gid
+                for file in files
+                if file.st_mode & _USE_BY_GROUP == _USE_BY_GROUP and not file.st_mode & stat.S_IWOTH
+            }
+            - {_ROOT}
+        )
+    )
 
 
 def _way(uuids: Sequence[str], units: dict[str, GpuInfo], means: Means) -> Way | None:
@@ -161,7 +184,7 @@ def _cdi_devices(folders: Iterable[str], kind: str | None) -> Iterable[str]:
 def _devices_of(path: Path, kind: str | None) -> list[str]:
     """None of a spec that cannot be read: the engine cannot read it either."""
     try:
-        text = path.read_bytes()[:_MOST_SPEC].decode()
+        text = path.read_bytes()[:_MAX_SPEC].decode()
         spec = json.loads(text) if path.suffix == ".json" else _yaml(text)
         if spec["kind"] != kind:
             return []

@@ -18,6 +18,7 @@ from docker.auth import encode_header
 from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
 
+from fairlead.wire.shim import PullProgress, RegistryAuth
 from shim.engines.base import (
     EngineUnavailable,
     ImageError,
@@ -27,12 +28,16 @@ from shim.engines.base import (
     pinned,
     repository_of,
 )
+from shim.engines.docker import registry
 from shim.engines.docker.api import Call, Conflict, NotFound, in_own_thread
+from shim.engines.docker.dialect import DOCKER, Dialect
 from shim.errors import EngineError
-from shim.schemas import PullProgress, RegistryAuth
 
-_LONGEST_DETAIL = 300
+_MAX_DETAIL = 300
 ASK_SECONDS = 30.0
+_PROVE_SECONDS = 60.0
+_PROOFS = 8
+"""At once: each has a thread, which a hostile registry can keep."""
 """A registry that does not answer within this time has not agreed."""
 
 
@@ -45,8 +50,13 @@ class Pull:
     """
 
     def __init__(
-        self, connect: Callable[[], Any], reference: str, auth: RegistryAuth | None
+        self,
+        connect: Callable[[], Any],
+        reference: str,
+        auth: RegistryAuth | None,
+        last: str = DOCKER.last_of_pull,
     ) -> None:
+        self._last = last
         self._connect = connect
         self._reference = reference
         self._auth = auth
@@ -90,6 +100,7 @@ class Pull:
             params={"fromImage": repository, "tag": tag or "latest"},
             headers=_login(self._auth),
             stream=True,
+            # A registry may be silent for minutes; `Images` ends a pull without progress.
             timeout=None,
         )
         with contextlib.closing(response):
@@ -98,6 +109,7 @@ class Pull:
     def _follow(self, api: Any, response: Any, report: Callable[[PullProgress], None]) -> None:
         api._raise_for_status(response)
         self._stream = CancellableStream(api._stream_helper(response, decode=True), response)
+        # A cancel before the engine's answer found no stream that it could close.
         if self._cancelled:
             self._cancel()
         for message in self._stream:
@@ -105,8 +117,9 @@ class Pull:
                 raise EngineError(str(message["error"]))
             self._note(message)
             report(self._progress())
+        # An engine that is stopped ends the stream without an error message.
         if not (self._complete or self._cancelled):
-            raise EngineUnavailable("the Docker engine aborted the pull")
+            raise EngineUnavailable("the engine aborted the pull")
 
     def _cancel(self) -> None:
         """Cancel the pull, from any thread at any time."""
@@ -117,7 +130,7 @@ class Pull:
 
     def _note(self, message: dict[str, Any]) -> None:
         layer, status = message.get("id"), str(message.get("status", ""))
-        self._complete = self._complete or status.startswith("Status:")
+        self._complete = status.startswith(self._last)
         if not layer:
             return
         detail = message.get("progressDetail") or {}
@@ -175,8 +188,9 @@ def _login(auth: RegistryAuth | None) -> dict[str, str]:
 def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageError:
     """Return the engine's error, classified by what the user can do."""
     if auth is not None:
+        # The engine quotes the registry, which may echo what it was sent; users read this message.
         detail = detail.replace(auth.password, "***") if auth.password else detail
-    detail = " ".join(detail.split())[:_LONGEST_DETAIL]
+    detail = " ".join(detail.split())[:_MAX_DETAIL]
     problem = _problem(detail.lower())
     advice = _ADVICE[problem].format(image=reference)
     if problem is ImageProblem.REFUSED and auth is None:
@@ -206,6 +220,7 @@ _WORDS: tuple[tuple[ImageProblem, tuple[str, ...]], ...] = (
             *("no route", "connection reset", "unexpected eof", "server misbehaving"),
         ),
     ),
+    # Last, because messages of the kinds above may contain these words, too.
     (ImageProblem.MISSING, ("not found", "does not exist")),
 )
 _ADVICE = {
@@ -232,8 +247,15 @@ class DockerImages:
     """The images. `in_our_words` is the part of `call` that translates errors."""
 
     def __init__(
-        self, call: Call, in_our_words: Callable[[], AbstractContextManager[None]]
+        self,
+        call: Call,
+        in_our_words: Callable[[], AbstractContextManager[None]],
+        dialect: Dialect = DOCKER,
+        prove_seconds: float = _PROVE_SECONDS,
     ) -> None:
+        self._dialect = dialect
+        self._prove_seconds = prove_seconds
+        self._proofs = asyncio.Semaphore(_PROOFS)
         self._call = call
         self._in_our_words = in_our_words
         self._api: Any = None
@@ -268,7 +290,7 @@ class DockerImages:
         auth: RegistryAuth | None,
         progress: Callable[[PullProgress], None],
     ) -> ImageInfo:
-        pull = Pull(self._connect, reference, auth)
+        pull = Pull(self._connect, reference, auth, self._dialect.last_of_pull)
         try:
             with self._in_our_words():
                 await pull.run(progress)
@@ -284,6 +306,9 @@ class DockerImages:
     async def ask(self, reference: str, digest: str | None, auth: RegistryAuth | None) -> None:
         """Ask the registry in its own thread, like a pull: it may never answer."""
         act = partial(ask, self._connect, pinned(reference, digest), auth)
+        if not self._dialect.asks_registries:
+            await self._pull_again(reference, digest, auth)
+            return
         try:
             with self._in_our_words():
                 await in_own_thread(act, "shim-ask")
@@ -291,6 +316,52 @@ class DockerImages:
             raise
         except EngineError as error:
             raise explain(reference, auth, str(error)) from None
+
+    async def _pull_again(
+        self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        *others, last = await self._digests(reference, digest)
+        for other in others:
+            try:
+                await self.pull(pinned(reference, other), auth, lambda progress: None)
+                return
+            except ImageError as error:
+                if error.problem is not ImageProblem.MISSING:
+                    raise
+        await self.pull(pinned(reference, last), auth, lambda progress: None)
+
+    async def _digests(self, reference: str, digest: str | None) -> list[str | None]:
+        """Return the digests by which the registry may know an image of which it has this one.
+
+        All are manifests of the same image, so each shows the same.
+        """
+        if digest is None or not self._dialect.mixes_digests:
+            return [digest]
+        found = await self._call(lambda: self._api.inspect_image(pinned(reference, digest)))
+        names = [name.partition("@") for name in found.get("RepoDigests") or ()]
+        here = {one for name, _, one in names if repository_of(name) == repository_of(reference)}
+        return [digest, *sorted(here - {digest})]
+
+    async def prove(self, reference: str, image: ImageInfo, auth: RegistryAuth | None) -> None:
+        info = await self._call(lambda: self._api.info())
+        settings = info.get("RegistryConfig") or {}
+        digests = [one or "" for one in await self._digests(reference, image.digest)]
+        named = (repository_of(reference), digests, image.id)
+        try:
+            async with asyncio.timeout(self._prove_seconds):
+                await self._proofs.acquire()
+                proof = in_own_thread(
+                    partial(registry.prove_any, *named, auth, settings), "shim-prove"
+                )
+                # A registry that sends a byte now and then keeps its thread, and this place.
+                proof.add_done_callback(lambda _: self._proofs.release())
+                await asyncio.shield(proof)
+        except TimeoutError:
+            raise ImageError(
+                f"the registry of {reference} did not show within {self._prove_seconds:g} s that "
+                "it has the image",
+                ImageProblem.STALLED,
+            ) from None
 
     async def remove(self, reference: str) -> bool:
         """Remove the image. The engine itself refuses if a container uses it, also an ended one."""

@@ -18,15 +18,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+from typing import Any, Protocol
 
 from docker.types import IPAMConfig, IPAMPool
 
-from shim.engines.base import NodeFault, NodeFull
-from shim.engines.docker import subnets
+from shim.engines.base import ContainerSpec, NodeFault, NodeFull
+from shim.engines.docker import request, subnets
 from shim.engines.docker.api import Call, DockerRefused, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
@@ -42,14 +43,56 @@ _SUBNET = "fairlead.subnet"
 """The label of a network whose subnet was chosen here. The engine gives a container a certain
 address in no other."""
 _MAX_OVERLAPS = 16
+LABEL = "fairlead.network"
+"""The label of a container that names its run's network."""
+_OVERLAP = re.compile("overlap|is already used on the host", re.IGNORECASE)
+"""Docker's word, and netavark's."""
+
+
+class Networks(Protocol):
+    """The networks of runs' containers: Docker's, wires of our own (`wired`), or both
+    (`choice`)."""
+
+    @property
+    def capacity(self) -> int:
+        """How many there can be at once."""
+
+    async def close(self) -> None: ...
+
+    def routes_to(self, run_id: str) -> bool:
+        """Return whether the node reaches the run's containers at their addresses."""
+
+    async def ensure(
+        self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
+    ) -> str | None:
+        """Return an address for a task of the run; None: the engine chooses. Raises NodeFull."""
+
+    async def remove(self, run_id: str) -> None: ...
+
+    def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
+        """Put the container's network into the engine's request. Blocking. Raises NodeFault."""
+
+    async def made(self, spec: ContainerSpec, container_id: str) -> None:
+        """Prepare a container that is not started yet."""
+
+    async def started(self, container_id: str) -> None:
+        """Complete the network of a container that runs; may be repeated. Raises NodeFull,
+        NodeFault."""
+
+    async def removed(self, task_id: str) -> None:
+        """Clear up after a container that is gone."""
+
+    def distrust(self, said: str) -> None:
+        """Give up what the engine named when it refused to start a container."""
 
 
 class RunNetworks:
     """The networks of runs. `call` runs an act of docker-py in a thread, with its errors
     translated.
 
-    Every `tidy_every` seconds, networks without a run are removed. A run waits `patience` seconds
-    for a subnet when none is free.
+    Each network gets `options` besides the name of its bridge. Every `tidy_every` seconds, networks
+    without a run are removed. A run waits `patience` seconds for a subnet when none is free.
+    `spares`: a network is ready for the next run.
     """
 
     def __init__(
@@ -58,7 +101,12 @@ class RunNetworks:
         label: str,
         tidy_every: float = _TIDY_SECONDS,
         patience: float = _PATIENCE_SECONDS,
+        options: Mapping[str, str] | None = None,
+        *,
+        spares: bool = True,
     ) -> None:
+        self._spares = spares
+        self._options = dict(options or {})
         self._call = call
         self._label = label
         self._tidy_every = tidy_every
@@ -92,7 +140,8 @@ class RunNetworks:
         existing = await self._look()
         self._of_run = {run_id: name for run_id, name in used if name in existing}
         idle = self._without_owner(existing)
-        self._spare = next((name for name in idle if self._subnet_of[name] is not None), None)
+        if self._spares:
+            self._spare = next((name for name in idle if self._subnet_of[name] is not None), None)
         for name in idle:
             if name != self._spare:
                 await self._retire(name)
@@ -138,6 +187,7 @@ class RunNetworks:
                 self._subnet_of[network["Name"]] = _chosen(labels)
             if not (mine and _SUBNET in labels):
                 others.update(subnets.of_network(network))
+        # Only what was known before the question: its answer lacks networks that were made since.
         for gone in before - ours - set(self._unanswered):
             self._subnet_of.pop(gone, None)
         self._others = of_node | others
@@ -156,6 +206,32 @@ class RunNetworks:
             return self._of_run[run_id]
         except KeyError:
             raise NodeFault(f"run {run_id} has no network") from None
+
+    def join(self, asked: dict[str, Any], spec: ContainerSpec) -> None:
+        """Put the run's network into the request. Raises NodeFault when `ensure` was not called for
+        the run."""
+        network = self.name_of(spec.run_id)
+        asked["host_config"]["NetworkMode"] = network
+        asked["labels"][LABEL] = network
+        if spec.address is not None:
+            asked["networking_config"] = request.at_address(network, spec.address)
+        if spec.publish is not None:
+            asked["ports"] = [spec.publish]
+            # Only the node itself reaches it; with an empty HostPort the engine chooses the port.
+            on_loopback = {"HostIp": "127.0.0.1", "HostPort": ""}
+            asked["host_config"]["PortBindings"] = {f"{spec.publish}/tcp": [on_loopback]}
+
+    def routes_to(self, run_id: str) -> bool:
+        return False
+
+    async def made(self, spec: ContainerSpec, container_id: str) -> None:
+        """Do nothing: Docker makes the files of a container's network."""
+
+    async def started(self, container_id: str) -> None:
+        """Do nothing: Docker connects a container before its process runs."""
+
+    async def removed(self, task_id: str) -> None:
+        """Do nothing: Docker disconnects a container that it removes."""
 
     async def ensure(
         self, run_id: str, taken: Collection[str] = (), wanted: str | None = None
@@ -188,13 +264,14 @@ class RunNetworks:
         return _address(subnet, {*in_use, *taken})
 
     def _given(self, run_id: str, given: asyncio.Task[frozenset[str]]) -> None:
-        """Its callers may all have been cancelled: then its error is told here."""
+        """Its callers may all have been cancelled: then its error is logged here."""
         del self._giving[run_id]
         if not given.cancelled() and (error := given.exception()) is not None:
             log.warning("run %s has no network: %s", run_id, error)
 
     async def remove(self, run_id: str) -> None:
         """Remove the run's network soon; if that fails, the next comparison removes it."""
+        # A network that is still being made would get its run after this removal, and stay.
         if giving := self._giving.get(run_id):
             await asyncio.wait({giving})
         name = self._of_run.pop(run_id, None)
@@ -203,12 +280,12 @@ class RunNetworks:
             self._removing.add(chore)
             chore.add_done_callback(self._removing.discard)
 
-    def distrust(self, said: str) -> None:
+    def distrust(self, message: str) -> None:
         """Give up the run's network, which the engine named when it refused to start a container:
         the run's next container gets another one."""
         for run_id, name in tuple(self._of_run.items()):
-            if name in said:
-                log.warning("network %s of run %s is given up: %s", name, run_id, said)
+            if name in message:
+                log.warning("network %s of run %s is given up: %s", name, run_id, message)
                 del self._of_run[run_id]
 
     async def _give(self, run_id: str) -> frozenset[str]:
@@ -264,8 +341,9 @@ class RunNetworks:
             try:
                 return await self._make_in(subnet)
             except DockerRefused as error:
+                # A route or another network may have come since the look: the next subnet is tried.
                 overlapping.add(subnet)
-                if "overlap" not in str(error).lower() or len(overlapping) > _MAX_OVERLAPS:
+                if not _OVERLAP.search(str(error)) or len(overlapping) > _MAX_OVERLAPS:
                     raise
 
     async def _make_in(self, subnet: IPv4Network) -> str:
@@ -281,7 +359,10 @@ class RunNetworks:
                     driver="bridge",
                     labels={key: value, _SUBNET: str(subnet)},
                     ipam=IPAMConfig(pool_configs=[pool]),
-                    options={"com.docker.network.bridge.name": f"{subnets.BRIDGES}{number}"},
+                    options={
+                        "com.docker.network.bridge.name": f"{subnets.BRIDGES}{number}",
+                        **self._options,
+                    },
                 )
             )
             self._subnet_of[name] = subnet
@@ -315,7 +396,7 @@ class RunNetworks:
         self._idle.set()
 
     def _make_spare(self) -> None:
-        if self._spare is None and (self._making is None or self._making.done()):
+        if self._spares and self._spare is None and (self._making is None or self._making.done()):
             self._making = asyncio.create_task(self._fill(), name="spare network")
 
     async def _fill(self) -> None:
@@ -341,6 +422,7 @@ def _chosen(labels: Mapping[str, str]) -> IPv4Network | None:
 
 def _address(subnet: IPv4Network, taken: Collection[str]) -> str:
     """Return the first address that nothing has. Raises NodeFull."""
+    # The network's first address is the bridge's, as its gateway.
     first, last = int(subnet[2]), int(subnet.broadcast_address)
     for number in range(first, last):
         address = str(IPv4Address(number))

@@ -14,16 +14,17 @@ from docker.types import HostConfig, LogConfig, Mount
 from docker.types import Ulimit as DockerUlimit
 
 from common.task_folder import RUNNER_SOCKET_NAME
-from shim.engines.base import ContainerSpec, MountSpec
-from shim.schemas import NetworkMode, VolumeKind
+from fairlead.wire.shim import NetworkMode, VolumeKind
+from shim.engines.base import ContainerSpec, MountSpec, NodeFault
 
 _RUNTIME = "/opt/fairlead/runtime"
 ENTRYPOINT = f"{_RUNTIME}/bin/fairlead-entrypoint"
 _TASK_FOLDER = "/opt/fairlead/task"
 _RUN_FOLDER = "/opt/fairlead/run"
-_MOST_PROCESSES = 32768
+_MAX_PROCESSES = 32768
 _TMPFS_MODE = 0o1777
-_LEAST_CPU_PERIODS = 0.01
+# Docker refuses fewer CPUs ("Range of CPUs is from 0.01").
+_MIN_CPU_PERIODS = 0.01
 
 
 class NodeValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,8 @@ class NodeValues(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     gid: int
     proxy_variables: dict[str, str] = {}
+    oci_runtime: str | None = None
+    """The engine's name of the OCI runtime; None: its default."""
     cgroup_parent: str | None = None
     """Where the cgroups of containers in the node's network lie; None: where the engine puts
     all."""
@@ -70,7 +73,8 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         mem_limit=spec.memory,
         memswap_limit=spec.memory,  # together with swap: the engine would add as much again
         shm_size=spec.shm_size,
-        pids_limit=options.pids_limit or _MOST_PROCESSES,
+        pids_limit=options.pids_limit or _MAX_PROCESSES,
+        # Whatever user the image has, the node's group opens the folders of the task to it.
         group_add=[str(node.gid)],
         privileged=options.privileged,
         cap_add=list(options.cap_add) or None,
@@ -79,10 +83,12 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         read_only=options.read_only_root,
         init=options.init or None,
         tmpfs=_writable_places(spec) if options.read_only_root else None,
+        # Docker's own log of a container has no limit; the job's output goes through the runner.
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "1m", "max-file": "1"}),
+        runtime=node.oci_runtime,
         cgroup_parent=node.cgroup_parent if spec.network_mode is NetworkMode.HOST else None,
     )
-    host["NanoCpus"] = int(max(min(spec.cpu, node.cores or spec.cpu), _LEAST_CPU_PERIODS) * 1e9)
+    host["NanoCpus"] = int(max(min(spec.cpu, node.cores or spec.cpu), _MIN_CPU_PERIODS) * 1e9)
     return host
 
 
@@ -111,12 +117,27 @@ def _mount(mount: MountSpec) -> Mount:
     return Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
 
 
+def require_oci_runtime(name: str | None, info: Mapping[str, Any]) -> None:
+    """Raise NodeFault for an OCI runtime that the engine does not know."""
+    known = sorted(info.get("Runtimes") or ())
+    if name is not None and name not in known:
+        raise NodeFault(
+            f"--oci-runtime {name}: the engine knows {', '.join(known) or 'no runtime by name'}; "
+            f'add it to "runtimes" in /etc/docker/daemon.json, or leave the option out'
+        )
+
+
 def explain_start(text: str) -> str:
     """Return the engine's error, with what the user can do."""
     if "rlimit" in text.lower():
         return (
-            "the node's Docker engine may not raise the limits that `ulimits` asks for; ask for "
+            "the node's engine may not raise the limits that `ulimits` asks for; ask for "
             f"less, or run the engine with CAP_SYS_RESOURCE ({text[:200]})"
+        )
+    if "container-init" in text:
+        return (
+            "the node's Podman has no `catatonit`, for which `init` asks: leave it out (orphans "
+            f"are reaped anyway), or install it on the node ({text[:200]})"
         )
     if "docker-init" in text:
         return (

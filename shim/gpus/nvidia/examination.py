@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fairlead.wire.shim import Finding
 from shim.examination import Asked, NodeSetup, bad, ok, warn
-from shim.schemas import Finding
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 _NVIDIA = "0x10de"

@@ -1,9 +1,7 @@
 """GPUs as NVIDIA's driver reports them, through nvidia-ml-py.
 
-A driver can hang in one call forever. Each GPU has a lane: one thread that makes its calls one
-after the other. The library as a whole has another lane, and a third waits for errors. A caller
-waits for a bounded time; while a call hangs, its lane refuses at once and nothing else notices. The
-library is loaded by `open`; a machine without it has no GPUs, and that is no error.
+Each GPU has a lane (`shim.gpus.lanes`), the library as a whole has another one, and a thread waits
+for errors. The library is loaded by `open`; a machine without it has no GPUs, and that is no error.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import queue
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo, GpuLink
 from shim.gpus.base import (
     NO_ACTION,
     GpuDelivery,
@@ -33,95 +30,18 @@ from shim.gpus.base import (
     Recovery,
     Vitals,
 )
+from shim.gpus.lanes import Lane
 from shim.gpus.nvidia.xids import Watched, XidListener
-from shim.gpus.selection import Exclusion
-from shim.schemas import GpuInfo, GpuLink
+from shim.gpus.selection import Exclusion, not_there
 
 T = TypeVar("T")
-
-
-class _Call:
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self._act = act
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self._loop.create_future()
-
-    def make(self) -> None:
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = self._act()
-        except BaseException as error:
-            failure = error
-        try:
-            self._loop.call_soon_threadsafe(self._settle, result, failure)
-        except RuntimeError:
-            """The loop has ended meanwhile, and with it the caller."""
-
-    def _settle(self, result: Any, failure: BaseException | None) -> None:
-        if self.future.cancelled():
-            return
-        if failure is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(failure)
-
-
-class Lane:
-    """One thread for the calls of one GPU. It is a daemon thread: if it hangs, the process can
-    still end."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._turn = asyncio.Lock()
-        self._hanging = False
-        self._thread: threading.Thread | None = None
-
-    async def call(self, act: Callable[[], T], seconds: float) -> T:
-        """Run `act`. Raises GpuSilent when it takes longer than `seconds`, or an earlier one still
-        hangs."""
-        async with self._turn:
-            if self._hanging:
-                raise GpuSilent(f"{self._name}: an earlier call to the driver still hangs")
-            call = _Call(act)
-            self._start()
-            self._calls.put(call)
-            done, _ = await asyncio.wait({call.future}, timeout=seconds)
-            if not done:
-                self._hanging = True
-                call.future.add_done_callback(self._came_back)
-                raise GpuSilent(f"{self._name}: the driver did not answer within {seconds:g} s")
-        result: T = call.future.result()
-        return result
-
-    def close(self) -> None:
-        """End the thread once it has nothing to do; nothing waits for it."""
-        self._calls.put(None)
-        self._thread = None
-
-    def _came_back(self, future: asyncio.Future[Any]) -> None:
-        self._hanging = False
-        if not future.cancelled():
-            future.exception()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_work, args=(self._calls,), name=f"shim-{self._name}", daemon=True
-            )
-            self._thread.start()
-
-
-def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
-    while (call := calls.get()) is not None:
-        call.make()
 
 
 log = logging.getLogger(__name__)
 OPEN_SECONDS = 5.0
 """Without persistence mode, the driver starts its GPUs on the first call."""
 CALL_SECONDS = 0.8
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older drivers answer that they do not know it.
 _RECOVERY_FIELD = 230
 _RECOVERIES = {
     0: NO_ACTION,
@@ -134,6 +54,7 @@ _RECOVERIES = {
     7: Recovery("a reboot of the system"),
 }
 _UNKNOWN = Recovery("an action unknown to this version")
+# nvmlGpuTopologyLevel_t of nvml.h.
 _LINKS = {
     0: GpuLink.SAME_BOARD,
     10: GpuLink.ONE_SWITCH,
@@ -195,6 +116,7 @@ class NvmlGpus:
     async def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
+            # Its thread waits in the library, which may not be shut down under it.
             await asyncio.to_thread(self._listener.join)
         if self.driver is not None:
             with contextlib.suppress(GpuError):
@@ -228,14 +150,9 @@ class NvmlGpus:
         return frozenset(self._boards.values())
 
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
-        there = self.boards()
-        return frozenset(
-            gpu.uuid
-            for gpu in boards
-            if self._is_complete
-            and gpu.uuid not in there
-            and not any(one.covers_also_when_gone(gpu) for one in self._excluded)
-        )
+        if not self._is_complete:
+            return frozenset()
+        return not_there(boards, self.boards(), self._excluded)
 
     async def vitals(self, uuid: str) -> Vitals:
         unit = self._units.get(uuid)
@@ -248,6 +165,7 @@ class NvmlGpus:
             try:
                 is_there = await self._ask(lane, lambda: self._has_board(unit))
             except GpuSilent:
+                # A GPU that is lost may also hang: no silence unsays the loss.
                 raise lost from None
             if not is_there:
                 raise
@@ -285,6 +203,7 @@ class NvmlGpus:
         try:
             units = await self._ask(self._lane(index), lambda: self._read_units(index), seconds)
         except GpuError as error:
+            # A lost GPU is known to be lost; after any other error nothing counts as missing.
             self._is_complete = self._is_complete and isinstance(error, GpuLost)
             if not known:
                 self._boards.pop(index, None)
@@ -321,12 +240,14 @@ class NvmlGpus:
             devices=(f"/dev/nvidia{number}",),
         )
         self._boards[index] = whole.uuid
+        # The first is the mode that holds; the second holds after the next reset.
         if not self._or(lambda: nvml.nvmlDeviceGetMigMode(board)[0], 0):
             return [_Unit(whole, board, board)]
         return [self._read_instance(whole, number, board, h) for h in self._instances(board)]
 
     def _instances(self, board: Any) -> Sequence[Any]:
         most = self._or(lambda: self._nvml.nvmlDeviceGetMaxMigDeviceCount(board), 0)
+        # NVML leaves gaps between instances: an index without one is an error.
         found = (self._or(partial(self._instance, board, index), None) for index in range(most))
         return [handle for handle in found if handle is not None]
 
@@ -365,6 +286,7 @@ class NvmlGpus:
 
     def _link(self, one: Any, other: Any) -> GpuLink:
         nvml = self._nvml
+        # 2 is NVML_P2P_CAPS_INDEX_NVLINK.
         over_nvlink = self._or(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, 2), None)
         if over_nvlink == nvml.NVML_P2P_STATUS_OK:
             return GpuLink.DIRECT
@@ -383,6 +305,7 @@ class NvmlGpus:
             memory_used=used,
             processes=tuple(int(process.pid) for process in found),
             recovery=self._recovery(board),
+            # 1: uncorrected errors; 0: the volatile counter, which begins with the driver.
             ecc_uncorrected=self._or(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(board, 1, 0)), 0),
             remap_pending=bool(remap[2]),
             remap_failed=bool(remap[3]),
@@ -420,11 +343,13 @@ class NvmlGpus:
         node = self._or(lambda: self._nvml.nvmlDeviceGetNumaNodeId(board), None)
         if node is not None:
             return int(node)
+        # NVML writes eight digits of the PCI domain, sysfs four.
         place = Path("/sys/bus/pci/devices") / pci[4:].lower() / "numa_node"
         try:
             known = int(place.read_text())
         except (OSError, ValueError):
             return None
+        # The kernel says -1 where the firmware names no NUMA node.
         return known if known >= 0 else None
 
     def _or(self, act: Callable[[], Any], otherwise: Any) -> Any:

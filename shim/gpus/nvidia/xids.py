@@ -79,6 +79,7 @@ class XidListener:
     def watch(self, gpus: Iterable[Watched]) -> None:
         """Watch exactly these GPUs; earlier events are not reported."""
         watched = {_address(gpu.handle): gpu for gpu in gpus}
+        # NVML takes no GPU out of a set of events: the thread makes a new set.
         if watched.keys() != self._watched.keys():
             self._changed.set()
         self._watched = watched
@@ -120,6 +121,7 @@ class XidListener:
     def _take_all(self, events: Any) -> None:
         while not (self._ended.is_set() or self._changed.is_set()):
             try:
+                # Only its second version names the MIG instance.
                 event = self._nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
             except self._nvml.NVMLError as error:
                 if error.value == self._nvml.NVML_ERROR_TIMEOUT:

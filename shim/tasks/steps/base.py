@@ -13,11 +13,11 @@ from typing import Protocol
 
 import msgspec
 
+from fairlead.wire.shim import GpuInfo
 from shim.engines.base import Engine, ImageInfo, MountSpec
 from shim.gpus.base import GpuDelivery
-from shim.images import Images
-from shim.pythons import Pythons
-from shim.schemas import GpuInfo
+from shim.image_cache.images import Images
+from shim.node.pythons import Pythons
 from shim.settings import Settings
 from shim.tasks.task import TaskState
 from shim.volumes.mounter import Mounter
@@ -34,6 +34,7 @@ class RunLocks:
 
     def forget(self, run_id: str) -> None:
         lock = self._locks.get(run_id)
+        # A task in this lock needs it: a new lock would let a second task in next to it.
         if lock is not None and not lock.locked():
             del self._locks[run_id]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from shim.container_rules import first_user, granted
+from fairlead.wire.amounts import amounts_of
+from fairlead.wire.shim import NetworkMode, TaskStatus
+from shim.admission.container_rules import first_user, granted
 from shim.engines.base import ContainerSpec
-from shim.schemas import NetworkMode, TaskStatus
 from shim.tasks.steps.base import StepContext
 from shim.tasks.steps.ssh import published_port
 
@@ -55,8 +56,7 @@ class Container:
                 run_folder=str(ctx.settings.socket_folder(info.id)),
                 network_mode=info.network_mode,
                 hostname=task.request.hostname,
-                cpu=resources.cpu,
-                memory=resources.memory,
+                **amounts_of(resources),
                 shm_size=resources.shm_size,
                 address=info.address,
                 publish=published_port(ctx),
@@ -80,7 +80,7 @@ class Start:
         container_id = ctx.task.info.container_id
         assert container_id is not None, "the container step comes first"
         await ctx.engine.start(container_id)
-        await ctx.task.enter_at_last(TaskStatus.RUNNING)
+        ctx.task.show_status(TaskStatus.RUNNING)
 
     async def undo(self, ctx: StepContext) -> None:
         """Do nothing: the removal of the container ends it."""

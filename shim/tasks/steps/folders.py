@@ -20,23 +20,23 @@ class Folders:
 
     async def undo(self, ctx: StepContext) -> None:
         task_id = ctx.task.info.id
-        _close_door(ctx)
+        _remove_socket(ctx)
         for folder in (ctx.settings.socket_folder(task_id), ctx.settings.task_folder(task_id)):
             if folder.exists():
                 await _remove_tree(folder)
 
 
-def _close_door(ctx: StepContext) -> None:
-    door = Path(ctx.task.info.runner_socket)
-    if door.parent == ctx.settings.doors_folder:
-        door.unlink(missing_ok=True)
+def _remove_socket(ctx: StepContext) -> None:
+    link = Path(ctx.task.info.runner_socket)
+    if link.parent == ctx.settings.sockets_folder:
+        link.unlink(missing_ok=True)
 
 
 def _make(ctx: StepContext) -> None:
     settings, task_id = ctx.settings, ctx.task.info.id
     settings.task_folder(task_id).mkdir(parents=True, exist_ok=True, mode=0o700)
     make_shared(settings.run_folder, settings.gid, _LISTED)
-    make_shared(settings.doors_folder, settings.gid, _LISTED)
+    make_shared(settings.sockets_folder, settings.gid, _LISTED)
     make_shared(settings.job_folder(task_id), settings.gid, _SHARED)
     make_shared(settings.socket_folder(task_id), settings.gid, _SHARED)
 
@@ -53,6 +53,7 @@ def make_shared(folder: Path, gid: int, mode: int) -> None:
 async def _remove_tree(folder: Path) -> None:
     """Remove the folder with `rm`: a job may nest folders deeper than Python's recursion allows."""
     process = await asyncio.create_subprocess_exec(
+        # A volume that is still mounted below must lose nothing.
         *("rm", "-rf", "--one-file-system", "--", str(folder)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,

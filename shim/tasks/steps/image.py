@@ -8,9 +8,9 @@ import time
 import msgspec
 
 from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
-from shim import safe_files
+from fairlead.wire.shim import PullPolicy, PullProgress, TaskStatus
 from shim.engines.base import ImageError, ImageInfo, ImageProblem, pinned
-from shim.schemas import PullPolicy, PullProgress, TaskStatus
+from shim.files import safe_files
 from shim.tasks.steps.base import StepContext
 
 _SHOWN_EVERY = 0.5
@@ -50,7 +50,8 @@ class Image:
         """Return whether the run may use the image; False if the registry has lost it and may have
         another with the same name."""
         task, access = ctx.task, ctx.images.access
-        if not access.must_ask(task.info.run_id, reference, image):
+        must_prove = await access.must_prove(task.info.run_id, reference, image)
+        if not must_prove and not access.must_ask(task.info.run_id, reference, image):
             return True
         await task.enter(TaskStatus.PULLING, pull=PullProgress())
         await _credentials(ctx)
@@ -83,12 +84,16 @@ class Image:
 async def _confirm(ctx: StepContext, reference: str, image: ImageInfo) -> None:
     """Raise ImageError unless the image's registry gave it to this run.
 
-    An engine asks the registry which image a tag names. An image that is named by its digest and
-    is on the node already is "up to date" for it without any question, whatever the credentials
-    (moby, distribution/manifest.go: the local content comes first).
+    An engine asks the registry which image a tag names, and fetches what the node lacks. Of an
+    image that is private under another name it may have fetched nothing: the registry must prove
+    that it has it. An image that is named by its digest and is on the node already is "up to date"
+    without any question, whatever the credentials (moby, distribution/manifest.go: the local
+    content comes first).
     """
     task, access = ctx.task, ctx.images.access
-    if "@" in reference and access.must_ask(task.info.run_id, reference, image):
+    run_id = task.info.run_id
+    must_ask = "@" in reference and access.must_ask(run_id, reference, image)
+    if must_ask or await access.must_prove(run_id, reference, image):
         await access.ask(task.info.run_id, reference, image, task.auth)
     else:
         access.grant(task.info.run_id, image)

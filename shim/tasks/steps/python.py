@@ -10,11 +10,11 @@ import asyncio
 
 import msgspec
 
-from common.engine_abilities import EngineAbility
 from common.task_folder import PYTHONS_NAME, Pythons
-from shim import safe_files
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import VolumeKind
 from shim.engines.base import MountSpec
-from shim.schemas import VolumeKind
+from shim.files import safe_files
 from shim.tasks.steps.base import StepContext
 
 MOUNTED_AT = "/opt/fairlead/pythons"

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from common.durable import sync_folder
-from shim import safe_files
+from fairlead.wire.shim import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
 from shim.engines.base import EngineUnavailable, NodeFault
 from shim.errors import EngineError
-from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
+from shim.files import safe_files
 from shim.tasks.steps.base import StepContext
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _EVERYWHERE = "0.0.0.0"
 _HOST_PORTS = range(20000, 32768)
 """Ports below those that the kernel uses for outgoing connections."""
 _TRIES = 100
-_MOST_KEY = 1 << 12
+_MAX_KEY = 1 << 12
 _SECONDS = 20.0
 
 
@@ -70,14 +70,19 @@ class Ssh:
 
 
 class Published:
-    """The node's port that the engine gave to a container in its own network.
+    """Where the node reaches the SSH port of a container in its own network.
 
-    The engine keeps it, so each life of the shim asks again; a missing answer never ends a job.
+    The engine keeps a published port, so each life of the shim asks again; a missing answer never
+    ends a job.
     """
 
     async def do(self, ctx: StepContext) -> None:
         info = ctx.task.info
-        if published_port(ctx) is None or info.container_id is None:
+        if not _serves_ssh(ctx) or info.container_id is None:
+            return
+        if ctx.engine.routes_to(info.run_id) and info.address is not None:
+            ports = {**info.ports, PORT_NAME: CONTAINER_PORT}
+            ctx.task.show(ports=ports, ssh_host=info.address)
             return
         try:
             port = await ctx.engine.published_port(info.container_id, CONTAINER_PORT)
@@ -95,14 +100,20 @@ class Published:
 
 def published_port(ctx: StepContext) -> int | None:
     """Return the container's port that the engine must publish on the node's loopback."""
+    routed = ctx.engine.routes_to(ctx.task.info.run_id)
+    return CONTAINER_PORT if _serves_ssh(ctx) and not routed else None
+
+
+def _serves_ssh(ctx: StepContext) -> bool:
+    """Return whether there is SSH into a container in its own network."""
     bridged = ctx.task.info.network_mode is NetworkMode.BRIDGE
-    return CONTAINER_PORT if bridged and ctx.task.info.ssh_host_key is not None else None
+    return bridged and ctx.task.info.ssh_host_key is not None
 
 
 def _make_host_key(ctx: StepContext) -> str:
     """Return the public key line. The key is made once; a repeated step finds it. Blocking."""
     job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.info.ssh_host_key
-    if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MOST_KEY) is not None:
+    if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MAX_KEY) is not None:
         return known
     private, public = _new_key(ctx.settings.task_folder(ctx.task.info.id))
     # The container's user may be any, but is in the group that owns the folder.
@@ -161,6 +172,7 @@ def _free_port() -> int:
     for _ in range(_TRIES):
         port = random.choice(_HOST_PORTS)
         with socket.socket() as probe:
+            # As the server's own socket does: connections in TIME_WAIT take no port (socket(7)).
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((_LOOPBACK, port))

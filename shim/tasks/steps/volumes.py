@@ -13,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from common.engine_abilities import EngineAbility
-from shim import container_rules
+from common.threads import to_the_end
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import VolumeKind, VolumeMount
+from shim.admission import container_rules
 from shim.engines.base import MountSpec, NodeFault
 from shim.errors import EngineError, VolumeError
-from shim.schemas import VolumeKind, VolumeMount
 from shim.settings import Settings
 from shim.tasks.steps.base import StepContext
 from shim.volumes.mounter import Mounter
@@ -98,13 +99,4 @@ async def release_strays(
 
 
 async def _in_thread(ctx: StepContext, act: Callable[[], bool | None]) -> bool:
-    """Run the act in a thread. A mount that began is awaited, so that it does not come after its
-    release."""
-    future = asyncio.get_running_loop().run_in_executor(ctx.executor, act)
-    try:
-        return bool(await asyncio.shield(future))
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        if not future.cancelled():
-            future.exception()
-        raise
+    return bool(await to_the_end(asyncio.get_running_loop().run_in_executor(ctx.executor, act)))

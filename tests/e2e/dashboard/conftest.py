@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from controller.service.login_links import LoginLinks
+from controller.service.accounts.login_links import LoginLinks
 from tests.unit.api.conftest import Controller
 from tests.unit.web.conftest import controller, site
 

@@ -33,6 +33,7 @@ def main() -> None:
 
 def take_all(page: Page, controller: ControllerProcess) -> None:
     page.goto(controller.cli("dashboard", "--print").succeeded().output.strip())
+    page.get_by_role("button", name="Log in").click()
     expect(page.locator("tr", has_text="sweep-lr")).to_contain_text("place 3 in the queue")
     take(page, "runs")
     for name in ("nodes", "queue"):
@@ -43,7 +44,6 @@ def take_all(page: Page, controller: ControllerProcess) -> None:
     take(page, "run")
     expect(page.locator("[data-plots-part=plots] canvas").first).to_be_visible()
     page.emulate_media(color_scheme="dark")
-    take(page, "run-dark")
     page.locator("#plots").screenshot(path=PICTURES / "use.png")
     page.locator("#log").get_by_text("step 18400").wait_for()
     page.locator("#log").screenshot(path=PICTURES / "log.png")

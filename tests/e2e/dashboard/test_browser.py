@@ -20,9 +20,9 @@ from controller.lifecycle.model import (
     NodeStatus,
     RunState,
 )
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from controller.service.submissions import Submission
+from controller.service.runs.submissions import Submission
 from controller.store.base import Changes
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.doubles.node import FakeConnection
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS, visit
 from tests.unit.api.asking import write_log
@@ -265,7 +265,7 @@ async def test_no_page_shows_a_user_the_runs_of_another(
     chromium: Browser, controller: Controller, site: TestServer
 ) -> None:
     run_id = await submit(controller, "secret-plan")
-    await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
+    await controller.pipeline.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "ada")
     pages = ["runs", "runs?user=admin", "queue", "nodes", "nodes/n1", "services", "events"]
     pages.append("dev-environments")
@@ -291,7 +291,7 @@ async def test_no_field_becomes_markup_on_any_page(
     service = controller.service
     admin = service.gate.users["admin"]
     await service.users.add_token("ada", label=XSS, by=admin)
-    await controller.turns.save_node(a_node("n1", XSS), "n1")
+    await controller.pipeline.save_node(a_node("n1", XSS), "n1")
     await controller.store.commit(submission(ended_with(XSS)))
     noted = Event(run_id=run_id, kind=EventKind.LATER_REASON, cause=XSS, at=1.0, message=XSS)
     await controller.store.commit(Changes(events=(noted,)))
@@ -328,7 +328,7 @@ async def test_a_gpu_is_cleared_and_a_node_drained_by_their_buttons(
     broken = a_node("n1", "Xid 79")
     connection = FakeConnection()
     controller.connections["n1"] = connection
-    await controller.turns.save_node(broken, "n1")
+    await controller.pipeline.save_node(broken, "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.goto(f"{address_of(site)}/dashboard/nodes/n1")
     await page.locator(LIVE).wait_for()
@@ -480,7 +480,7 @@ async def test_a_phone_shows_every_page_without_scrolling_sideways(
     run_id = await submit(controller, "train-a-model-with-a-long-name-of-41-letters"[:41])
     await submit(controller, "answer-under-a-long-name-with-41-letters-"[:40], like=SERVICE)
     await submit(controller, "desk-of-someone-with-a-name-of-40-letters"[:40], like=DESK)
-    await controller.turns.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
+    await controller.pipeline.save_node(a_node("n1", "Xid 79 " + "without-a-space" * 6), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     await page.set_viewport_size({"width": 360, "height": 640})
@@ -503,7 +503,7 @@ async def test_a_large_screen_is_used_by_every_page(
     run_id = await submit(controller, "train")
     await submit(controller, "api", like=SERVICE)
     await submit(controller, "desk", like=DESK)
-    await controller.turns.save_node(a_node("n1", "Xid 79"), "n1")
+    await controller.pipeline.save_node(a_node("n1", "Xid 79"), "n1")
     page = await visit(chromium, controller, address_of(site), "admin")
     await page.set_viewport_size({"width": 3840, "height": 2160})
     pages = ("queue", "nodes", "nodes/n1", "services", "dev-environments", "events", "users")

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, WebSocket, expect, sync_playwright
 
 from controller.logs.segments import SegmentWriter
-from runner.schemas.frames import Frame, Stream
+from fairlead.wire.frames import Frame, Stream
 from tests.e2e.dashboard.conftest import AXE, LIVE, PATIENCE, SERIOUS
 from tests.e2e.runs.visitor import make_key
 from tests.support.processes import ControllerProcess, ShimProcess

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import aiohttp
 import pytest
 
+from fairlead.wire.shim import TaskInfo, TaskStatus
 from shim.client import ShimClient
-from shim.schemas import TaskInfo, TaskStatus
 from tests.e2e.gangs.lab import GangLab
 from tests.e2e.gangs.story import (
     COOKIES,

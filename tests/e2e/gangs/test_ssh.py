@@ -11,11 +11,9 @@ import pytest
 
 from tests.e2e.gangs.lab import WAITING, GangLab
 from tests.support import images
-from tests.support.ssh_daemon import CHECKOUT
 
 pytestmark = pytest.mark.e2e
 
-KEPT = CHECKOUT / ".build" / "images"
 IMAGE = "openmpi:e2e"
 
 
@@ -24,7 +22,7 @@ def pair(whole_gang_lab: GangLab, testbed_folder: Path) -> Iterator[tuple[GangLa
     """A gang of two machines."""
     folder = testbed_folder / "openmpi"
     folder.mkdir()
-    archive = images.openmpi_archive(KEPT, folder)
+    archive = images.openmpi_archive(folder)
     with whole_gang_lab.only(2) as machines:
         for machine in machines:
             machine.dockerd.docker("import", archive, IMAGE)

@@ -20,10 +20,10 @@ import pytest
 from aiohttp import web
 from cryptography import x509
 
+from fairlead.wire.gateway import Certificate
 from gateway import caddy
 from gateway.certificates import HostCertificates
 from gateway.haproxy import Haproxy, Limits, Places, Ports
-from gateway.schemas import Certificate
 from tests.e2e.gateways.test_gateway import as_admin, fields_of
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon, run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.store.base import digest
+from common.tokens import digest
 from tests.e2e.gateways.conftest import AddNode
 from tests.e2e.gateways.test_gateway import fields_of, nodes_of, trusted
 from tests.support.gateway import GatewayMachine

@@ -69,7 +69,7 @@ def gpu_lab(
     controller = controller_process()
     sshd.authorize(controller.public_key)
     lab = RunLab(controller, shim, gpu_dockerd, sshd, sshd.port, tmp_path, image)
-    lab.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    lab.connect_node("n1", "--host-key", sshd.host_key)
     yield lab
     shim.close()
     gpu_dockerd.remove_containers()

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import msgspec
 import pytest
 
+from fairlead.wire.shim import GpuInfo
 from shim.engines.docker.handover import Means, hand_over
+from shim.gpus.amd.smi import AMD
 from shim.gpus.nvidia.nvml import NVIDIA
-from shim.schemas import GpuInfo
 from tests.support.docker_daemon import DockerDaemon
 from tests.unit.shim.gpus.parts import gpu
 
@@ -64,3 +66,25 @@ def test_infiniband_reaches_the_container_that_asked(
 ) -> None:
     assert _devices(engine, busybox_image, [], True, dev) == ["infiniband/uverbs0"]
     assert _devices(engine, busybox_image, [], False, dev) == []
+
+
+@pytest.mark.parametrize(("given", "opened"), [(True, ["kfd", "dri/renderD129"]), (False, [])])
+def test_a_user_opens_amds_files_only_by_the_groups_that_come_with_them(
+    engine: Any, busybox_image: str, tmp_path: Path, given: bool, opened: list[str]
+) -> None:
+    (tmp_path / "dri").mkdir()
+    for name in ("kfd", "dri/renderD128", "dri/renderD129"):
+        os.mknod(tmp_path / name, stat.S_IFCHR | 0o660, os.makedev(1, 3))
+        os.chmod(tmp_path / name, 0o660)
+        os.chown(tmp_path / name, 0, 4711)
+    units = (msgspec.structs.replace(gpu(1), devices=("/dev/dri/renderD129",)),)
+    handover = hand_over(["GPU-1"], units, False, Means(delivery=AMD, dev=tmp_path))
+    groups = [str(gid) for gid in handover.groups] if given else None
+    host = engine.create_host_config(network_mode="none", group_add=groups) | handover.host_config
+    find = "cd /dev; for f in kfd dri/*; do echo x > $f && echo $f; done 2>/dev/null"
+    made = engine.create_container(
+        busybox_image, ["sh", "-c", find], host_config=host, user="1000:1000"
+    )
+    engine.start(made["Id"])
+    engine.wait(made["Id"])
+    assert engine.logs(made["Id"]).decode().split() == opened

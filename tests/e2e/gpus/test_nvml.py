@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from fairlead.wire.shim import GpuInfo, GpuLink
 from shim.gpus.base import NO_ACTION, GpuError, GpuLost, GpuSilent
 from shim.gpus.health import Fault
 from shim.gpus.nvidia.nvml import CALL_SECONDS, NvmlGpus
 from shim.gpus.nvidia.xids import event_of
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import READ_EVERY, GpuWatch
-from shim.schemas import GpuInfo, GpuLink
 from tests.doubles.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
 from tests.support.nvml import StandIn, mig_uuid, uuid

@@ -14,11 +14,33 @@ import pytest
 from tests.support.another_bundle import another_version
 from tests.support.booted import BootedMachine, files_of, wait_for_unit
 from tests.support.processes import ControllerProcess
+from tests.support.ssh_daemon import CHECKOUT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 SHIM = "fairlead-shim.service"
 SOCKET = "/run/fairlead/shim.sock"
+_CONNECT = """
+import subprocess, sys
+from ipaddress import IPv4Address, IPv4Network
+from shim.wires.namespace import Namespace
+from shim.wires.wires import Attachment, Wires
+pid = int(sys.argv[1])
+wires = Wires("unit", Namespace())
+wires.open((), IPv4Network("10.92.0.0/24"))
+made = Attachment(task_id="t", run_id="r", container="c", address=IPv4Address(wires.give()))
+wires.attach(made, pid, lambda: True)
+heard = Namespace().rules_that_go()
+print(subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "route"], text=True,
+                     capture_output=True, check=True).stdout)
+wires.detach("t")
+wires.close()
+"""
+_NOT_SANDBOX = {
+    *("Type", "NotifyAccess", "EnvironmentFile", "ExecStart", "Restart", "RestartSec", "Group"),
+    *("TimeoutStartSec", "TimeoutStopSec", "WatchdogSec", "StateDirectory", "StateDirectoryMode"),
+    *("RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "OOMPolicy"),
+}
 _JOB = """\
 type: task
 name: {name}
@@ -66,6 +88,41 @@ def test_the_shim_answers_on_its_socket(node: Node) -> None:
     )
     python = node.machine.run("sh", "-c", "echo /opt/fairlead/current/python/bin/python3.*[0-9]")
     assert "HTTP/1.0 200 OK" in node.machine.run(python.strip(), "-c", ask, SOCKET)
+
+
+def test_the_units_sandbox_lets_the_shim_connect_containers(node: Node) -> None:
+    """Without an engine: a process of root in a network namespace of its own is the container."""
+    run = node.machine.run
+    run("systemd-run", "--unit=container", "unshare", "--net", "sleep", "600")
+    # nspawn makes it read-only.
+    run("mount", "-o", "remount,rw,bind", "/proc/sys")
+    run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward; iptables -N DOCKER-USER")
+    pid = run("systemctl", "show", "-p", "MainPID", "--value", "container").strip()
+    apart = f"test $(readlink /proc/{pid}/ns/net) != $(readlink /proc/1/ns/net)"
+    wait_until(lambda: node.machine.attempt("sh", "-c", apart).returncode == 0, what="a namespace")
+    service = (CHECKOUT / "packer/systemd" / SHIM).read_text().partition("[Service]")[2]
+    lines = [line for line in service.partition("[Install]")[0].splitlines() if "=" in line]
+    sandbox = [
+        f"--property={line}"
+        for line in lines
+        if line[0].isupper() and line.partition("=")[0] not in _NOT_SANDBOX
+    ]
+    assert any("CapabilityBoundingSet" in one for one in sandbox)
+    python = run("sh", "-c", "echo /opt/fairlead/current/python/bin/python3.*[0-9]").strip()
+    asked = (
+        "systemd-run",
+        "--wait",
+        "--pipe",
+        "--quiet",
+        *sandbox,
+        python,
+        "-I",
+        "-S",
+        "-c",
+        _CONNECT,
+    )
+    assert "default via 169.254.1.1 dev eth0" in run(*asked, pid)
+    run("systemctl", "stop", "container")
 
 
 def test_a_second_install_changes_nothing(node: Node) -> None:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import yaml
 
-from controller.cli.commands.user_data import multipart
-from controller.service.user_data import render
+from controller.service.machines.user_data import render
+from fairlead.cli.commands.nodes.user_data import multipart
 from tests.support.daemons import DaemonFailed, run
 from tests.unit.test_user_data import DATA, JOINING
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.service.user_data import JoinPoint, UserData, document
+from controller.service.machines.user_data import JoinPoint, UserData, document
 from installer.bundle.build import Bundle
 from installer.bundle.packing import write_deb
 from tests.support.booted import BootedMachine, files_of

@@ -21,14 +21,13 @@ from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
+from common.proxy.entry import Proxy, Settings, tidy, to_services
+from common.proxy.site import Site
+from common.proxy.view import Service
 from controller.api.app import make_app
 from controller.lifecycle.model import Run
-from controller.proxy.access import GateAccess
-from controller.proxy.entry import Proxy, Settings, tidy, to_services
-from controller.proxy.registered import through_runners
-from controller.proxy.site import Site
-from controller.proxy.view import Service
-from controller.service.submissions import Submission
+from controller.proxy.registered import GateAccess, through_runners
+from controller.service.runs.submissions import Submission
 from controller.web.app import Dashboard, session_key
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 from tests.support.certificates import Authority

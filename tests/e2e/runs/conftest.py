@@ -38,7 +38,7 @@ def whole_lab(
     controller.start()
     sshd.authorize(controller.public_key)
     made = RunLab(controller, shim, dockerd, sshd, sshd.port, folder, busybox_image)
-    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", sshd.host_key)
     yield made
     controller.close()
     shim.close()
@@ -73,7 +73,7 @@ def lab_behind_proxy(
     network = cuttable_proxy(sshd.port)
     shim = shim_process("docker", *_CAPACITY)
     made = RunLab(controller, shim, dockerd, sshd, network.port, tmp_path, busybox_image)
-    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", sshd.host_key)
     return made, network
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import RunLab
 from tests.support.ssh_daemon import SshDaemon
@@ -89,7 +89,7 @@ def test_a_job_that_its_node_cannot_begin_is_not_blamed_and_runs_once_the_node_i
     current.unlink()
     current.symlink_to(tmp_path / "nothing")
     made = RunLab(controller, shim, dockerd, sshd, sshd.port, tmp_path, busybox_image)
-    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", sshd.host_key)
     made.submit("early", commands=["echo at last"], retry=False)
     wait_until(lambda: len(made.attempts("early")) > 1, what="a second attempt")
     first = made.attempts("early")[0]

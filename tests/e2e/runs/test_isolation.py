@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +23,6 @@ _PING = "ping -c 1 -W 2 {address} >/dev/null && echo pong || echo silence"
 
 
 @pytest.fixture(scope="module")
-def namespace(numbers: Iterator[int]) -> Iterator[str]:
-    name = f"fl-e2e-{os.getpid()}-{next(numbers)}"
-    run(["ip", "netns", "add", name])
-    run(["ip", "-n", name, "link", "set", "lo", "up"])
-    yield name
-    run(["ip", "netns", "delete", name])
-
-
-@pytest.fixture(scope="module")
 def dockerd_of_a_node(testbed_folder: Path, namespace: str) -> Iterator[DockerDaemon]:
     """As on a machine of its own, without the other engines of this one."""
     folder = testbed_folder / "node-docker"
@@ -44,15 +33,28 @@ def dockerd_of_a_node(testbed_folder: Path, namespace: str) -> Iterator[DockerDa
     daemon.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["docker", "agent"])
 def lab(
-    dockerd_of_a_node: DockerDaemon, runtime: Path, testbed_folder: Path, numbers: Iterator[int]
+    request: pytest.FixtureRequest,
+    dockerd_of_a_node: DockerDaemon,
+    namespace: str,
+    runtime: Path,
+    testbed_folder: Path,
+    numbers: Iterator[int],
 ) -> Iterator[RunLab]:
+    """On each kind of networks."""
     folder = testbed_folder / f"lab{next(numbers)}"
     dockerd = dockerd_of_a_node
     image = dockerd.import_image("busybox:e2e", images.busybox_root(folder / "busybox"))
-    options = ("--runtime", runtime)
-    shim = ShimProcess(folder / "node", "docker", *options, env=dockerd.env, outlasts_tests=True)
+    options = ("--networks", request.param, "--runtime", runtime)
+    shim = ShimProcess(
+        folder / "node",
+        "docker",
+        *options,
+        env=dockerd.env,
+        outlasts_tests=True,
+        netns=namespace,
+    )
     controller = ControllerProcess(folder / "controller", outlasts_tests=True)
     shim.start()
     controller.start()
@@ -69,7 +71,7 @@ def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) 
     serve = [_SERVE.format(word="theirs"), "echo serving", UNTIL_ASKED]
     lab.start("server", commands=serve, resources=small)
     lab.wait_for_log("server", b"serving")
-    theirs = _address(lab, "server")
+    theirs = lab.address("server")
     wait_until(lambda: _is_there(namespace, theirs), what="the server to be reached from its node")
     questions = [
         asking.format(address=address)
@@ -81,15 +83,6 @@ def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) 
     lab.let_go("server")
     assert result.succeeded().output.split() == ["mine", "pong", "nothing", "silence"]
     assert lab.wait_for("server")["status"] == "done"
-
-
-def test_each_run_has_a_network_of_its_own(lab: RunLab) -> None:
-    small = {"cpu": 0.5}
-    for name in ("one", "two"):
-        lab.start(name, commands=[UNTIL_ASKED], resources=small)
-    networks = [next(iter(_networks(lab, name))) for name in ("one", "two")]
-    lab.let_go("one", "two")
-    assert networks[0] != networks[1]
 
 
 def test_ranks_of_a_run_on_one_node_reach_each_other(lab: RunLab) -> None:
@@ -119,13 +112,3 @@ def _is_there(namespace: str, address: str) -> bool:
     except DaemonFailed:
         return False
     return True
-
-
-def _networks(lab: RunLab, name: str) -> dict[str, dict[str, str]]:
-    (found,) = json.loads(lab.dockerd.docker("inspect", lab.container(name)))
-    networks: dict[str, dict[str, str]] = found["NetworkSettings"]["Networks"]
-    return networks
-
-
-def _address(lab: RunLab, name: str) -> str:
-    return next(iter(_networks(lab, name).values()))["IPAddress"]

@@ -29,10 +29,10 @@ def lab(
 ) -> RunLab:
     controller = controller_process()
     sshd.authorize(controller.public_key)
-    options = ("--cpus", "2", "--memory", "4GiB", "--job-networks", "10.83.0.0/28:29")
-    shim = shim_process("docker", *options)
+    options = ("--networks", "docker", "--cpus", "2", "--memory", "4GiB")
+    shim = shim_process("docker", *options, "--job-networks", "10.83.0.0/28:29")
     made = RunLab(controller, shim, dockerd, sshd, sshd.port, tmp_path, busybox_image)
-    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", sshd.host_key)
     return made
 
 

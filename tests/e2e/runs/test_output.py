@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from tests.support.lab import UNTIL_ASKED, RunLab
 
 pytestmark = pytest.mark.e2e

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.python import tune
 from fairlead import Client, Task
 from tests.support.lab import UNTIL_ASKED, RunLab
 
@@ -68,6 +69,20 @@ def _outputs(cells: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
 
 def test_a_program_awaits_several_runs_at_once(lab: RunLab) -> None:
     assert _program(lab, "sweep.py").stdout == "best size: 8\n"
+
+
+def test_parameters_are_chosen_a_round_at_a_time(
+    lab: RunLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The awk of the tests' image has no logarithm.
+    monkeypatch.setattr(tune, "TRAIN", 'echo ${{ params.lr }} > "$FAIRLEAD_OUTPUT_DIR/loss"')
+    asked = iter((0.001, 0.01, 0.1))
+    told: dict[int, float | None] = {}
+    with Client(lab.controller.url, lab.controller.token) as client:
+        tune.one_round(
+            client, lab.image, 3, lambda: {"lr": next(asked), "width": 20}, told.__setitem__
+        )
+    assert told == {0: 0.001, 1: 0.01, 2: 0.1}
 
 
 def test_output_goes_on_where_it_was_while_the_controller_restarts(lab: RunLab) -> None:

@@ -90,7 +90,7 @@ def test_an_operator_may_open_private_images_to_all(
     lab.sshd.authorize(controller.public_key)
     shim = shim_process("docker", "--cpus", "1", "--memory", "2GiB", "--private-images", "open")
     made = RunLab(controller, shim, lab.dockerd, lab.sshd, lab.sshd.port, tmp_path, lab.image)
-    made.add_node("n1", "--host-key", lab.sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", lab.sshd.host_key)
     image = private.push(lab.dockerd, words["first"], "team/open:1")
     made.apply("one", image=image, commands=["true"], registry_auth=login(PASSWORD)).succeeded()
     assert made.apply("two", image=image, commands=["cat /word"]).succeeded().output == "first\n"

@@ -186,10 +186,11 @@ def test_a_strangers_key_opens_neither_the_node_nor_the_job(
         (tmp_path / "stranger.config").write_text(config)
         through = user.openssh("ssh", "-F", f"{tmp_path}/stranger.config", "private", "id")
         port = lab.attempts("private")[-1]["ports"]["ssh"]
+        host = lab.ssh_host("private")
         direct = user.openssh(
             *("ssh", "-F", "none", "-i", f"{tmp_path}/stranger", "-p", str(port)),
             *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
-            *("-o", "BatchMode=yes", "root@127.0.0.1", "id"),
+            *("-o", "BatchMode=yes", f"root@{host}", "id"),
         )
     assert (through.returncode, direct.returncode) == (255, 255)
     assert b"Permission denied" in through.stderr
@@ -199,7 +200,8 @@ def test_a_strangers_key_opens_neither_the_node_nor_the_job(
 def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: Visitor) -> None:
     with user.run("narrow"), outside() as port:
         target = lab.attempts("narrow")[-1]["ports"]["ssh"]
-        greeting = asyncio.run(greeting_of(lab, user, target))
+        host = lab.ssh_host("narrow")
+        greeting = asyncio.run(greeting_of(lab, user, host, target))
         asked = {
             "another port": ["-W", f"127.0.0.1:{port}"],
             "another address": ["-W", f"localhost:{target}"],
@@ -222,10 +224,10 @@ def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: 
     assert b"remote port forwarding failed" in said["a remote port"].stderr
 
 
-async def greeting_of(lab: RunLab, user: Visitor, port: int) -> bytes:
+async def greeting_of(lab: RunLab, user: Visitor, host: str, port: int) -> bytes:
     """The first line of a job's server, also if it is started for this visitor alone."""
     async with as_jump_user(lab, user) as connection, asyncio.timeout(60):
-        reader, writer = await connection.open_connection("127.0.0.1", port)
+        reader, writer = await connection.open_connection(host, port)
         said: bytes = await reader.readexactly(8)
         writer.close()
         return said
@@ -254,10 +256,11 @@ def test_a_finished_job_is_left_by_its_keys_and_says_so(lab: RunLab, user: Visit
     wait_until(lambda: lab.sshd.jump_keys.read_text() == "", what="the keys of others to be gone")
     with user.run("finished"):
         lent = lab.sshd.jump_keys.read_text()
+        host = re.escape(lab.ssh_host("finished"))
     wait_until(lambda: lab.sshd.jump_keys.read_text() == "", what="the key to be taken back")
     refused = lab.cli("ssh", "finished", "--", "true")
     assert re.fullmatch(
-        r'restrict,port-forwarding,permitopen="127.0.0.1:\d+" ssh-ed25519 \S+ fairlead\n', lent
+        rf'restrict,port-forwarding,permitopen="{host}:\d+" ssh-ed25519 \S+ fairlead\n', lent
     )
     assert refused.status == 1
     assert "finished has ended" in refused.errors

@@ -16,11 +16,9 @@ from tests.e2e.runs.visitor import Visitor
 from tests.support import booted, images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import RunLab
-from tests.support.ssh_daemon import CHECKOUT
 
 pytestmark = pytest.mark.e2e
 
-KEPT = CHECKOUT / ".build" / "images"
 FOREVER = ["sleep 3600"]
 TELL = "echo $DATA $FAIRLEAD_RUN_NAME"
 OWN_PATH = {"DATA": "/data", "PATH": "/job/bin:/usr/bin:/bin"}
@@ -47,13 +45,13 @@ def musl_image(dockerd: DockerDaemon, testbed_folder: Path) -> str:
 @pytest.fixture(scope="module")
 def bookworm_with_sshd(dockerd: DockerDaemon) -> str:
     """The root of the machines that boot, which is made anyway."""
-    archive = images.debian_archive(KEPT, "bookworm", *booted.PACKAGES)
+    archive = images.debian_archive("bookworm", *booted.PACKAGES)
     return import_archive(dockerd, "bookworm-sshd:e2e", archive)
 
 
 @pytest.fixture(scope="module")
 def bullseye(dockerd: DockerDaemon) -> str:
-    return import_archive(dockerd, "bullseye:e2e", images.debian_archive(KEPT, "bullseye"))
+    return import_archive(dockerd, "bullseye:e2e", images.debian_archive("bullseye"))
 
 
 @pytest.fixture(scope="module")

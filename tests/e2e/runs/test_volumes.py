@@ -87,7 +87,7 @@ def lab(
     controller.start()
     sshd.authorize(controller.public_key)
     made = RunLab(controller, shim, dockerd, sshd, sshd.port, folder, busybox_image)
-    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.connect_node("n1", "--host-key", sshd.host_key)
     yield made
     controller.close()
     shim.close()
@@ -134,10 +134,15 @@ def test_a_file_of_the_node_can_be_a_volume(lab: RunLab, offered: Path) -> None:
     until_released(lab)
 
 
+def test_a_path_that_no_operator_allows_is_refused_at_submit(lab: RunLab) -> None:
+    refused = lab.apply("below", commands=["true"], volumes=["/etc:/data"])
+    assert refused.status != 0
+    assert "volumes: no node could ever hold it: needs /etc as a volume" in refused.errors
+
+
 @pytest.mark.parametrize(
     ("name", "source", "words"),
     [
-        ("below-no-prefix", "/etc", "may not be a volume on this node (its operator allows:"),
         ("absent", "{offered}/absent", "there is no {offered}/absent on this node"),
         ("led-out", "{offered}/link/passwd", "leads out of {offered}"),
         ("to-the-records", "{offered}/records", "leads out of {offered}"),

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fairlead.wire.shim import Fence, TerminateRequest
 from shim.client import ShimClient, ShimError
-from shim.schemas import Fence, TerminateRequest
 from tests.e2e.store.process_lab import COUNTING, ProcessLab, let_the_lease_run_out
 from tests.support.daemons import DaemonFailed
 from tests.support.postgresql_server import PostgresqlServer

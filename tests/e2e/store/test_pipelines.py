@@ -9,8 +9,8 @@ import pytest
 from controller.store.postgresql import PostgresqlDatabase
 from tests.support.kept import Kept, KeptInSql
 from tests.unit.pipelines.test_families import *  # noqa: F403
+from tests.unit.pipelines.test_run_pipeline import *  # noqa: F403
 from tests.unit.pipelines.test_scheduling_turns import *  # noqa: F403
-from tests.unit.pipelines.test_turns import *  # noqa: F403
 
 pytestmark = pytest.mark.e2e
 

@@ -13,19 +13,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from controller import backups
-from controller.lifecycle.statuses import RunStatus
 from controller.store import schema
-from controller.store.base import (
-    Changes,
+from controller.store.base import Changes, Store
+from controller.store.errors import (
     LeaseHeld,
     LeaseLost,
-    Store,
     StoreRefused,
     StoreUnavailable,
     StoreUnusable,
 )
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sql import SqlStore
+from fairlead.model.statuses import RunStatus
 from tests.doubles.watched_databases import WatchedPostgresql
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract

@@ -28,6 +28,7 @@ def build(folder: Path) -> Path:
 
 def load(library: Path) -> None:
     """From now on, this process gets this one for the driver's library."""
+    # dlopen of a soname gives what is loaded under it already.
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 

@@ -8,8 +8,8 @@ from aiohttp.test_utils import TestClient
 
 from controller.lifecycle.model import Allocation, Resources, RunState
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AllocationState
-from runner.schemas.frames import Decoder, Frame, Stream, encode
+from fairlead.model.statuses import AllocationState
+from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.unit.api.conftest import Controller
 
 HELLO = {"type": "task", "commands": ["echo hello"]}
@@ -70,12 +70,14 @@ async def hold(controller: Controller, run: dict[str, Any], node_id: str) -> Non
         created_at=0.0,
     )
     attempt_id = job["attempts"][0]["id"]
-    await controller.turns.report(Placed(run_id=run["id"], attempt_id=attempt_id, allocation=place))
+    await controller.pipeline.report(
+        Placed(run_id=run["id"], attempt_id=attempt_id, allocation=place)
+    )
 
 
 async def place_gang(controller: Controller) -> RunState:
     """The only run there is: what the scheduler would say, in one turn."""
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     for job in state.jobs:
         place = Allocation(
             id=f"place-of-{job.id}",
@@ -88,6 +90,6 @@ async def place_gang(controller: Controller) -> RunState:
         )
         attempt = job.attempts[0]
         placed = Placed(run_id=state.run.id, attempt_id=attempt.id, allocation=place)
-        controller.turns.post(placed)
-    await controller.turns.settled()
+        controller.pipeline.post(placed)
+    await controller.pipeline.settled()
     return state

@@ -11,31 +11,35 @@ import asyncssh
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.links.errors import LinkError
+from common.links.host_keys import public_line
+from common.tokens import digest
 from controller.api.app import make_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock, system_chance
-from controller.configuration.plan import Defaults
 from controller.gateways.manager import GatewayManager
+from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.model import Role, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reports import NotPlaced
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-from controller.links.base import LinkError, NodeConnection
-from controller.links.ssh import public_line
+from controller.links.base import NodeConnection
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.scheduling.placement import Told
+from controller.scheduling.placement import ReportsByRun
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from controller.service import ControllerService
-from controller.service.progress import PullsInProgress
-from controller.service.users import Gate
-from controller.store.base import Changes, Gateway, StoredToken, User, digest
+from controller.service import ControllerService, LiveParts, Settings, Stores
+from controller.service.accounts.users import Gate
+from controller.service.machines.gateways import GatewayAccess
+from controller.service.runs.progress import PullsInProgress
+from controller.store.accounts import StoredToken, User
+from controller.store.base import Changes, Gateway
 from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import KeyFile, Vault
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
@@ -50,7 +54,7 @@ RSA_HOST_KEY = public_line(asyncssh.generate_private_key("ssh-rsa", key_size=204
 class NoPlace(JobSubmittedPipeline):
     """A scheduler that says of everything why it waits."""
 
-    def place(self, now: float, without: Container[str] = frozenset()) -> Told:
+    def place(self, now: float, without: Container[str] = frozenset()) -> ReportsByRun:
         return {
             run_id: [
                 NotPlaced(
@@ -107,47 +111,47 @@ class Controller:
         self.store = store
         self.logs = logs
         self.outputs = outputs
-        self.turns = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
-        self.turns.listen(EndedLogs(logs))
+        self.pipeline = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
+        self.pipeline.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()
         self.progress = PullsInProgress()
         self.connections: dict[str, NodeConnection] = {}
         self.traffic = Traffic(clock.now)
         self.routes = RouteTable()
-        self.turns.listen(self.routes)
+        self.pipeline.listen(self.routes)
         self.agents: dict[str, FakeGateway] = {}
         """The agents of gateways, by name; one that is not planted is away."""
         self.gateways = GatewayManager(
-            turns=self.turns,
+            pipeline=self.pipeline,
             store=store,
             routes=self.routes,
             traffic=self.traffic,
-            make_link=self._agent,
             connect=self._connect,
             chance=chance,
             controller_id="c1",
+            settings=GatewaySettings(
+                make_link=self._agent, answers=GatewayAccess(gate, self.routes).answer
+            ),
         )
-        self.turns.listen(self.gateways)
+        self.pipeline.listen(self.gateways)
         self.service = ControllerService(
-            blobs=blobs,
-            turns=self.turns,
-            store=store,
-            logs=logs,
+            Stores(store=store, logs=logs, outputs=outputs, blobs=blobs),
+            LiveParts(
+                pipeline=self.pipeline,
+                connect=self._connect,
+                progress=self.progress,
+                routes=self.routes,
+                traffic=self.traffic,
+                autoscaler=Autoscaler(self.pipeline, self.traffic, clock),
+                gateways=self.gateways,
+            ),
+            Settings(node_key="ssh-ed25519 AAAA"),
             gate=gate,
+            vault=vault,
+            metric_history=metric_history,
+            host_keys=self.host_keys,
             clock=clock,
             chance=chance,
-            defaults=Defaults(),
-            host_keys=self.host_keys,
-            progress=self.progress,
-            connect=self._connect,
-            node_key="ssh-ed25519 AAAA",
-            vault=vault,
-            traffic=self.traffic,
-            autoscaler=Autoscaler(self.turns, self.traffic, clock),
-            metric_history=metric_history,
-            outputs=outputs,
-            gateways=self.gateways,
-            routes=self.routes,
         )
 
     def _agent(self, gateway: Gateway) -> FakeGateway:
@@ -181,7 +185,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     outputs, metrics = OutputStore(tmp_path / "outputs"), MetricHistory(tmp_path / "metrics")
     running = Controller(store, logs, gate, blobs, Vault(keys), metrics, outputs)
     work = [
-        asyncio.create_task(running.turns.run()),
+        asyncio.create_task(running.pipeline.run()),
         asyncio.create_task(running.gateways.run()),
     ]
     yield running

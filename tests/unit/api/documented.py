@@ -11,8 +11,8 @@ import jsonschema
 from aiohttp import web
 
 from controller.api.app import ROUTES
-from controller.api.openapi import document
-from controller.api.routes import JSON
+from controller.api.http.openapi import document
+from controller.api.http.routes import JSON
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

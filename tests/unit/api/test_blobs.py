@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.blobs import BlobStore
-from controller.service.submissions import BlobService
+from controller.service.runs.blobs import BlobService
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
 CONTENT = b"an archive"
@@ -44,7 +44,7 @@ async def test_a_run_whose_files_were_uploaded_is_taken(api: Api, controller: Co
         assert answer.status == 200
     async with api.post("/v1/runs", json={"configuration": TASK}) as answer:
         run = await answer.json()
-    spec = controller.turns.runs[run["id"]].jobs[0].spec
+    spec = controller.pipeline.runs[run["id"]].jobs[0].spec
     assert spec.blobs == (DIGEST,)
 
 
@@ -173,7 +173,7 @@ async def test_secrets_are_kept_for_the_job_and_shown_to_nobody(
     async with api.post("/v1/runs", json={"configuration": SECRETS}) as answer:
         text = await answer.text()
         run = await answer.json()
-    state = controller.turns.runs[run["id"]]
+    state = controller.pipeline.runs[run["id"]]
     spec = state.jobs[0].spec
     assert (spec.secrets, spec.repos[0].token) == ({"A": "canary-1"}, "canary-2")
     for path in (f"/v1/runs/{run['id']}", "/v1/runs", f"/v1/events?run={run['id']}"):

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from common.http import is_our_failure
 from controller.api import app
 from controller.api.app import make_runner
-from controller.store.base import StoreRefused, StoreUnavailable
+from controller.store.errors import StoreRefused, StoreUnavailable
 from tests.unit.api.asking import shape_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 

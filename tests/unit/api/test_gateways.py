@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.store.base import digest
-from gateway.schemas import Certificates, HostCertificate, Question
+from common.tokens import digest
+from controller.service.machines.gateways import GatewayRequest, GatewayService
+from fairlead.wire.gateway import Certificates, HostCertificate, Question
 from tests.doubles.gateway import KEY, FakeGateway
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, USER_TOKEN, Controller
@@ -76,6 +79,26 @@ async def test_a_gateway_whose_agent_does_not_answer_is_not_added(admin: Person)
     status, answer = await admin("POST", "/v1/gateways", **body)
     assert (status, answer["error"]["code"]) == (503, "gateway_unreachable")
     assert "nothing answers there" in answer["error"]["message"]
+    assert (await admin("GET", "/v1/gateways"))[1]["gateways"] == []
+
+
+async def test_of_a_request_that_its_client_broke_off_nothing_stays(
+    admin: Person, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(_service: GatewayService, _name: str) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GatewayService, "_settles", never)
+    root = next(user for user in controller.service.gate.users.values() if user.role == "admin")
+    request = msgspec.convert(MAIN, GatewayRequest)
+    adding = asyncio.create_task(controller.service.gateways.add(request, user=root))
+    await asked.wait()
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
     assert (await admin("GET", "/v1/gateways"))[1]["gateways"] == []
 
 
@@ -260,7 +283,7 @@ async def test_a_gateway_asks_who_may_use_a_service_and_hears_of_revoked_tokens(
     await add(admin)
     await submit(admin, gateway="main")
     agent = controller.agents["main"]
-    run_id = next(iter(controller.turns.runs))
+    run_id = next(iter(controller.pipeline.runs))
     _, key = await admin("POST", "/v1/service-keys", service="web", label="")
     secrets = (ADMIN_TOKEN, USER_TOKEN, key["secret"], "fl_unknown")
     for number, secret in enumerate(secrets):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from fairlead.wire.shim import GpuInfo
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import GpuInfo
 from tests.doubles.node import FakeConnection
 from tests.doubles.shim import node_info
 from tests.unit.api.asking import LOCAL, added, shape_of

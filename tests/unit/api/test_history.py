@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.cli.commands.runs import with_history as attempts_of
-from controller.cli.errors import CliError
-from controller.lifecycle.compaction import KEPT_ATTEMPTS
 from controller.lifecycle.model import Attempt, Incarnation, RunState
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
+from fairlead.cli.commands.runs.show import with_history as attempts_of
+from fairlead.cli.errors import CliError
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from fairlead.rest import ControllerClient
 from tests.unit.api.asking import error_of, payload, submit, write_log
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller

@@ -9,9 +9,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.model import NodeStatus, QuarantinedTask
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NodeGone, StopRequested
-from controller.lifecycle.statuses import AllocationState
+from controller.store.base import Peer, Sight
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState
 from tests.unit.api.asking import LOCAL, added, hold, shape_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
@@ -30,10 +31,10 @@ async def test_a_drains_deadline_is_counted_from_now_and_gone_with_the_drain(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
     node = await added(api, LOCAL)
-    created = controller.turns.nodes[node["id"]].created_at
+    created = controller.pipeline.nodes[node["id"]].created_at
     async with api.post("/v1/nodes/here/drain", json={"deadline": 3600}) as answer:
         assert (await answer.json())["drain_deadline"] is not None
-    deadline = controller.turns.nodes[node["id"]].drain_deadline
+    deadline = controller.pipeline.nodes[node["id"]].drain_deadline
     assert deadline is not None
     assert deadline >= created + 3600
     async with api.post("/v1/nodes/here/resume") as answer:
@@ -61,6 +62,7 @@ async def test_attributes_and_fleet_of_a_node_change(api: TestClient[Any, Any]) 
         "placement": "rack",
         "attributes": {},
         "nodes": ["here"],
+        "machines": None,
     }
     assert fleets["default"]["nodes"] == []
 
@@ -112,18 +114,18 @@ async def test_a_lost_node_is_removed_with_its_jobs_and_their_places_are_free(
     await hold(controller, run, node["id"])
     async with api.delete("/v1/nodes/here", params={"lost": "true"}) as answer:
         assert answer.status == 200
-    state = controller.turns.runs[run["id"]]
+    state = controller.pipeline.runs[run["id"]]
     assert [place.state for place in state.allocations] == [AllocationState.RELEASED]
     first = state.jobs[0].attempts[0]
     assert (first.reason, first.cleanup_unknown) == (Reason.INSTANCE_UNREACHABLE, False)
-    assert node["id"] not in controller.turns.nodes
+    assert node["id"] not in controller.pipeline.nodes
 
 
 async def test_a_connected_node_is_not_lost(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
-    node = controller.turns.nodes[(await added(api, LOCAL))["id"]]
-    await controller.turns.save_node(
+    node = controller.pipeline.nodes[(await added(api, LOCAL))["id"]]
+    await controller.pipeline.save_node(
         msgspec.structs.replace(node, status=NodeStatus.CONNECTED), node.id
     )
     async with api.delete("/v1/nodes/here", params={"lost": "true"}) as answer:
@@ -136,8 +138,8 @@ async def test_a_node_with_places_of_ended_runs_is_removed_as_lost_only(
     node = await added(api, LOCAL)
     run = await submit(api, name="over")
     await hold(controller, run, node["id"])
-    await controller.turns.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
-    await controller.turns.report(
+    await controller.pipeline.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
+    await controller.pipeline.report(
         NodeGone(
             run_id=run["id"],
             node_id=node["id"],
@@ -157,11 +159,11 @@ async def test_a_node_with_places_of_ended_runs_is_removed_as_lost_only(
 async def test_a_task_in_quarantine_is_listed_and_marked_for_its_end(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
-    node = controller.turns.nodes[(await added(api, LOCAL))["id"]]
+    node = controller.pipeline.nodes[(await added(api, LOCAL))["id"]]
     task = QuarantinedTask(
         id="t1", run_id="r", run_name="lonely", allocation_id="p", status="running", submitted_at=0
     )
-    await controller.turns.save_node(msgspec.structs.replace(node, quarantine=(task,)), node.id)
+    await controller.pipeline.save_node(msgspec.structs.replace(node, quarantine=(task,)), node.id)
     async with api.get("/v1/nodes/here/tasks") as answer:
         (shown,) = (await answer.json())["tasks"]
     assert (shown["id"], shown["run_name"], shown["stopping"]) == ("t1", "lonely", False)
@@ -171,7 +173,7 @@ async def test_a_task_in_quarantine_is_listed_and_marked_for_its_end(
         assert await shape_of(answer) == (404, "not_found", "task")
     async with api.delete("/v1/nodes/here/tasks/t1") as answer:
         assert (await answer.json())["quarantined"] == 1
-    assert controller.turns.nodes[node.id].quarantine[0].stopping
+    assert controller.pipeline.nodes[node.id].quarantine[0].stopping
 
 
 @pytest.mark.parametrize(
@@ -218,3 +220,29 @@ async def test_a_user_sees_nodes_without_the_names_of_others_runs(
             assert "a live run of admin is named secret already; give another" in (
                 await answer.text()
             )
+
+
+def a_peer(name: str, seen_at: float, *, leads: bool = False) -> Peer:
+    return Peer(
+        id=name,
+        url=f"http://{name}",
+        version="1.2",
+        keys="k",
+        started_at=0.0,
+        seen_at=seen_at,
+        leads=leads,
+    )
+
+
+async def test_controllers_that_share_the_database_are_listed(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    async with api.get("/v1/controllers") as answer:
+        assert await answer.json() == {"controllers": []}
+    peers = (a_peer("a", 99.0, leads=True), a_peer("b", 98.0), a_peer("c", 9.0))
+    controller.store.plant_sight(Sight(now=100.0, peers=peers, may_lead=False))
+    async with api.get("/v1/controllers") as answer:
+        listed = (await answer.json())["controllers"]
+    assert [(one["url"], one["status"]) for one in listed] == [
+        *(("http://a", "leads"), ("http://b", "waits"), ("http://c", "gone"))
+    ]

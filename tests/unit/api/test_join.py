@@ -11,11 +11,11 @@ import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.api.join import make_join_runner
+from controller.api.machines.join import make_join_runner
 from controller.clock import SystemClock, system_chance
 from controller.lifecycle.model import NodeStatus
-from controller.service.registrations import Announcement, RegistrationService
-from controller.service.user_data import JoinPoint
+from controller.service.machines.registrations import Announcement, RegistrationService
+from controller.service.machines.user_data import JoinPoint
 from tests.unit.api.conftest import Controller
 from tests.unit.api.test_registrations import expire
 
@@ -26,7 +26,7 @@ POINT = JoinPoint(host="127.0.0.1", port=8701, certificate="ab" * 32)
 def registrations(controller: Controller) -> RegistrationService:
     chance = system_chance()
     nodes = controller.service.nodes
-    return RegistrationService(nodes, controller.turns, SystemClock(), chance, "ssh-x A", POINT)
+    return RegistrationService(nodes, controller.pipeline, SystemClock(), chance, "ssh-x A", POINT)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_the_token_registers_the_node_once(
     token = await token_of(controller, registrations)
     answers = await asyncio.gather(told(join, token), told(join, token, host="10.0.0.6"))
     assert sorted(answers) == [(200, ""), (403, "")]
-    (node,) = controller.turns.nodes.values()
+    (node,) = controller.pipeline.nodes.values()
     assert (node.status, node.registration) == (NodeStatus.CONNECTING, None)
     assert await told(join, token) == (403, "")
 
@@ -93,7 +93,7 @@ async def test_every_refusal_looks_the_same(
     body = {"name": "gpu-1", "token": token, "host": "10.0.0.5", **more}
     async with join.post("/join", json=body) as answer:
         assert (answer.status, await answer.text()) == (403, "")
-    (node,) = controller.turns.nodes.values()
+    (node,) = controller.pipeline.nodes.values()
     assert node.status is NodeStatus.EXPECTED
 
 
@@ -112,3 +112,17 @@ async def test_a_peer_that_asks_often_has_to_wait(join: TestClient[Any, Any]) ->
     assert statuses == [403] * 10 + [429] * 2
     async with join.get("/v1/nodes") as answer:
         assert answer.status == 404
+
+
+async def test_a_node_whose_request_comes_too_slowly_may_try_again(
+    join: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """403 would end its unit for good."""
+    monkeypatch.setattr("controller.api.machines.join.BODY_SECONDS", 0.05)
+
+    async def never_whole() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with join.post("/join", data=never_whole()) as answer:
+        assert answer.status == 503

@@ -9,9 +9,9 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from controller.metric_history import Sample
-from controller.service.metric_sampler import MetricSampler
+from controller.service.jobs.metric_sampler import MetricSampler
+from fairlead.wire.shim import GpuMetrics
 from runner.client import RunnerUnavailable
-from shim.schemas import GpuMetrics
 from tests.doubles.node import FakeConnection
 from tests.unit.api.asking import submit
 from tests.unit.api.conftest import Controller
@@ -95,7 +95,7 @@ class Times:
 
 def sampler_of(controller: Controller, clock: Times) -> MetricSampler:
     service = controller.service
-    live = controller.turns.runs
+    live = controller.pipeline.runs
     return MetricSampler(service.metrics, service.metric_history, clock, lambda: live.values())
 
 
@@ -162,7 +162,7 @@ async def test_many_jobs_are_sampled_in_turn_and_never_more_of_them_at_once(
     for name in ("hello", "other"):
         await submit(api, name=name)
         attempts.append(await PlayedNode(controller).runs(name))
-    service, clock, live = controller.service, Times(), controller.turns.runs
+    service, clock, live = controller.service, Times(), controller.pipeline.runs
     history = service.metric_history
     sampler = MetricSampler(service.metrics, history, clock, lambda: live.values(), most_at_once=1)
     clock.at = begun = service.clock.now()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
+from fairlead.wire.shim import Finding, FindingLevel
 from shim.client import ShimError
-from shim.schemas import Finding, FindingLevel
 from tests.doubles.node import FakeConnection
 from tests.unit.api.asking import LOCAL, added
 from tests.unit.api.conftest import Controller
@@ -55,12 +55,12 @@ async def test_an_examination_without_an_error_uncordons_a_node_that_could_start
     level: FindingLevel,
     cordoned: bool,
 ) -> None:
-    (known,) = controller.turns.nodes.values()
+    (known,) = controller.pipeline.nodes.values()
     broken = msgspec.structs.replace(
         known, cordoned=True, cordon_reason="3 jobs", failed_starts=("a", "b", "c")
     )
-    controller.turns.set_node(broken, known.id)
+    controller.pipeline.set_node(broken, known.id)
     node.shim.findings = (Finding(check="disk", level=level, message="it is slow"),)
     async with api.get(DOCTOR) as answer:
         assert answer.status == 200
-    assert controller.turns.nodes[known.id].cordoned is cordoned
+    assert controller.pipeline.nodes[known.id].cordoned is cordoned

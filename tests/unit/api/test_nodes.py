@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.links.host_keys import fingerprint
 from controller.lifecycle.model import Allocation, NodeCapacity, NodeStatus, Resources
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AllocationState
-from controller.links.ssh import fingerprint
+from fairlead.model.statuses import AllocationState
 from tests.unit.api.asking import LOCAL, added, shape_of, submit
 from tests.unit.api.conftest import HOST_KEY, RSA_HOST_KEY, USER_TOKEN, Controller
 
@@ -54,7 +54,7 @@ async def test_the_key_with_the_accepted_fingerprint_is_pinned(
 ) -> None:
     node = await added(api, {**REMOTE, "accept_host_key": fingerprint(key)})
     assert node["host_key_fingerprint"] == fingerprint(key)
-    assert controller.turns.nodes[node["id"]].address.host_key == key
+    assert controller.pipeline.nodes[node["id"]].address.host_key == key
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ async def test_another_host_key_is_pinned_and_nothing_else_changes(
     api: TestClient[Any, Any], controller: Controller, change: dict[str, str]
 ) -> None:
     node = await added(api, {**REMOTE, "port": 2222, "host_key": HOST_KEY, "user": "tunnel"})
-    before = controller.turns.nodes[node["id"]]
+    before = controller.pipeline.nodes[node["id"]]
     async with api.patch("/v1/nodes/there", json=change) as answer:
         assert answer.status == 200, await answer.text()
         shown = await answer.json()
     assert shown["host_key_fingerprint"] == fingerprint(RSA_HOST_KEY)
     pinned = msgspec.structs.replace(before.address, host_key=RSA_HOST_KEY)
-    after = controller.turns.nodes[node["id"]]
+    after = controller.pipeline.nodes[node["id"]]
     assert after.history[-1].what == "another host key was pinned"
     changed = msgspec.structs.replace(before, address=pinned, history=after.history)
     assert after == changed
@@ -176,11 +176,11 @@ async def test_a_connected_node_was_seen_just_now_and_a_lost_one_when_it_was_hea
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
     node = await added(api, LOCAL)
-    stored = controller.turns.nodes[node["id"]]
+    stored = controller.pipeline.nodes[node["id"]]
     seen = []
     for status in (NodeStatus.CONNECTED, NodeStatus.LOST):
         changed = msgspec.structs.replace(stored, status=status, last_seen_at=5.0)
-        await controller.turns.save_node(changed, node["id"])
+        await controller.pipeline.save_node(changed, node["id"])
         async with api.get("/v1/nodes/here") as answer:
             seen.append((await answer.json())["last_seen_at"])
     assert seen[0] >= node["created_at"]
@@ -204,7 +204,7 @@ async def test_a_node_with_jobs_is_not_removed(
     )
     attempt_id = job["attempts"][0]["id"]
     placed = Placed(run_id=run["id"], attempt_id=attempt_id, allocation=allocation)
-    await controller.turns.report(placed)
+    await controller.pipeline.report(placed)
     async with api.delete("/v1/nodes/here") as answer:
         assert await shape_of(answer) == (409, "node_busy", "node")
         assert "busy" in await answer.text()
@@ -260,11 +260,11 @@ async def test_a_run_that_no_node_could_ever_hold_is_refused(
     async with api.post("/v1/runs", json={"configuration": big}) as answer:
         assert answer.status == 201
     small = msgspec.structs.replace(
-        controller.turns.nodes[node["id"]],
+        controller.pipeline.nodes[node["id"]],
         status=NodeStatus.CONNECTED,
         capacity=NodeCapacity(cpu=4.0, memory=1 << 40),
     )
-    await controller.turns.save_node(small, small.id)
+    await controller.pipeline.save_node(small, small.id)
     async with api.post("/v1/runs", json={"configuration": big}) as answer:
         assert await shape_of(answer) == (422, "cannot_fit", "resources")
         assert "64 CPU" in await answer.text()

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 
 from controller.api.app import ROUTES
-from controller.api.openapi import document
+from controller.api.http.openapi import document
 from tests.unit.api.documented import difference
 
 

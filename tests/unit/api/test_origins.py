@@ -8,9 +8,9 @@ from aiohttp import WSServerHandshakeError
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
-from controller.api.origins import Origins
-from controller.cli.commands.serve import parse_origin
-from controller.cli.errors import CliError
+from controller.api.http.origins import Origins
+from controller.commands.serve import parse_origin
+from fairlead.cli.errors import CliError
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 

@@ -14,12 +14,13 @@ from aiohttp.test_utils import TestClient
 from msgspec.structs import replace
 
 from controller.lifecycle.model import CollectedOutputs
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import OutputsCollected
-from controller.lifecycle.statuses import AttemptStatus
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
-from shim.schemas import OutputsAbout, PullProgress
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import OutputsAbout, PullProgress
+from tests.support.attempts import attempt_with
 from tests.support.object_storage import ObjectStorage, object_storage
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import Controller
@@ -38,7 +39,7 @@ def a_tar() -> bytes:
 async def stored(controller: Controller, run: dict[str, Any]) -> bytes:
     """The run's job has a node, and its outputs are stored."""
     await PlayedNode(controller).runs(run["name"])
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     attempt_id, data = state.jobs[0].attempts[0].id, a_tar()
     about = OutputsAbout(files=1, size=5, left_out=2, left_out_size=9, length=len(data))
     writer = await controller.outputs.writer(attempt_id)
@@ -46,7 +47,7 @@ async def stored(controller: Controller, run: dict[str, Any]) -> bytes:
     await writer.complete(about)
     await writer.close()
     collected = CollectedOutputs(files=1, size=5, left_out=2, left_out_size=9)
-    await controller.turns.report(
+    await controller.pipeline.report(
         OutputsCollected(run_id=state.run.id, attempt_id=attempt_id, outputs=collected)
     )
     return data
@@ -72,16 +73,16 @@ async def test_outputs_that_are_on_their_way_have_their_bytes(
 ) -> None:
     await submit(api, name="hello")
     await PlayedNode(controller).runs("hello")
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     (attempt,) = state.jobs[0].attempts
-    ended = replace(
+    ended = attempt_with(
         attempt,
         status=AttemptStatus.TERMINATING,
         reason=Reason.DONE_BY_RUNNER,
         has_outputs=True,
     )
     jobs = (replace(state.jobs[0], attempts=(ended,)),)
-    controller.turns.runs[state.run.id] = replace(state, jobs=jobs)
+    controller.pipeline.runs[state.run.id] = replace(state, jobs=jobs)
     controller.service.progress[attempt.id] = PullProgress(downloaded=300, total=1000)
     async with api.get("/v1/runs/hello/outputs") as answer:
         (found,) = (await answer.json())["outputs"]

@@ -46,7 +46,7 @@ async def test_what_lives_and_how_long_it_took_is_counted(
 async def test_nodes_and_their_gpus_are_counted_by_state(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
-    await controller.turns.save_node(gpu_node("n1", 4), "n1")
+    await controller.pipeline.save_node(gpu_node("n1", 4), "n1")
     await submit(api, name="hello")
     found = await numbers(api)
     assert found['fairlead_nodes{status="connected"}'] == 1
@@ -67,7 +67,7 @@ async def test_the_replicas_of_services_are_counted(
     node = PlayedNode(controller)
     attempt_id = await node.runs("web")
     run_id = (await controller.service.runs.get("web")).run.id
-    await controller.turns.report(
+    await controller.pipeline.report(
         ProbeSeen(run_id=run_id, attempt_id=attempt_id, probe=0, passed=True, message=None)
     )
     found = await numbers(api)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.entry import Proxy, Settings
+from common.proxy.view import Service
 from controller.api.app import make_app
-from controller.proxy.access import GateAccess
-from controller.proxy.entry import Proxy, Settings
-from controller.proxy.registered import through_runners
-from controller.proxy.view import Service
+from controller.proxy.registered import GateAccess, through_runners
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
+from tests.support.replicas import an_app, echo
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
-from tests.unit.proxy.bed import an_app, echo, replica
+from tests.unit.proxy.bed import replica
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from aiohttp.test_utils import TestClient
 
+from common.links.host_keys import fingerprint, public_line
 from controller.lifecycle.model import NodeStatus
-from controller.links.ssh import fingerprint, public_line
 from tests.unit.api.asking import shape_of
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
@@ -32,10 +32,10 @@ def host_key_of(told: dict[str, Any]) -> asyncssh.SSHKey:
 
 
 async def expire(controller: Controller) -> None:
-    (node,) = controller.turns.nodes.values()
+    (node,) = controller.pipeline.nodes.values()
     assert node.registration is not None
     over = msgspec.structs.replace(node.registration, expires_at=1.0)
-    await controller.turns.save_node(msgspec.structs.replace(node, registration=over), node.id)
+    await controller.pipeline.save_node(msgspec.structs.replace(node, registration=over), node.id)
 
 
 async def test_an_announced_node_is_expected_with_the_host_key_of_its_user_data_pinned(
@@ -73,7 +73,7 @@ async def test_a_registered_node_is_connected_to_with_the_pinned_key(
             assert answer.status == 200, await answer.text()
             node = await answer.json()
     assert (node["status"], node["register_until"]) == ("connecting", None)
-    (kept,) = controller.turns.nodes.values()
+    (kept,) = controller.pipeline.nodes.values()
     assert (kept.address.host, kept.address.port) == ("10.0.0.5", 2222)
     assert kept.address.host_key == public_line(host_key_of(told))
 
@@ -93,7 +93,7 @@ async def test_expired_user_data_registers_nothing(
     await expire(controller)
     async with api.post("/v1/nodes/gpu-1/register", json=ADDRESS) as answer:
         assert await shape_of(answer) == (410, "registration_expired", "node")
-    assert [node.status for node in controller.turns.nodes.values()] == [NodeStatus.EXPECTED]
+    assert [node.status for node in controller.pipeline.nodes.values()] == [NodeStatus.EXPECTED]
 
 
 async def test_a_node_that_is_announced_again_gets_another_key_and_time(
@@ -138,7 +138,7 @@ async def test_a_wrong_field_is_named_and_announces_nothing(
 ) -> None:
     async with api.post("/v1/user-data", json={"name": "gpu-1", **wish}) as answer:
         assert await shape_of(answer) == (400, "invalid", field)
-    assert not controller.turns.nodes
+    assert not controller.pipeline.nodes
 
 
 async def test_only_admins_announce_and_register(api: TestClient[Any, Any]) -> None:

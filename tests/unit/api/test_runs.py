@@ -11,11 +11,11 @@ from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
-from controller.api.streams import STREAMS
+from controller.api.http.streams import STREAMS
 from controller.lifecycle.reports import StopRequested
-from controller.service.job_access import follow_log
-from runner.schemas import LogsHeader
-from shim.schemas import PullProgress
+from controller.service.jobs.logs import follow_log
+from fairlead.wire.runner import LogsHeader
+from fairlead.wire.shim import PullProgress
 from tests.support.waiting import eventually
 from tests.unit.api.asking import HELLO, error_of, payload, submit, write_log
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
@@ -147,7 +147,7 @@ async def test_a_watch_tells_the_state_at_once_and_ends_with_the_final_one(
     run = await submit(api, name="hello")
     async with api.get("/v1/runs/hello/watch") as answer:
         first = json.loads(await answer.content.readline())
-        controller.turns.post(StopRequested(run_id=run["id"], abort=False, by="admin"))
+        controller.pipeline.post(StopRequested(run_id=run["id"], abort=False, by="admin"))
         lines = [json.loads(line) async for line in answer.content]
     assert first == {"run": run, "progress": {}}
     assert lines[-1]["run"]["status"] == "terminated"
@@ -251,7 +251,7 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
     service = controller.service
     attempt_id = run["jobs"][0]["attempts"][0]["id"]
     pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
-    await controller.turns.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
+    await controller.pipeline.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
     assert [piece async for piece in pieces] == []
 
 

@@ -9,10 +9,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
-from controller.api.views import iso
+from controller.clock import iso
 from controller.lifecycle.model import NodeStatus, RunState
 from controller.lifecycle.reports import TaskSeen
-from controller.service.runs import why_nothing_waits
+from controller.service.runs.explanations import why_nothing_waits
 from tests.unit.api.asking import hold, place_gang
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.lifecycle.play import Scheduled
@@ -46,7 +46,7 @@ async def explain(api: TestClient[Any, Any], name: str) -> dict[str, Any]:
 @pytest.fixture
 def nodes(controller: Controller) -> Controller:
     for name in ("n1", "n2"):
-        controller.turns.set_node(gpu_node(name, 2), name)
+        controller.pipeline.set_node(gpu_node(name, 2), name)
     return controller
 
 
@@ -56,7 +56,7 @@ async def test_a_plan_shows_node_and_gpus_and_submits_nothing(
     found = await plan(api, task(resources={"cpu": 1, "memory": "1GB", "gpu": 2}))
     (job,) = found["jobs"]
     assert (job["job"], job["node"], job["gpus"]) == ("main/0", "n1", ["n1-g0", "n1-g1"])
-    assert (found["refused"], found["warning"], nodes.turns.runs) == (None, None, {})
+    assert (found["refused"], found["warning"], nodes.pipeline.runs) == (None, None, {})
 
 
 async def test_a_plan_tells_what_the_jobs_of_each_group_begin_with(
@@ -79,7 +79,7 @@ async def test_a_plan_says_what_would_be_refused(
 async def test_a_plan_of_a_gang_that_has_to_wait_says_why(
     api: TestClient[Any, Any], nodes: Controller
 ) -> None:
-    nodes.turns.set_node(replace(gpu_node("n2", 2), cordoned=True), "n2")
+    nodes.pipeline.set_node(replace(gpu_node("n2", 2), cordoned=True), "n2")
     found = await plan(api, task(nodes=2))
     assert [job["node"] for job in found["jobs"]] == [None, None]
     assert found["jobs"][0]["why"] == ("needs 2 whole nodes in one fleet; best fleet default has 1")
@@ -128,7 +128,7 @@ async def test_a_wrong_configuration_is_refused_as_apply_does(api: TestClient[An
 async def test_explain_goes_node_by_node_and_tells_what_stands_before(
     api: TestClient[Any, Any], nodes: Controller
 ) -> None:
-    nodes.turns.set_node(
+    nodes.pipeline.set_node(
         replace(gpu_node("n2", 2), status=NodeStatus.UNREACHABLE, message="cut"), "n2"
     )
     await submit(api, "first")
@@ -177,7 +177,7 @@ async def test_explain_tells_what_comes_next_for_jobs_that_have_a_place(
     async with api.get("/v1/runs/a") as answer:
         run = await answer.json()
     await hold(nodes, run, "n1")
-    placed_at = nodes.turns.runs[run["id"]].jobs[0].attempts[0].provisioned_at
+    placed_at = nodes.pipeline.runs[run["id"]].jobs[0].attempts[0].provisioned_at
     assert placed_at is not None
     first, others = (await explain(api, "a"))["under_way"]
     assert first == {
@@ -199,7 +199,7 @@ async def test_jobs_that_wait_for_the_same_thing_are_told_together(
         {"name": "small", "nodes": 2, "resources": {"cpu": 50}, **many},
     ]
     for name in ("n1", "n2"):
-        nodes.turns.set_node(replace(gpu_node(name, 2), cordoned=True), name)
+        nodes.pipeline.set_node(replace(gpu_node(name, 2), cordoned=True), name)
     await submit(api, "several", groups=groups)
     large, small = (await explain(api, "several"))["waiting"]
     assert (large["jobs"], large["position"]) == (["large/0", "large/1", "large/2"], 1)
@@ -249,7 +249,7 @@ async def test_explain_and_inspect_tell_what_a_gang_that_is_not_whole_waits_for(
 ) -> None:
     await submit(api, "a", nodes=2, gang={}, share_nodes=True)
     state = await place_gang(nodes)
-    await nodes.turns.report(looked_at(state, 0))
+    await nodes.pipeline.report(looked_at(state, 0))
     found = await explain(api, "a")
     waits = (
         "0 of 2 ranks are there: main/0 pulls its image; "
@@ -264,7 +264,7 @@ async def test_explain_and_inspect_tell_what_a_gang_that_is_not_whole_waits_for(
         run = await response.json()
     assert (run["gathering"], run["gives_up_at"] is None) == (waits, False)
     for n in (0, 1):
-        await nodes.turns.report(looked_at(state, n, creating=True))
+        await nodes.pipeline.report(looked_at(state, n, creating=True))
     async with api.get("/v1/runs/a") as response:
         run = await response.json()
     assert (run["gathering"], run["gives_up_at"]) == (None, None)

@@ -79,7 +79,7 @@ async def test_a_run_that_names_a_secret_is_stored_and_shown_without_its_value(
     await ada("PUT", "/v1/secrets/TOKEN", value=CANARY)
     status, run = await ada("POST", "/v1/runs", configuration=NAMES)
     assert status == 201
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     assert state.jobs[0].spec.env == {"TOKEN": "${{ secrets.TOKEN }}"}
     _, shown = await ada("GET", f"/v1/runs/{run['id']}")
     _, events = await ada("GET", f"/v1/runs/{run['id']}/events")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.clock import iso
+from controller.web.services import without_requests
+from fairlead.cli.commands.services.deployments import requests_of
+from fairlead.documents import ReplicaView
 from tests.unit.api.conftest import Controller
 
 SERVICE = {"type": "service", "image": "busybox", "commands": ["serve"], "port": 80}
@@ -50,11 +55,28 @@ async def test_a_replica_of_several_nodes_is_shown_once(api: TestClient[Any, Any
     assert [one["nodes"] for one in shown["replicas"]] == [[], []]
 
 
+async def test_an_ejected_replica_is_shown_until_it_gets_requests_again(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    await submit(api, replicas=2)
+    (state,) = controller.pipeline.runs.values()
+    began = controller.traffic.now()
+    controller.traffic.ejected(state.jobs[0].attempts[0].id, 30.0)
+    async with api.get("/v1/services/web") as response:
+        shown = await response.json()
+    until = shown["replicas"][0]["ejected_until"]
+    assert iso(began + 30.0) <= until <= iso(controller.traffic.now() + 30.0)
+    assert shown["replicas"][1]["ejected_until"] is None
+    first = msgspec.convert({**shown["replicas"][0], "not_ready": None}, ReplicaView)
+    told = f"ejected until {until}: it answered with errors alone"
+    assert (requests_of(first), without_requests(first)) == (told, told)
+
+
 async def test_a_service_shows_the_requests_that_the_proxy_counted(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
     await submit(api)
-    run_id = next(iter(controller.turns.runs))
+    run_id = next(iter(controller.pipeline.runs))
     controller.traffic.begin(run_id, "main", "a1")
     async with api.get("/v1/services/web") as response:
         shown = await response.json()
@@ -105,7 +127,7 @@ async def test_a_value_that_an_earlier_version_hid_is_no_change(
     api: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("controller.configuration.plan.may_be_secret", lambda *_: True)
+        earlier.setattr("fairlead.configuration.secrecy.may_be_secret", lambda *_: True)
         await submit(api, env={"NCCL_DEBUG": "INFO"})
     _, same = await deploy(api, only_ask=True, env={"NCCL_DEBUG": "INFO"})
     _, other = await deploy(api, only_ask=True, env={"NCCL_DEBUG": "WARN"})

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
-from controller.api.jobs import ssh_target
-from controller.lifecycle.model import Attempt, JobSpec, Node, NodeAddress, RunState
-from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.submission import PlannedJob, new_run
-from controller.service.errors import Conflict
+from common.refusals import Conflict
+from controller.api.jobs.jobs import ssh_target
+from controller.lifecycle.model import JobSpec, Node, NodeAddress, RunState
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from fairlead.model.statuses import AttemptStatus
+from tests.support.attempts import attempt_with
 from tests.unit.api.conftest import HOST_KEY
 
 CONFIGURATION = {"type": "task", "commands": ["true"]}
@@ -35,7 +36,7 @@ def a_run(spec: JobSpec | None = None, **changes: Any) -> RunState:
         "ports": {"ssh": 40022},
         "ssh_host_key": HOST_KEY,
     }
-    attempt: Attempt = msgspec.structs.replace(job.attempts[0], **{**running, **changes})
+    attempt = attempt_with(job.attempts[0], **{**running, **changes})
     return msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, attempts=(attempt,)),))
 
 

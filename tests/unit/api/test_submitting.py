@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.lifecycle.statuses import RunStatus
-from controller.service.submissions import KEPT_SECONDS, Takeovers
+from controller.service.runs.takeovers import KEPT_SECONDS, Takeovers
+from fairlead.model.statuses import RunStatus
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -119,7 +119,7 @@ async def test_nobody_replaces_or_keeps_anothers_run(
         for wish in ("keep", "replace"):
             status, answer = await post(ada, if_exists=wish)
             assert (status, answer["error"]["code"]) == (403, "forbidden")
-    assert controller.turns.runs[live["id"]].run.status is RunStatus.SUBMITTED
+    assert controller.pipeline.runs[live["id"]].run.status is RunStatus.SUBMITTED
 
 
 async def test_an_empty_name_is_refused_and_not_made_up(api: TestClient[Any, Any]) -> None:

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 from aiohttp.test_utils import TestClient
 
+from common.links.host_keys import public_line
 from controller.lifecycle.reports import TaskSeen
-from controller.links.ssh import public_line
-from controller.pipelines.cluster import cluster_key, terminal_key
-from controller.service import terminals
+from controller.pipelines.performers.cluster import cluster_key, terminal_key
+from controller.service.jobs import terminals
 from tests.doubles.proxy import NodeHere
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
@@ -75,7 +75,7 @@ async def job(
         ports={"ssh": server.port},
         ssh_host_key=public_line(server.host_key),
     )
-    await controller.turns.report(seen)
+    await controller.pipeline.report(seen)
     controller.connections["n1"] = await NodeHere().connect("n1")
     key = asyncssh.import_authorized_keys(terminal_key(b"", run["id"]).public)
     async with asyncssh.listen(
@@ -126,7 +126,7 @@ async def test_nothing_is_left_when_the_page_closes(
 async def test_a_quiet_terminal_ends(
     api: TestClient[Any, Any], job: JobsSsh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.api.terminals.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("controller.api.jobs.terminals.IDLE_SECONDS", 0.2)
     async with api.ws_connect(TERMINAL) as socket:
         await shown(socket, "root")
         assert "nothing happened" in (await socket.receive_json())["error"]
@@ -135,7 +135,7 @@ async def test_a_quiet_terminal_ends(
 async def test_a_server_with_another_host_key_gets_no_login(
     api: TestClient[Any, Any], job: JobsSsh, controller: Controller
 ) -> None:
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     other = TaskSeen(
         run_id=state.run.id,
         attempt_id=state.jobs[0].attempts[0].id,
@@ -145,7 +145,7 @@ async def test_a_server_with_another_host_key_gets_no_login(
         ports={"ssh": job.port},
         ssh_host_key=HOST_KEY,
     )
-    await controller.turns.report(other)
+    await controller.pipeline.report(other)
     async with api.ws_connect(TERMINAL) as socket:
         error = (await socket.receive_json())["error"]
     assert "Host key is not trusted" in error
@@ -154,7 +154,7 @@ async def test_a_server_with_another_host_key_gets_no_login(
 async def test_one_user_opens_so_many_terminals_and_no_more(
     api: TestClient[Any, Any], job: JobsSsh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminals, "MOST_OF_ONE_USER", 1)
+    monkeypatch.setattr(terminals, "MAX_OF_ONE_USER", 1)
     async with contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(api.ws_connect(TERMINAL))
         await shown(first, "root")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controller.api.views import iso, run_summary, run_view
+from controller.api.views import run_summary, run_view
+from controller.clock import iso
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -22,9 +26,10 @@ from controller.lifecycle.model import (
     RunState,
     RunType,
     Switch,
+    TaskDetails,
 )
-from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 
 FULL = RunState(
     run=Run(
@@ -92,9 +97,9 @@ FULL = RunState(
                     reason=Reason.CONTAINER_EXITED_WITH_ERROR,
                     message="exit code 7",
                     exit_code=7,
-                    gpus=("GPU-1",),
-                    ports={"22": 4022},
-                    ssh_host_key="ssh-ed25519 AAAA",
+                    task=TaskDetails(
+                        gpus=("GPU-1",), ports={"22": 4022}, ssh_host_key="ssh-ed25519 AAAA"
+                    ),
                     submitted_at=0.0,
                     provisioned_at=1.0,
                     pulling_at=2.0,
@@ -239,6 +244,10 @@ GOLDEN: dict[str, Any] = {
     "deployments": [],
     "dev_environment": None,
     "url": None,
+    "after": [],
+    "begins_at": None,
+    "start_before": None,
+    "sweep": None,
 }
 
 
@@ -317,3 +326,9 @@ def test_a_suspended_run_has_no_next_trigger() -> None:
 
 def test_times_are_rounded_to_milliseconds() -> None:
     assert iso(0.9996) == "1970-01-01T00:00:01.000Z"
+
+
+@given(st.floats(0, 4_000_000_000))
+def test_a_time_reads_as_python_writes_it(time: float) -> None:
+    moment = datetime.fromtimestamp(round(time, 3), UTC)
+    assert iso(time) == moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,6 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from controller.lifecycle.model import Allocation, Attempt, Resources, RunState
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
     Placed,
@@ -25,17 +24,19 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
-from controller.lifecycle.statuses import AllocationState
-from runner.schemas.frames import Frame, Stream, encode
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState
+from fairlead.wire.frames import Frame, Stream, encode
+from tests.support.warm_commands import WarmCommand, WarmCommands
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller, controller, server
 
 __all__ = ["controller", "server"]
 
 ON_TERMINAL = (
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "from controller.cli.main import main; main()"
+    "from fairlead.cli.main import main; main()"
 )
-PROGRAM = "from controller.cli.main import main; main()"
+PROGRAM = "from fairlead.cli.main import main; main()"
 DEADLINE_SECONDS = 180.0
 
 
@@ -66,17 +67,17 @@ class PipeReader:
 class Command:
     """One `fairlead` that runs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: PipeReader) -> None:
+    def __init__(self, process: WarmCommand, output: PipeReader, errors: PipeReader) -> None:
         self._process = process
         self._output = output
+        self._errors = errors
         self.said = ""
 
     async def hears(self, text: str) -> None:
         """Wait until stderr has said this."""
-        assert self._process.stderr is not None
         async with asyncio.timeout(DEADLINE_SECONDS):
             while text not in self.said:
-                line = await self._process.stderr.readline()
+                line = await self._errors.stream.readline()
                 assert line, f"it ended without saying {text!r}: {self.said}"
                 self.said += line.decode()
 
@@ -103,13 +104,12 @@ class Command:
 
     async def ended(self) -> Result:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            (_, err), out = await asyncio.gather(
-                self._process.communicate(), self._output.stream.read()
+            status, err, out = await asyncio.gather(
+                self._process.wait(), self._errors.stream.read(), self._output.stream.read()
             )
         self.said += err.decode()
         assert "Traceback" not in self.said
-        assert self._process.returncode is not None
-        return Result(self._process.returncode, out, self.said)
+        return Result(status, out, self.said)
 
 
 class Fairlead(Protocol):
@@ -123,37 +123,40 @@ def environment(server: TestServer) -> dict[str, str]:
     return base | {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": ADMIN_TOKEN}
 
 
+@pytest.fixture(scope="session")
+def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]:
+    commands = WarmCommands(tmp_path_factory.mktemp("w"))
+    yield commands
+    commands.close()
+
+
 @pytest.fixture
-async def start(environment: dict[str, str]) -> AsyncIterator[Fairlead]:
+async def start(
+    environment: dict[str, str], warm_commands: WarmCommands
+) -> AsyncIterator[Fairlead]:
     """Starts commands as the admin; `env` adds to the environment, an empty value takes away."""
-    processes: list[asyncio.subprocess.Process] = []
-    outputs: list[PipeReader] = []
+    processes: list[WarmCommand] = []
+    pipes: list[PipeReader] = []
+
+    async def piped() -> PipeReader:
+        pipes.append(pipe := PipeReader())
+        await pipe.open()
+        return pipe
 
     async def started(*arguments: str, **env: str) -> Command:
-        output = PipeReader()
-        outputs.append(output)
-        await output.open()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            PROGRAM,
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output.write_end,
-            stderr=asyncio.subprocess.PIPE,
-            env={name: value for name, value in (environment | env).items() if value},
-        )
-        os.close(output.write_end)
-        processes.append(process)
-        return Command(process, output)
+        output, errors = await piped(), await piped()
+        given = {name: value for name, value in (environment | env).items() if value}
+        ends = (output.write_end, errors.write_end)
+        processes.append(process := warm_commands.start(arguments, given, *ends))
+        for end in ends:
+            os.close(end)
+        return Command(process, output, errors)
 
     yield started
-    for opened in outputs:
-        opened.close()
     for process in processes:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+        process.close()
+    for pipe in pipes:
+        pipe.close()
 
 
 class Terminal:
@@ -251,12 +254,12 @@ class PlayedNode:
             resources=Resources(),
             created_at=0.0,
         )
-        turns = self._controller.turns
+        pipeline = self._controller.pipeline
         placed = Placed(run_id=run_id, attempt_id=attempt.id, allocation=allocation)
-        await turns.report(placed)
-        await turns.report(TaskAccepted(**ids))
-        await turns.report(self._seen(run_id, attempt.id, terminated=False, gpus=gpus))
-        await turns.report(RunnerStarted(at=1.0, **ids))
+        await pipeline.report(placed)
+        await pipeline.report(TaskAccepted(**ids))
+        await pipeline.report(self._seen(run_id, attempt.id, terminated=False, gpus=gpus))
+        await pipeline.report(RunnerStarted(at=1.0, **ids))
         return attempt.id
 
     async def prints(
@@ -271,13 +274,13 @@ class PlayedNode:
         run_id, attempt = await self._current(name, job)
         ids = {"run_id": run_id, "attempt_id": attempt.id}
         reason = Reason.CONTAINER_EXITED_WITH_ERROR if exit_code else Reason.DONE_BY_RUNNER
-        turns = self._controller.turns
+        pipeline = self._controller.pipeline
         exited = RunnerExited(reason=reason, message=None, exit_code=exit_code, **ids)
-        await turns.report(exited)
-        await turns.report(self._seen(run_id, attempt.id, terminated=True))
+        await pipeline.report(exited)
+        await pipeline.report(self._seen(run_id, attempt.id, terminated=True))
         await self._controller.logs.complete(attempt.id)
-        await turns.report(LogsComplete(**ids))
-        await turns.report(TaskRemoved(run_id=run_id, attempt_id=attempt.id))
+        await pipeline.report(LogsComplete(**ids))
+        await pipeline.report(TaskRemoved(run_id=run_id, attempt_id=attempt.id))
 
     @staticmethod
     def _seen(

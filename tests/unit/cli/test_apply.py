@@ -9,8 +9,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from controller.api.app import make_app
-from controller.lifecycle.statuses import RunStatus
-from runner.schemas.frames import Stream
+from fairlead.model.statuses import RunStatus
+from fairlead.wire.frames import Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Terminal
 from tests.unit.cli.output import of

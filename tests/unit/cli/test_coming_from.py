@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.cli.main import make_app
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, Plan, to_run
-from controller.configuration.source import with_environment
 from controller.lifecycle.model import RetryEvent
-from runner.schemas import BucketMode
+from fairlead.cli.main import make_app
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.text.environment import with_environment
+from fairlead.wire.runner import BucketMode
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
 BESIDE = {"type": "task", "image": "busybox"}

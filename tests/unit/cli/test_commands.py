@@ -7,15 +7,15 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from controller.cli import main, output
-from controller.cli.commands.runs import show_run, sparkline
-from controller.cli.commands.serve import parse_listen
-from controller.cli.errors import CliError
-from controller.links.ssh import fingerprint
+from common.links.host_keys import fingerprint
+from controller.commands.serve import parse_listen
 from controller.metric_history import Sample
+from fairlead.cli import main, output
+from fairlead.cli.commands.runs.show import show_run, sparkline
+from fairlead.cli.errors import CliError
 from fairlead.rest import decode
 from fairlead.views import RunView
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of
@@ -326,7 +326,7 @@ async def test_explain_tells_what_a_job_with_a_place_waits_for(
 async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     start: Fairlead, tmp_path: Path, controller: Controller
 ) -> None:
-    controller.turns.set_node(gpu_node("n1", 2), "n1")
+    controller.pipeline.set_node(gpu_node("n1", 2), "n1")
     file = tmp_path / "task.yaml"
     file.write_text("type: task\ncommands: [date]\nresources: {gpu: 1}\nfiles: [.]\n")
     result = await of(start, "plan", "-f", str(file))
@@ -397,7 +397,7 @@ def test_an_unforeseen_error_is_one_line(
 
     monkeypatch.setattr(main, "make_app", broken)
     monkeypatch.delenv("FAIRLEAD_DEBUG", raising=False)
-    assert main.run(["ps"]) == 1
+    assert main.run(["whoami"]) == 1
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert "FAIRLEAD_DEBUG=1" in shown

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.database_url import VARIABLE, find_database
-from controller.cli.errors import CliError
-from controller.cli.main import run
+from controller.commands.database_url import VARIABLE, find_database
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sqlite import SqliteDatabase
+from fairlead.cli.errors import CliError
+from fairlead.cli.main import run
 
 URL = "postgresql://fairlead:hunter2@db.example/fairlead"
 

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from controller.api.dev_environments import link, opens
-from controller.api.documents import RunView
 from controller.api.views import run_view
-from controller.cli.dev_environments import how_to_open
-from controller.lifecycle.dev_environment import DevEnvironment, Ide
 from controller.lifecycle.model import RunState
+from fairlead.dev_environments import how_to_open, link, opens
+from fairlead.documents import RunView
+from fairlead.model.dev_environment import DevEnvironment, Ide
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 
 URL = "http://127.0.0.1:8700"

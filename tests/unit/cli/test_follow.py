@@ -6,17 +6,17 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from controller.cli.follow import LONGEST_DEAFNESS_SECONDS, next_of
+from fairlead.cli.follow import MAX_DEAFNESS_SECONDS, next_of
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import (
     GIVE_UP_SECONDS,
-    LONGEST_WAIT_SECONDS,
+    MAX_WAIT_SECONDS,
     Outages,
     Patience,
     patiently,
     unread,
 )
-from runner.schemas.frames import Frame, Stream
+from fairlead.wire.frames import Frame, Stream
 
 AWAY = ConnectionLost("away")
 
@@ -43,7 +43,7 @@ def test_waits_grow_with_jitter_up_to_a_limit_and_begin_anew_when_found() -> Non
     patience.lost(AWAY)
     assert 0.16 <= waits[0] <= 0.24
     assert all(later > earlier for earlier, later in pairwise(waits[:6]))
-    assert max(waits) <= LONGEST_WAIT_SECONDS * 1.2
+    assert max(waits) <= MAX_WAIT_SECONDS * 1.2
     assert 0.16 <= waits[-1] <= 0.24
 
 
@@ -72,7 +72,7 @@ def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not
     began = days.now
     with pytest.raises(ConnectionLost, match="away; gave up after 15 minutes, but jobs go on"):
         lose_for_ever(patience)
-    assert GIVE_UP_SECONDS <= days.now - began <= GIVE_UP_SECONDS + 2 * LONGEST_WAIT_SECONDS
+    assert GIVE_UP_SECONDS <= days.now - began <= GIVE_UP_SECONDS + 2 * MAX_WAIT_SECONDS
 
 
 @pytest.mark.parametrize("passing", [AWAY, ApiError(503, "store_unavailable", "later", None)])
@@ -129,5 +129,5 @@ def test_no_wait_of_the_main_thread_is_so_long_that_an_interrupt_is_missed() -> 
     """One that comes just before a wait is seen when the wait ends."""
     queue = Impatient()
     assert next_of(queue) == "told"
-    assert queue.waits == [LONGEST_DEAFNESS_SECONDS] * 3
-    assert LONGEST_DEAFNESS_SECONDS <= 1.0
+    assert queue.waits == [MAX_DEAFNESS_SECONDS] * 3
+    assert MAX_DEAFNESS_SECONDS <= 1.0

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
+
+from fairlead.cli.commands.nodes import inventory
+from fairlead.documents import NodeView
 from tests.unit.cli.conftest import Fairlead
 from tests.unit.cli.output import of
 
@@ -23,6 +28,24 @@ async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) 
     assert (await of(start, "fleet", "set", "big", "--placement", "")).status == 0
     assert b"site=b" in (await of(start, "fleet", "list")).out
     assert (await of(start, "fleet", "remove", "big")).status == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        ({"networks": 62}, "62 at once"),
+        ({"networks": 1022, "network_kind": "agent"}, "1022 at once, made by its shim"),
+        (
+            {"networks": 62, "network_kind": "docker", "network_why": "no nft"},
+            "62 at once, made by its engine (no nft)",
+        ),
+        ({"networks": 62, "network_kind": "a later kind"}, "62 at once"),
+    ],
+)
+def test_a_node_says_who_makes_its_networks(fields: dict[str, Any], said: str) -> None:
+    node = NodeView(**{**dict.fromkeys(NodeView.__struct_fields__), **fields})
+    assert inventory._networks(node) == said
 
 
 async def test_a_change_that_changes_nothing_is_refused(start: Fairlead) -> None:

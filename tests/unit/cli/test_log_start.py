@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.cli.log_start import Start
-from runner.schemas.frames import Frame, Stream
+from fairlead.cli.log_start import Start
+from fairlead.wire.frames import Frame, Stream
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cli.output import (
-    MOST_IN_A_CELL,
+from fairlead.cli.output import (
+    MAX_IN_A_CELL,
     alone_on_terminals,
     lasted,
     shortened,
@@ -23,8 +23,8 @@ from controller.cli.output import (
 
 
 def test_a_long_text_is_cut_with_a_mark_in_a_list_and_a_short_one_is_not() -> None:
-    assert shortened("x" * MOST_IN_A_CELL) == "x" * MOST_IN_A_CELL
-    assert shortened("x" * 20_000) == "x" * MOST_IN_A_CELL + "…"
+    assert shortened("x" * MAX_IN_A_CELL) == "x" * MAX_IN_A_CELL
+    assert shortened("x" * 20_000) == "x" * MAX_IN_A_CELL + "…"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def test_a_pull_goes_on_with_what_an_earlier_one_brought(
     controller: Controller, start: Fairlead, tmp_path: Path
 ) -> None:
     await submitted(controller, start, tmp_path)
-    (state,) = controller.turns.runs.values()
+    (state,) = controller.pipeline.runs.values()
     attempt_id = state.jobs[0].attempts[0].id
     data = controller.outputs.archive(attempt_id).read_bytes()
     here = tmp_path / "here"

@@ -16,8 +16,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from controller.api.app import make_app
-from controller.configuration.fields import port_mapping
 from controller.links.base import NodeConnection
+from fairlead.configuration.values.container import port_mapping
 from runner.client import RunnerClient
 from tests.support.ssh_daemon import free_port
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -266,7 +266,8 @@ async def test_attach_ends_with_the_run_and_its_exit_status(
 async def test_attach_refuses_a_job_that_is_not_there(
     start: Fairlead, controller: Controller, node: PlayedNode, tmp_path: Path
 ) -> None:
-    async with attached(start, controller, node, tmp_path, "8000") as command:
+    async with attached(start, controller, node, tmp_path, '"*:8000"') as command:
+        await local_port(command)
         command.interrupt()
         await command.ended()
         other = await (await start("attach", "served", "--job", "9")).ended()

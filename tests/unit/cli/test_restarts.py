@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from common.errors import Refused
 from common.http import error_response
 from controller.api.app import make_app
+from fairlead.wire.errors import Refused
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 

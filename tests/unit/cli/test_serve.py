@@ -10,10 +10,10 @@ import pytest
 import uvloop
 
 from controller import daemon
-from controller.cli.commands import serve
-from controller.cli.commands.serve import make_folder, read_config
-from controller.cli.errors import EXIT_USAGE, CliError
-from controller.store.base import LeaseLost, StoreError, StoreUnusable
+from controller.commands import serve
+from controller.commands.serve import make_folder, read_config
+from controller.store.errors import LeaseLost, StoreError, StoreUnusable
+from fairlead.cli.errors import EXIT_USAGE, CliError
 from tests.support.processes import run_cli
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from controller.api.views import run_view
-from controller.cli.output import LineWriter
 from controller.clock import SystemClock
 from controller.lifecycle.model import RetryPolicy
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Preempted
-from controller.service.job_access import KeptLogs
+from controller.service.jobs.logs import KeptLogs
+from fairlead.cli.output import LineWriter
+from fairlead.model.reasons import Reason
 from fairlead.progress import exit_status
-from runner.schemas.frames import Frame, Stream
+from fairlead.wire.frames import Frame, Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.lifecycle.play import Play

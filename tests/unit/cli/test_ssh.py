@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controller.api.documents import SshTarget
-from controller.cli.commands.ssh import place_of
-from controller.cli.openssh import (
+from fairlead.cli.commands.runs.ssh import place_of
+from fairlead.cli.openssh import (
     host_blocks,
     identity,
     install,
@@ -17,6 +16,7 @@ from controller.cli.openssh import (
     write_config,
     write_known_hosts,
 )
+from fairlead.documents import SshTarget
 from fairlead.errors import UsageError
 from fairlead.ssh_keys import public_keys
 from tests.unit.cli import output
@@ -85,6 +85,12 @@ def test_a_job_is_reached_through_its_node_and_both_keys_are_pinned(tmp_path: Pa
     assert (tmp_path / "train.known_hosts").read_text() == (
         f"fairlead-a1 {KEY}\nfairlead-node-10.0.0.5-2222 {KEY}\n"
     )
+
+
+def test_a_job_with_an_address_of_its_own_is_reached_there(tmp_path: Path) -> None:
+    target = msgspec.structs.replace(TARGET, host="172.30.252.9", port=10022)
+    job, _ = host_blocks(target, "root", tmp_path, None).split("Host train.node\n")
+    assert "    HostName 172.30.252.9\n    Port 10022\n" in job
 
 
 @pytest.mark.parametrize(

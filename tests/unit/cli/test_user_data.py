@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.cli.commands.user_data import parse_address
-from controller.cli.errors import CliError
+from fairlead.cli.commands.nodes.user_data import parse_address
+from fairlead.cli.errors import CliError
 from tests.unit.cli.conftest import Fairlead
 from tests.unit.cli.output import of
 

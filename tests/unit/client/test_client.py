@@ -25,7 +25,7 @@ from fairlead import (
     Task,
     UsageError,
 )
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from tests.support.ssh_daemon import free_port
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -245,13 +245,22 @@ async def test_a_run_replaces_another_and_has_a_parent(
     assert kept.id == parent.id
 
 
-@pytest.mark.parametrize("name", ["controller.py", "runner/__init__.py"])
-def test_a_module_of_the_user_with_the_name_of_ours_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("")
-    (tmp_path / "program.py").write_text("from fairlead import Client\n")
-    command = [sys.executable, str(tmp_path / "program.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: fairlead needs its own package")
-    assert f"{tmp_path / name} has that name" in last
+async def test_many_runs_are_submitted_with_few_requests(client: Client) -> None:
+    await submitted(client, Task(name="taken", commands=["echo"]))
+    names = [f"r{number}" for number in range(1200)]
+    names[7] = "taken"
+    results = await asyncio.to_thread(client.submit_many, [HELLO] * 1200, names=names)
+    assert [number for number, one in enumerate(results) if one.error] == [7]
+    assert [one.name for one in results[:3]] == ["r0", "r1", "r2"]
+    assert results[7].error is not None
+    assert results[7].error.code == "name_taken"
+    assert (await asyncio.to_thread(client.run, results[1199].id or "")).name == "r1199"
+
+
+async def test_nothing_is_sent_of_many_runs_when_one_is_wrong(client: Client) -> None:
+    wrong = Task.of({"type": "task", "comands": []})
+    with pytest.raises(InvalidConfiguration, match="comands"):
+        await asyncio.to_thread(client.submit_many, [HELLO, wrong])
+    with pytest.raises(UsageError, match="1 names for 2 tasks"):
+        await asyncio.to_thread(client.submit_many, [HELLO, HELLO], names=["a"])
+    assert await asyncio.to_thread(client.runs) == []

@@ -6,9 +6,9 @@ import asyncio
 
 from msgspec.structs import replace
 
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import IrisState
 from fairlead import Client, Task
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import IrisState
 from fairlead.progress import comebacks
 from fairlead.views import AttemptView, JobView, RunView
 from tests.unit.cli.conftest import PlayedNode

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestServer
 
-from controller.blobs import Part
 from fairlead import Client, Task
 from fairlead.rest import ControllerClient
 from fairlead.upload import MIN_PART_BYTES
+from fairlead.wire.blobs import Part
 from runner.code.tree import unpack
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.client.test_upload import packed
@@ -56,7 +56,7 @@ async def submit(client: Client, folder: Path) -> str:
 
 def stored(controller: Controller, run: str, data: Path) -> dict[str, bytes]:
     """What a node unpacks of a run's upload."""
-    (digest,) = controller.turns.runs[run].jobs[0].spec.blobs
+    (digest,) = controller.pipeline.runs[run].jobs[0].spec.blobs
     target = data / "there"
     target.mkdir()
     unpack(data / "blobs" / digest, target)
@@ -95,7 +95,7 @@ async def test_an_old_upload_that_is_damaged_on_the_disk_costs_a_whole_one(
     client: Client, controller: Controller, folder: Path, sent: list[int], tmp_path: Path
 ) -> None:
     run = await submit(client, folder)
-    (digest,) = controller.turns.runs[run].jobs[0].spec.blobs
+    (digest,) = controller.pipeline.runs[run].jobs[0].spec.blobs
     with (tmp_path / "blobs" / digest).open("r+b") as blob:
         blob.seek(100_000)
         blob.write(b"damage")

@@ -1,7 +1,7 @@
 """The corpus of public run files of dstack: what each means there, and what becomes of it here.
 
 `dstack-shapes.jsonl` holds the forms of the files; their values are replaced. `meant_there` is
-written from dstack's documents and knows nothing of `controller.configuration`, so that it can
+written from dstack's documents and knows nothing of `fairlead.configuration`, so that it can
 judge it. Run as a program it prints the figures of docs/coming-from-dstack.md:
 
     python -m tests.unit.configuration.dstack_corpus
@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.dstack import marked, translated
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, Plan, to_run
-from controller.configuration.source import with_environment
-from controller.lifecycle.services.policy import ProbeKind
-from runner.schemas import EnvStyle
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.text.dstack import marked, translated
+from fairlead.configuration.text.environment import with_environment
+from fairlead.model.service import ProbeKind
+from fairlead.wire.runner import EnvStyle
 
 SHAPES_FILE = Path(__file__).parent / "dstack-shapes.jsonl"
 SHAPES: list[dict[str, Any]] = [json.loads(line) for line in SHAPES_FILE.read_text().splitlines()]

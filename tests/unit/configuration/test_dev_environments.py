@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, Plan, to_run
-from controller.lifecycle.dev_environment import Ide
 from controller.lifecycle.model import JobSpec, RunType
-from controller.lifecycle.services.policy import Serves
-from runner.schemas import script
-from shim.schemas import VolumeKind
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.model.dev_environment import Ide
+from fairlead.model.service import Serves
+from fairlead.wire.runner import script
+from fairlead.wire.shim import VolumeKind
 from tests.unit.configuration.dstack_corpus import OPERATORS, SHAPES, environment, planned, refusal
 from tests.unit.configuration.test_dstack import GPUS
 
 DEV_ENVIRONMENTS = [one for one in SHAPES if one.get("type") == "dev-environment"]
-REFUSED = ["dstack", "instances", *["resources.gpu"] * 6]
+REFUSED = ["dstack", "instances", *["resources.gpu"] * 3]
 
 
 def plan(**fields: Any) -> Plan:

@@ -6,18 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.dstack import marked, translated
-from controller.configuration.images import NEWEST_PYTHON, image_for
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
-from controller.configuration.source import with_environment
 from controller.lifecycle.model import GpuNeed, JobSpec, Operator, RetryEvent
-from controller.lifecycle.services.policy import ProbeKind, RateLimitKey
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.text.dstack import marked, translated
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.values.images import NEWEST_PYTHON, image_for
+from fairlead.model.service import ProbeKind, RateLimitKey
 from fairlead.submission import read_document
-from runner.schemas import EnvStyle
+from fairlead.wire.gpu_names import GpuVendor
+from fairlead.wire.runner import EnvStyle
 from tests.unit.configuration.dstack_corpus import (
     SHAPES,
     environment,
@@ -36,6 +38,10 @@ GB = 10**9
 
 def need(count: int, *names: str, memory: int = 0) -> GpuNeed:
     return GpuNeed(count=count, names=names, min_memory=memory * GB)
+
+
+def of_amd(count: int, *names: str, memory: int = 0) -> GpuNeed:
+    return msgspec.structs.replace(need(count, *names, memory=memory), vendor=GpuVendor.AMD)
 
 
 def task(**fields: Any) -> dict[str, Any]:
@@ -126,6 +132,12 @@ GPUS: dict[str, GpuNeed] = {
         ("GH200:1", need(1, "GH200")),
         ("nvidia:B200:8", need(8, "B200")),
         ("nvidia:4..8", need(4)),
+        ("MI300X", of_amd(1, "MI300X")),
+        ("MI300X:1", of_amd(1, "MI300X")),
+        ("MI300X:4", of_amd(4, "MI300X")),
+        ("MI300X:4..", of_amd(4, "MI300X")),
+        ("MI300X:8", of_amd(8, "MI300X")),
+        ("mi300x:8", of_amd(8, "mi300x")),
         ({"memory": "24GB..", "count": "1.."}, need(1, memory=24)),
     ]
 }
@@ -477,13 +489,19 @@ def test_docker_in_a_job_is_started_first() -> None:
     ("written", "hint"),
     [
         (task(nvcc=True, image="i"), "and image chooses another"),
-        (task(resources={"gpu": "amd:MI300X"}), "GPUs of amd are not supported"),
-        (task(resources={"gpu": "MI300X:8"}), "MI300X is an accelerator of AMD"),
+        (task(nvcc=True, resources={"gpu": "MI300X"}), "asks for GPUs of another vendor"),
+        (task(resources={"gpu": "intel:gaudi2"}), "GPUs of intel are not supported"),
         (task(resources={"gpu": "v5litepod-8"}), "v5litepod-8 is an accelerator of Google"),
         (task(resources={"gpu": "gaudi2:8"}), "gaudi2 is an accelerator of Intel"),
         (task(resources={"gpu": "tt-galaxy-wh:32"}), "is an accelerator of Tenstorrent"),
-        (task(resources={"gpu": {"name": ["H100", "mi210"]}}), "mi210 is an accelerator of AMD"),
-        (task(resources={"gpu": {"vendor": "amd"}}), "nodes have GPUs of NVIDIA"),
+        (task(resources={"gpu": {"name": ["H100", "mi210"]}}), "mi210 is a GPU of AMD and H100 is"),
+        (task(resources={"gpu": "nvidia:MI300X"}), "MI300X is a GPU of AMD, not of NVIDIA"),
+        (task(resources={"gpu": {"vendor": "tpu"}}), "nodes have GPUs of NVIDIA or AMD"),
+        (task(resources={"gpu": {"vendor": "x"}}), "'x' is not a vendor of GPUs"),
+        (
+            task(resources={"gpu": {"name": "MI300X", "compute_capability": 9.0}}),
+            "is a measure of NVIDIA",
+        ),
         (task(resources={"cpu": "arm:4"}), "nodes are of x86"),
         (task(dstack=True), "reaches no server of dstack"),
         (task(instances=[{"fleet": "f", "instance": 3}]), "constraints: [node EQ gpu-1]"),
@@ -502,6 +520,27 @@ def test_what_cannot_mean_the_same_is_refused_with_a_hint(
 def test_nvcc_is_refused_where_the_operator_names_no_image() -> None:
     with pytest.raises(ConfigurationError, match="-devel image"):
         planned(task(nvcc=True, python="3.12"), defaults=Defaults())
+
+
+@pytest.mark.parametrize(
+    ("written", "count", "names", "memory"),
+    [
+        ("amd", 1, (), 0),
+        ("AMD:8", 8, (), 0),
+        ("amd:MI300X:2", 2, ("MI300X",), 0),
+        ("MI300X:8", 8, ("MI300X",), 0),
+        ("amd:192GB:8", 8, (), 192),
+        ("MI300X,MI325X:192GB..:4", 4, ("MI300X", "MI325X"), 192),
+        ({"vendor": "amd", "name": "W7900", "count": {"min": 2}}, 2, ("W7900",), 0),
+        ({"name": ["MI300X"], "memory": "192GB"}, 1, ("MI300X",), 192),
+    ],
+    ids=str,
+)
+def test_a_vendor_or_the_name_of_its_gpu_asks_for_amd(
+    written: object, count: int, names: tuple[str, ...], memory: int
+) -> None:
+    (spec,) = planned(task(image="rocm/pytorch", resources={"gpu": written})).specs
+    assert spec.resources.gpu == of_amd(count, *names, memory=memory)
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,19 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.dstack import translated
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
-from controller.configuration.schema import ALLOWED
-from controller.configuration.source import SourceError, read, with_environment
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.task import TASK
+from fairlead.configuration.text.dstack import translated
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import SourceError, read
 
 LIBRARY_WORDS = re.compile(
     r"\b(?:\w+Error|Traceback|NoneType|dict|tuple|msgspec|yaml\.|object of type|Struct|"
     r"unhashable|positional|Expected `|__\w+__)\b"
 )
-NAMES = {part for path in ALLOWED for part in path.split(".")} | {
+NAMES = {part for path in TASK.guide().allowed for part in path.split(".")} | {
     *("python", "docker", "nvcc", "spot_policy", "ports", "utilization_policy", "instances"),
     *("model", "replicas", "replica_groups", "rate_limits", "key", "gateway", "probes"),
     *("min", "max", "vendor", "arch", "hostname", "project"),

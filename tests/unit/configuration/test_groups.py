@@ -6,11 +6,6 @@ from typing import Any
 
 import pytest
 
-from common.engine_abilities import EngineAbility
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, Plan, public, to_run
-from controller.configuration.source import read, with_environment
 from controller.lifecycle.model import (
     Amount,
     Constraint,
@@ -22,6 +17,12 @@ from controller.lifecycle.model import (
     RetryPolicy,
     StartupOrder,
 )
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import read
+from fairlead.wire.engine_abilities import EngineAbility
 
 TASK: dict[str, object] = {"type": "task", "commands": ["echo hi"]}
 GANG_RETRY = RetryPolicy(

@@ -6,13 +6,13 @@ import pytest
 from docker.auth import resolve_repository_name
 from docker.utils import parse_repository_tag
 
-from controller.cli.commands.serve import parse_image
-from controller.cli.errors import CliError
-from controller.configuration import server_config
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.images import image_name
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
+from controller import server_config
+from controller.commands.serve import parse_image
+from fairlead.cli.errors import CliError
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.values.images import image_name
 from tests.unit.configuration.image_names import RIGHT, WRONG
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from controller.configuration.json_schema import document
-from controller.configuration.parse import parse
-from controller.configuration.source import load, read, with_environment
+from fairlead.configuration.json_schema import document
+from fairlead.configuration.parse import parse
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import load, read
 from tests.compare import WIDE
 from tests.unit.configuration.dstack_corpus import SHAPES, as_sent, refusal
 

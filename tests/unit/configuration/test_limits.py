@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
-from runner.schemas import LONGEST_ARGUMENT, script
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.wire.runner import MAX_ARGUMENT, script
 
 
 def submit(**fields: Any) -> None:
@@ -86,9 +86,9 @@ AROUND = len("echo") + len(script(["", ""]))
     ],
 )
 def test_an_argument_that_linux_would_not_pass_on_is_refused(field: str, fields: Any) -> None:
-    submit(**fields(LONGEST_ARGUMENT))
+    submit(**fields(MAX_ARGUMENT))
     with pytest.raises(ConfigurationError, match="131071 bytes") as caught:
-        submit(**fields(LONGEST_ARGUMENT + 2))
+        submit(**fields(MAX_ARGUMENT + 2))
 
     assert caught.value.field == field
     assert "xxx" not in str(caught.value)

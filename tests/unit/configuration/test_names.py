@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from controller.configuration.names import ADJECTIVES, NOUNS, generate_name, is_run_name
+from fairlead.configuration.values.names import ADJECTIVES, NOUNS, generate_name, is_run_name
 
 
 @pytest.mark.parametrize("name", ["a", "train", "wise-otter-1", "a" + "-9" * 20])

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.hints import HINTS, RENAMED
-from controller.configuration.parse import parse
-from controller.configuration.schema import ALLOWED
-from controller.configuration.source import with_environment
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.runs.types import DEFINITIONS
+from fairlead.configuration.text.environment import with_environment
 
+GUIDE = DEFINITIONS["task"].guide()
+ALLOWED = GUIDE.allowed
 TASK = {"type": "task", "commands": ["echo hi"]}
 
 
@@ -141,9 +142,8 @@ def test_nothing_is_suggested_that_is_hardly_alike(name: str) -> None:
 
 
 def test_hints_are_about_what_is_no_field_and_name_fields_that_are() -> None:
-    assert not {*RENAMED, *HINTS} & ALLOWED.keys()
-    assert not RENAMED.keys() & HINTS.keys()
-    assert set(RENAMED.values()) <= ALLOWED.keys()
+    assert not {*GUIDE.called, *GUIDE.hints} & ALLOWED.keys()
+    assert not GUIDE.called.keys() & GUIDE.hints.keys()
 
 
 @pytest.mark.parametrize(

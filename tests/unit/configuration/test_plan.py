@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from common.engine_abilities import EngineAbility
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.lifecycle.model import (
     Amount,
     Band,
@@ -21,7 +18,11 @@ from controller.lifecycle.model import (
     RunType,
     StopCriteria,
 )
-from shim.schemas import PullPolicy, RegistryAuth
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.model.needs import Permissions
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.shim import PullPolicy, RegistryAuth
 
 EVERYTHING = frozenset(RetryEvent)
 
@@ -233,6 +234,26 @@ def test_what_not_every_engine_can_do_is_a_need_of_the_job(
     fields: dict[str, Any], needs: tuple[EngineAbility, ...]
 ) -> None:
     assert planned(**fields).specs[0].resources.engine == needs
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        ({"cap_add": ["SYS_PTRACE"], "ulimits": {"nofile": 4096}}, Permissions()),
+        ({"privileged": True}, Permissions(privileged=True)),
+        ({"cap_add": ["SYS_ADMIN"]}, Permissions(privileged=True)),
+        ({"cap_add": ["NET_RAW"]}, Permissions(raw_sockets=True)),
+        ({"volumes": ["cache:/cache"]}, Permissions()),
+        (
+            {"volumes": ["/data/a:/a", "/data/b:/b:ro"]},
+            Permissions(host_paths=("/data/a", "/data/b")),
+        ),
+    ],
+)
+def test_what_not_every_operator_allows_is_a_need_of_the_job(
+    fields: dict[str, Any], needs: Permissions
+) -> None:
+    assert planned(**fields).specs[0].resources.permissions == needs
 
 
 def test_each_group_needs_what_its_own_jobs_ask_for() -> None:

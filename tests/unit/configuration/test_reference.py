@@ -1,76 +1,67 @@
-"""Schema, error texts and the reference page know the same fields."""
+"""Definitions, error texts and the reference page know the same fields."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from controller.configuration import schema
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
-from controller.configuration.source import load, read, with_environment
+from controller.lifecycle.model import JobSpec
+from fairlead.configuration.field import own_fields
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.runs.definition import RunDefinition
+from fairlead.configuration.runs.task import TaskConfiguration
+from fairlead.configuration.runs.types import DEFINITIONS
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import load, read
 from fairlead.task import TaskFields
+from tests import python_fields
+from tests.compare import WIDE
 
 PROJECT = Path(__file__).parents[3]
 PAGE = PROJECT / "docs" / "configuration.md"
 EXAMPLES = PROJECT / "examples"
 
 
-def fields_of(struct: type[msgspec.Struct], prefix: str = "") -> set[str]:
-    return {prefix + field.name for field in msgspec.structs.fields(struct)}
+FIELDS = {path for definition in DEFINITIONS.values() for path in definition.guide().allowed}
 
 
-FIELDS = (
-    fields_of(schema.TaskConfiguration)
-    | fields_of(schema.ResourcesFields, "resources.")
-    | fields_of(schema.GpuFields, "resources.gpu.")
-    | fields_of(schema.RetryFields, "retry.")
-    | fields_of(schema.VolumeFields, "volumes.")
-    | fields_of(schema.RegistryAuthFields, "registry_auth.")
-    | fields_of(schema.RepoFields, "repos.")
-    | fields_of(schema.FileFields, "files.")
-    | fields_of(schema.BucketFields, "buckets.")
-    | fields_of(schema.GangFields, "gang.")
-    | fields_of(schema.ConstraintFields, "constraints.")
-    | fields_of(schema.DisconnectFields, "on_disconnect.")
-    | {"groups.name"}
-)
+def names_of(struct: type[msgspec.Struct]) -> set[str]:
+    return set(struct.__struct_fields__)
 
 
-_OF_REPLICAS = fields_of(schema.ReplicaGroupFields) - fields_of(schema.GroupedFields)
-OF_SERVICES = (
-    (fields_of(schema.ServiceConfiguration) - fields_of(schema.RunFields) - {"init"})
-    | {f"replicas.{name}" for name in _OF_REPLICAS}
-    | fields_of(schema.ScalingFields, "scaling.")
-    | fields_of(schema.ProbeFields, "probes.")
-    | fields_of(schema.RateLimitFields, "rate_limits.")
-    | fields_of(schema.RateLimitKeyFields, "rate_limits.key.")
-    | fields_of(schema.ModelFields, "model.")
-)
-OF_DEV_ENVIRONMENTS = {"ide", "version", "inactivity_duration", "home"}
+@pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
+def test_every_field_says_what_it_may_hold(definition: RunDefinition[Any]) -> None:
+    allowed = definition.guide().allowed
+    named = {path for path in allowed if "." not in path}
+
+    assert all(allowed.values())
+    assert named == names_of(definition.fields) - definition.withheld
+    assert definition.withheld <= names_of(definition.fields)
 
 
-def test_every_field_says_what_it_may_hold() -> None:
-    assert set(schema.ALLOWED) == FIELDS
-    assert {path for path in schema.SERVICE_ALLOWED if path not in FIELDS} == OF_SERVICES - {"type"}
-    of_dev_environments = {path for path in schema.DEV_ENVIRONMENT_ALLOWED if "." not in path}
-    assert of_dev_environments | schema.NOT_OF_DEV_ENVIRONMENTS - {"schedule"} >= fields_of(
-        schema.DevEnvironmentConfiguration
-    )
-    assert of_dev_environments >= OF_DEV_ENVIRONMENTS
+def test_a_field_that_does_not_say_what_it_may_hold_is_a_fault_of_ours() -> None:
+    class Fields(msgspec.Struct):
+        silent: str
+
+    with pytest.raises(TypeError, match=r"Fields\.silent does not say what it may hold"):
+        own_fields(Fields)
 
 
 def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
-    assert {*TaskFields.__annotations__, "type"} == fields_of(schema.TaskConfiguration)
+    assert {*TaskFields.__annotations__, "type"} == names_of(TaskConfiguration)
+    text = python_fields.FILE.read_text()
+    assert python_fields.written(text) == text, "run ./dev pages"
 
 
 def test_every_field_is_explained_in_the_reference_and_no_other() -> None:
     explained = re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE)
 
-    assert sorted(explained) == sorted(FIELDS | OF_SERVICES | OF_DEV_ENVIRONMENTS)
+    assert sorted(explained) == sorted(FIELDS)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))
@@ -88,3 +79,23 @@ def test_every_example_can_be_submitted(path: Path) -> None:
     assert isinstance(data, dict)
     plan = to_run(parse(data), data, Defaults())
     assert plan.name == path.stem
+    assert msgspec.json.decode(msgspec.json.encode(plan.specs), type=tuple[JobSpec, ...]) == (
+        plan.specs
+    )
+
+
+def test_each_field_of_a_job_is_planned_as_its_spec_has_it() -> None:
+    data = read(WIDE.encode(), name="wide").data
+    assert isinstance(data, dict)
+    more: dict[str, object] = {
+        "log_quota": "2MiB",
+        "python": "3.12",
+        "shell": "/bin/sh",
+        "setup": ["true"],
+    }
+    more |= {"fleets": "big", "outputs": ["a/*"], "cap_add": ["SYS_PTRACE"], "pids_limit": 64}
+    more |= {"ssh": "install", "stop_signal": "SIGINT", "restart_exit_code": 3, "core_dumps": True}
+    specs = to_run(parse({**data, **more}), {}, Defaults()).specs
+
+    assert msgspec.json.decode(msgspec.json.encode(specs), type=tuple[JobSpec, ...]) == specs
+    assert type(specs[0].log_quota) is int

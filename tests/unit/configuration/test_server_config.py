@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.configuration import server_config
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.plan import Defaults
-from controller.configuration.server_config import ALLOWED, Operating
-from controller.configuration.source import SourceError
+from controller import server_config
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Limits
+from controller.server_config import Operating, OperatingFields
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.field import fields_of
+from fairlead.configuration.plan import Defaults
+from fairlead.configuration.text.source import SourceError
 
 CHECKOUT = Path(__file__).parents[3]
 WHOLE = """
@@ -94,6 +95,24 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"cluster_networks": ["10.0.0.1/8"]}, "cluster_networks[0]: '10.0.0.1/8' is not an IPv4"),
         ({"cluster_networks": [10]}, "cluster_networks[0]: '10' is not an IPv4 network"),
         ({"defaults": {"priority": 101}}, "defaults.priority: is out of range"),
+        ({"providers": {"a": {"type": "aws"}}}, "providers.a.type: 'aws' is not known"),
+        ({"providers": {"a": {"type": "exec"}}}, "providers.a.command: is missing"),
+        (
+            {"providers": {"a": {"type": "exec", "command": []}}},
+            "providers.a.command: is empty",
+        ),
+        (
+            {"providers": {"a": {"type": "exec", "command": ["rent"]}}},
+            "providers.a.command: rent is not an absolute path",
+        ),
+        (
+            {"providers": {"a": {"type": "exec", "command": ["/none"]}}},
+            "providers.a.command: /none is no program that can be run",
+        ),
+        (
+            {"providers": {"A b": {"type": "exec", "command": ["/bin/true"]}}},
+            "providers.A b: is not a provider's name",
+        ),
         ([], "is a mapping of fields to values, not a list"),
     ],
 )
@@ -105,4 +124,4 @@ def test_a_wrong_value_is_named(written: object, complaint: str) -> None:
 
 def test_every_field_is_explained_in_the_docs() -> None:
     page = (CHECKOUT / "docs/controller.md").read_text()
-    assert [field for field in ALLOWED if f"`{field}`" not in page] == []
+    assert [field for field in fields_of(OperatingFields) if f"`{field}`" not in page] == []

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.parse import ConfigurationError, parse
-from controller.configuration.plan import Defaults, Plan, to_run
 from controller.lifecycle.model import RetryEvent
-from controller.lifecycle.services.policy import (
+from fairlead.configuration.parse import ConfigurationError, parse
+from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.model.service import (
     Probe,
     ProbeKind,
     RateLimit,

@@ -8,16 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.source import (
-    MAX_BYTES,
-    Document,
-    SourceError,
-    load,
-    read,
-    with_environment,
-)
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import MAX_BYTES, Document, SourceError, load, read
 
 TASK = """\
 type: task

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.commands.serve import read_keys
-from controller.cli.errors import CliError
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
+from controller.commands.serve import read_keys
 from controller.lifecycle.model import JobSpec
+from fairlead.cli.errors import CliError
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
 from tests.unit.api.conftest import HOST_KEY
 
 KEYS = ("ssh-ed25519 AAAA",)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
 from controller.lifecycle.model import JobSpec
-from shim.schemas import ContainerOptions, Ulimit, VolumeKind, VolumeMount
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.wire.shim import ContainerOptions, Ulimit, VolumeKind, VolumeMount
 
 TASK: dict[str, Any] = {"type": "task", "commands": ["true"]}
 

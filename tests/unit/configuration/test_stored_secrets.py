@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controller.configuration.stored_secrets import names_of, resolved
 from controller.lifecycle.model import JobRepo, JobSpec
-from shim.schemas import RegistryAuth
+from fairlead.configuration.text.stored_secrets import names_of, resolved
+from fairlead.wire.shim import RegistryAuth
 
 VALUES = {"HF": "canary", "KEY": "line\nline", "PULL": "password", "OTHER": "unused"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.configuration.units import (
+from fairlead.configuration.values.units import (
     parse_cpu,
     parse_duration,
     parse_duration_or_off,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.plan import Defaults, to_run
-from controller.configuration.source import SourceError, read, with_environment
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.source import SourceError, read
 
 TABLE = Path(__file__).with_name("wrong-inputs.txt")
 LONGEST = 480

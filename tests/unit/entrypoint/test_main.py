@@ -16,10 +16,10 @@ import pytest
 
 from common.task_folder import StopOrder
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
+from fairlead.wire.frames import Decoder
+from fairlead.wire.runner import ExitRecord, RunnerState
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.processes.scratch import GIVEN
-from runner.schemas import ExitRecord, RunnerState
-from runner.schemas.frames import Decoder
 from shim.engines.procfs import descendants
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
@@ -326,7 +326,7 @@ async def test_a_job_gets_sigterm_although_its_runner_blocked_it_at_first(tmp_pa
 async def test_it_loads_no_tls(tmp_path: Path) -> None:
     async with an_entrypoint(tmp_path) as (process, _):
         maps = await asyncio.to_thread(Path(f"/proc/{process.pid}/maps").read_text)
-    assert "aiohttp" in maps
+    assert "httptools" in maps
     assert "libcrypto" not in maps
     assert "libssl" not in maps
 
@@ -339,7 +339,7 @@ async def test_it_idles_within_its_memory(tmp_path: Path) -> None:
         await client.stop(grace=0)
         await exit_of(client)
     rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
-    assert int(rss) <= 45 * 1024
+    assert int(rss) <= 26 * 1024
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -17,10 +18,10 @@ import psutil
 import pytest
 
 from entrypoint.ssh.port import SshPort
-from entrypoint.ssh.server import serve
+from entrypoint.ssh.server import Visitors, serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
 from runner.options import UMASK
-from runner.processes import environment
+from runner.processes import session_environment
 from runner.processes.spawn import Children
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
@@ -95,9 +96,9 @@ async def test_a_session_has_its_jobs_environment_from_when_the_job_began(task: 
     async with task.client() as connection:
         before = await connection.run(ask)
         told = {"DATA": "/data", "FAIRLEAD_RUN_NAME": "fair-wind", "USER": "nobody-else"}
-        await asyncio.to_thread(environment.write, task.folder, told)
+        await asyncio.to_thread(session_environment.write, task.folder, told)
         after = await connection.run(ask)
-        await asyncio.to_thread(environment.remove, task.folder)
+        await asyncio.to_thread(session_environment.remove, task.folder)
     assert (before.stdout, after.stdout) == (",,root\n", "/data,fair-wind,root\n")
 
 
@@ -345,14 +346,28 @@ async def test_a_server_without_visitors_ends_by_itself_and_is_woken_again(
 async def test_more_connections_than_anybody_needs_are_cut_and_the_rest_go_on(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("entrypoint.ssh.server.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("entrypoint.ssh.server.MAX_CONNECTIONS", 2)
     listener = socket.create_server(("127.0.0.1", task.port))
     listener.setblocking(False)
-    serving = asyncio.create_task(serve(task.folder, listener, idle=0.01))
+    serving = asyncio.create_task(serve(task.folder, listener))
     async with asyncio.timeout(DEADLINE):
         async with await task.connect() as first, await task.connect():
             with pytest.raises((asyncssh.Error, OSError)):
                 await task.connect()
             assert (await first.run("true")).exit_status == 0
+        signal.raise_signal(signal.SIGTERM)
         await serving
     listener.close()
+
+
+async def test_the_server_is_idle_once_all_have_left_also_those_that_were_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("entrypoint.ssh.server.MAX_CONNECTIONS", 2)
+    visitors = Visitors(idle_seconds=0.01)
+    assert [visitors.came() for _ in range(3)] == [True, True, False]
+    for _ in range(3):
+        assert not visitors.gone.is_set()
+        visitors.left()
+    async with asyncio.timeout(DEADLINE):
+        await visitors.gone.wait()

@@ -11,14 +11,11 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 
-from controller.links.ssh import public_line
-from controller.proxy.view import Replica
-from controller.store.base import digest
-from gateway import link, reach
-from gateway.agent import Agent, Options, control_app, traffic_app
-from gateway.schemas import (
+from common.links.host_keys import public_line
+from common.proxy.view import Replica
+from common.tokens import digest
+from fairlead.wire.gateway import (
     LINK_PATH,
     Answer,
     Applied,
@@ -37,7 +34,10 @@ from gateway.schemas import (
     Reached,
     Snapshot,
 )
+from gateway import link, reach
+from gateway.agent import Agent
 from gateway.state import AgentState
+from tests.support.gateway_here import options_in, served
 
 DEADLINE = 10.0
 _decode = msgspec.json.Decoder(FromAgent)
@@ -72,13 +72,7 @@ class Machine:
     """The gateway's folder, which outlives its agent."""
 
     def __init__(self, folder: Path) -> None:
-        self.options = Options(
-            data=folder / "state",
-            socket=folder / "agent.sock",
-            traffic=folder / "traffic.sock",
-            caddy_admin=folder / "no-caddy.sock",
-            haproxy=folder / "haproxy",
-        )
+        self.options = options_in(folder)
         self.state = AgentState(self.options.data)
 
     @contextlib.asynccontextmanager
@@ -88,16 +82,11 @@ class Machine:
         if known is not None:
             agent.begin(known, is_known=True)
             await agent.take(known)
-        runners = [traffic_app(agent), control_app(agent)]
-        for runner, path in zip(runners, (self.options.traffic, self.options.socket), strict=True):
-            await runner.setup()
-            await web.UnixSite(runner, str(path)).start()
-        try:
-            yield agent
-        finally:
-            await agent.close()
-            for runner in runners:
-                await runner.cleanup()
+        async with served(agent, self.options):
+            try:
+                yield agent
+            finally:
+                await agent.close()
 
     async def ask(self, path: str, host: str = "web.apps.test", **headers: str) -> tuple[int, str]:
         """As HAProxy passes it on, which had it by TLS."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.proxy.view import Service
-from controller.service.errors import Forbidden, Unauthenticated, Unavailable
-from controller.store.base import digest
+from common.proxy.view import Service
+from common.refusals import Forbidden, Unauthenticated, Unavailable
+from common.tokens import digest
+from fairlead.wire.gateway import Answer
 from gateway.access import AWAY_SECONDS, REMEMBERED_SECONDS, AskingAccess, ControllerAway
-from gateway.schemas import Answer
 
 SERVICE = Service(run_id="r", name="web", owner="ada")
 TOKEN = "fl_secret"

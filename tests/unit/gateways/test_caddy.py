@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fairlead.wire.gateway import Certificate
 from gateway.caddy import configuration, gets_certificates, storage_of
-from gateway.schemas import Certificate
 
 HOSTS = ("web.apps.test", "api.apps.test")
 

@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fairlead.wire.gateway import Certificate
 from gateway import certificates
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
 from gateway.haproxy import HaproxyAway, HaproxyRefused
-from gateway.schemas import Certificate
 from tests.support.certificates import Authority
 from tests.support.waiting import eventually
 
@@ -200,7 +200,7 @@ async def test_a_host_that_is_gone_and_what_an_earlier_agent_left_are_shown_no_m
         made.update([], bed.storage)
         await eventually(lambda: bed.haproxy.shown == {})
         assert bed.listed() == []
-        assert list(bed.shown.glob("*.pem")) == []
+        await eventually(lambda: not list(bed.shown.glob("*.pem")))
 
 
 async def test_what_an_earlier_agent_left_is_shown_until_it_is_known_better(bed: Bed) -> None:

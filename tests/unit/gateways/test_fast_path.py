@@ -13,9 +13,19 @@ from typing import cast
 import msgspec
 import pytest
 
-from controller.proxy.outliers import MAX_FAILURES, Outliers
-from controller.proxy.view import Replica
-from gateway.fast_path import FastPath, FastService, LogSocket, fast_services
+from common.proxy.outliers import MAX_FAILURES, Outliers
+from common.proxy.view import Replica
+from common.streams import PortStream, StreamReader, StreamWriter
+from fairlead.wire.gateway import (
+    Certificate,
+    GatewayNode,
+    GatewayRateLimit,
+    GatewayReplica,
+    GatewayService,
+    Snapshot,
+)
+from gateway.fast_path import FastPath, LogSocket
+from gateway.fast_plan import FastService, fast_services
 from gateway.haproxy import (
     NEW_REQUESTS,
     SERVERS,
@@ -27,17 +37,8 @@ from gateway.haproxy import (
     configuration,
 )
 from gateway.links import raw_socket
-from gateway.schemas import (
-    Certificate,
-    GatewayNode,
-    GatewayRateLimit,
-    GatewayReplica,
-    GatewayService,
-    Snapshot,
-)
 from gateway.served import GatewayTraffic, SnapshotServices
 from gateway.ssh_forwards import SshForwards
-from runner.client import PortStream, StreamReader, StreamWriter
 from tests.support.waiting import eventually
 
 NODE = GatewayNode(id="n", host="h", host_key="k", local=True)

@@ -7,31 +7,30 @@ import asyncio
 import asyncssh
 import pytest
 
-from controller.lifecycle.inventory import NodeAddress
-from controller.links.ssh import Advice, SshConnection
-from controller.proxy.view import Replica
+from common.links.ssh import Advice, SshAddress
+from common.proxy.view import Replica
+from common.streams import StreamReader, StreamWriter
+from fairlead.wire.gateway import GatewayNode
 from gateway import links
 from gateway.links import NodeLinks
-from gateway.schemas import GatewayNode
-from runner.client import StreamReader, StreamWriter
 from tests.support.waiting import eventually
 
 NODE = GatewayNode(id="n1", host="10.0.0.1", host_key="ssh-ed25519 AAAA")
 REPLICA = Replica(id="a1", group="main", node_id="n1", socket="/exposed.sock", port=0)
 
 
-class PlayedSsh:
-    def is_closed(self) -> bool:
-        return False
-
-
-class PlayedConnection(SshConnection):
+class PlayedConnection(asyncssh.SSHClientConnection):
     def __init__(self) -> None:
-        self.ssh = PlayedSsh()  # type: ignore[assignment]
-        self.is_closed = False
+        self.was_closed = False
 
-    async def close(self) -> None:
-        self.is_closed = True
+    def is_closed(self) -> bool:
+        return self.was_closed
+
+    def abort(self) -> None:
+        self.was_closed = True
+
+    async def wait_closed(self) -> None:
+        assert self.was_closed
 
 
 class PlayedWriter:
@@ -44,11 +43,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[PlayedConnection]:
     """The connections that are opened; each exposed socket answers."""
     opened: list[PlayedConnection] = []
 
-    class PlayedLink:
-        def __init__(self, address: NodeAddress, identity: asyncssh.SSHKey, advice: Advice) -> None:
+    class PlayedLogin:
+        def __init__(self, address: SshAddress, identity: asyncssh.SSHKey, advice: Advice) -> None:
             self.user = address.user
 
-        async def connect(self) -> SshConnection:
+        async def connect(self) -> PlayedConnection:
             assert self.user == "fairlead-gateway"
             opened.append(PlayedConnection())
             return opened[-1]
@@ -58,7 +57,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[PlayedConnection]:
         reader.feed_data(b"ok\nfirst")
         return reader, PlayedWriter()  # type: ignore[return-value]
 
-    monkeypatch.setattr(links, "SshLink", PlayedLink)
+    monkeypatch.setattr(links, "SshLogin", PlayedLogin)
     monkeypatch.setattr(links, "open_stream", open_stream)
     return opened
 
@@ -76,7 +75,7 @@ async def test_requests_share_a_nodes_connection(
     assert [one.first for one in streams] == [b"first"] * 3
     assert len(made) == 1
     await nodes.close()
-    assert made[0].is_closed
+    assert made[0].was_closed
 
 
 async def test_the_connection_of_a_node_that_is_gone_lingers_and_is_closed(
@@ -86,8 +85,8 @@ async def test_the_connection_of_a_node_that_is_gone_lingers_and_is_closed(
     nodes.update([NODE])
     await nodes.connect(REPLICA)
     nodes.update([])
-    assert [one.is_closed for one in made] == [False]
-    await eventually(lambda: made[0].is_closed)
+    assert [one.was_closed for one in made] == [False]
+    await eventually(lambda: made[0].was_closed)
 
 
 async def test_the_end_of_the_agent_closes_a_lingering_connection(
@@ -97,4 +96,4 @@ async def test_the_end_of_the_agent_closes_a_lingering_connection(
     await nodes.connect(REPLICA)
     nodes.update([])
     await nodes.close()
-    assert [one.is_closed for one in made] == [True]
+    assert [one.was_closed for one in made] == [True]

@@ -11,7 +11,7 @@ import pytest
 from controller.gateways import session as sessions
 from controller.gateways.session import GatewayAway, GatewaySession, HostTaken
 from controller.store.base import Gateway
-from gateway.schemas import (
+from fairlead.wire.gateway import (
     Answer,
     Certificate,
     Counts,
@@ -62,8 +62,8 @@ class PlannedOwner:
     def wake(self, run_id: str) -> None:
         self.woken.append(run_id)
 
-    def count(self, gateway: str, groups: tuple[GroupCounts, ...]) -> None:
-        self.counted.append(groups)
+    def count(self, gateway: str, counts: Counts) -> None:
+        self.counted.append(counts.groups)
 
     def is_other(self, served: str, gateway: str) -> bool:
         return served == "other"
@@ -93,7 +93,7 @@ class Bed:
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr(sessions, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(sessions, "MOST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sessions, "MAX_WAIT_SECONDS", 0.01)
     made = Bed()
     work = asyncio.create_task(made.session.run())
     async with asyncio.timeout(DEADLINE):

@@ -19,7 +19,7 @@ from tests.support.installed import CHECKOUT, Environment, build_wheel, copy_che
 from tests.support.processes import ControllerProcess
 
 STATIC = "controller/web/static"
-PACKAGES = ("common", "shim", "runner", "controller", "entrypoint", "fairlead", "gateway")
+PACKAGES = ("common", "shim", "runner", "controller", "entrypoint", "gateway")
 NOT_INSTALLED = re.compile(r"entrypoint/runtime/|\.(in|lock)$")
 """Sources of builds, which need a checkout."""
 
@@ -54,12 +54,16 @@ def test_an_installed_controller_serves_the_dashboard_with_all_its_files(
         controller.close()
 
 
-def test_a_wheel_holds_all_that_the_checkout_has(wheel: Path) -> None:
-    argv = ["git", "-C", str(CHECKOUT), "ls-files", "--", *PACKAGES]
+def tracked(*packages: str) -> set[str]:
+    argv = ["git", "-C", str(CHECKOUT), "ls-files", "--", *packages]
     listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
-    wanted = {name for name in listed if not NOT_INSTALLED.search(name)}
-    with zipfile.ZipFile(wheel) as archive:
-        assert wanted - set(archive.namelist()) == set()
+    return {name for name in listed if not NOT_INSTALLED.search(name)}
+
+
+def test_the_wheels_hold_all_that_the_checkout_has(client_wheel: Path, daemons_wheel: Path) -> None:
+    for wheel, packages in ((client_wheel, ("fairlead",)), (daemons_wheel, PACKAGES)):
+        with zipfile.ZipFile(wheel) as archive:
+            assert tracked(*packages) - set(archive.namelist()) == set()
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def with_npm_that(says: str, tmp_path: Path) -> dict[str, str]:
 def test_a_wheel_of_a_fresh_clone_has_what_npm_brings(fresh: Path, tmp_path: Path) -> None:
     modules = CHECKOUT / ".build/npm/node_modules"
     env = with_npm_that(f'[ "$1" = ci ] && cp -r {modules} .', tmp_path)
-    with zipfile.ZipFile(build_wheel(fresh, tmp_path / "out", env)) as archive:
+    with zipfile.ZipFile(build_wheel(fresh / "daemons", tmp_path / "out", env)) as archive:
         archive.extractall(tmp_path / "installed")
     assert is_complete(tmp_path / "installed/controller/web")
 
@@ -92,12 +96,14 @@ def test_a_build_that_cannot_bring_the_scripts_says_how_to_go_without(
 ) -> None:
     env = with_npm_that("echo npm error network ENOTFOUND >&2; exit 1", tmp_path)
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        build_wheel(fresh, tmp_path / "out", env)
+        build_wheel(fresh / "daemons", tmp_path / "out", env)
     assert (
         "error: the dashboard's scripts are missing: `npm ci` failed: npm error network ENOTFOUND."
         " Build with a network, or set FAIRLEAD_WITHOUT_DASHBOARD=1"
     ) in failed.value.stderr
-    wheel = build_wheel(fresh, tmp_path / "out", {**env, "FAIRLEAD_WITHOUT_DASHBOARD": "1"})
+    wheel = build_wheel(
+        fresh / "daemons", tmp_path / "out", {**env, "FAIRLEAD_WITHOUT_DASHBOARD": "1"}
+    )
     with zipfile.ZipFile(wheel) as archive:
         assert f"{STATIC}/fairlead.css" in archive.namelist()
 
@@ -105,10 +111,10 @@ def test_a_build_that_cannot_bring_the_scripts_says_how_to_go_without(
 def test_a_source_archive_builds_the_wheel_without_npm(tmp_path: Path) -> None:
     build = "import setuptools.build_meta as it; print(it.build_sdist('dist'))"
     checkout = copy_checkout(tmp_path / "checkout")
-    (checkout / "dist").mkdir()
+    (checkout / "daemons/dist").mkdir()
     argv = [sys.executable, "-c", build]
-    subprocess.run(argv, cwd=checkout, capture_output=True, check=True)
-    (made,) = (checkout / "dist").glob("*.tar.gz")
+    subprocess.run(argv, cwd=checkout / "daemons", capture_output=True, check=True)
+    (made,) = (checkout / "daemons/dist").glob("*.tar.gz")
     with tarfile.open(made) as archive:
         archive.extractall(tmp_path, filter="data")
     env = with_npm_that("exit 1", tmp_path)

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead import AsyncClient, AsyncRun, Client, LocalPort, Offer, Output, Run, views
+from fairlead import AsyncClient, AsyncRun, Client, LocalPort, Offer, Output, Result, Run, views
 from tests.support.installed import Environment
 
 PROGRAM = """
 from collections.abc import Iterator
 
-from fairlead import AsyncClient, Client, Output, Run, Task
+from fairlead import AsyncClient, AsyncRun, Client, Output, Run, Task
 from fairlead.views import AttemptView, EventView, MetricsAnswer, NodeView, PlanView, RunSummary
 
 client = Client()
@@ -45,6 +45,12 @@ async def main() -> str | None:
             print(port.port)
         async for piece in found.logs(follow=True):
             print(piece.text, piece.end)
+        made: AsyncRun = await other.submit(Task(commands=["true"]), name="y", parent=found)
+        stopped: AsyncRun = await made.stop(abort=True)
+        listed: list[RunSummary] = await other.runs("y*", all=True, status=["done"])
+        left = [one.files for one in await stopped.outputs(0) if listed]
+        async for event in other.events(made, after=3):
+            print(event.seq, left)
         return found.state.message
 """
 
@@ -69,6 +75,33 @@ def test_a_strict_type_checker_knows_all_that_the_client_returns(
 def test_a_name_that_is_not_there_is_an_error(for_users: Environment, tmp_path: Path) -> None:
     said = checked(for_users, tmp_path, "from fairlead import Cleint\n")
     assert 'Module "fairlead" has no attribute "Cleint"' in said
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        ("run.stop(abort='yes')", 'expected "bool"'),
+        ("client.runs(states=['done'])", 'Unexpected keyword argument "states"'),
+        ("client.set_secret('TOKEN')", "Too few arguments"),
+    ],
+)
+def test_a_wrong_argument_of_an_asynchronous_method_is_an_error(
+    for_users: Environment, tmp_path: Path, call: str, complaint: str
+) -> None:
+    program = f"""
+from fairlead import AsyncClient, AsyncRun
+
+
+async def main(client: AsyncClient, run: AsyncRun) -> None:
+    await {call}
+"""
+    assert complaint in checked(for_users, tmp_path, program)
+
+
+def test_an_asynchronous_method_shows_the_words_of_the_blocking_one() -> None:
+    assert AsyncClient.set_secret.__doc__ == Client.set_secret.__doc__
+    assert inspect.signature(AsyncRun.logs) == inspect.signature(Run.logs)
+    assert inspect.iscoroutinefunction(AsyncRun.stop)
 
 
 PUBLIC = (Client, Run, AsyncClient, AsyncRun, Output, Offer, LocalPort)
@@ -106,6 +139,6 @@ def test_every_type_that_the_client_returns_is_exported() -> None:
             late = {"LocalPort": LocalPort}  # imported for type checkers alone
             hints = typing.get_type_hints(inspect.unwrap(method), localns=late)
             reached(hints.get("return"), returned)
-    names = {one.__name__ for one in returned - {Output, Offer}}
+    names = {one.__name__ for one in returned - {Output, Offer, Result}}
     assert names - set(views.__all__) == set()
     assert len(names) > 40

@@ -73,7 +73,7 @@ def test_a_wish_that_cannot_be_granted_names_its_option(wishes: Any, words: str)
 
 
 def test_without_an_engine_the_operator_has_to_choose() -> None:
-    with pytest.raises(InstallError, match=r"--docker install .* --docker none"):
+    with pytest.raises(InstallError, match=r"--docker install .* --engine process"):
         merged(has_docker=False)
     assert merged(has_docker=False, docker="none").docker is Docker.NONE
 
@@ -101,3 +101,10 @@ def test_the_metadata_service_is_closed_to_jobs_until_the_operator_opens_it() ->
     opened = merged(job_metadata="open")
     assert merged(opened).job_metadata is JobMetadata.OPEN
     assert merged(opened, job_metadata="closed").job_metadata is JobMetadata.CLOSED
+
+
+@pytest.mark.parametrize(("docker", "engine"), [("podman", "podman"), ("none", "process")])
+def test_a_node_without_docker_tells_its_shim_which_engine_it_has(docker: str, engine: str) -> None:
+    wanted = merged(has_docker=False, docker=docker)
+    assert wanted.shim_options().endswith(f"--engine {engine}")
+    assert merged(wanted).docker is Docker(docker)

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from controller.lifecycle import termination
-from controller.lifecycle.allocations import is_kept
+from controller.lifecycle.attempts import termination
+from controller.lifecycle.attempts.allocations import is_kept
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.effects import EffectKind, wanted
@@ -27,7 +27,6 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
     LogsComplete,
@@ -44,8 +43,11 @@ from controller.lifecycle.reports import (
     TaskSeen,
     Tick,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from fairlead.model.reasons import Reason
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState, AttemptStatus
+from fairlead.model.sweep import SweepPlan
 
 START = 1_000_000.0
 NO_RETRY = RetryPolicy(on_events=frozenset())
@@ -72,6 +74,8 @@ class Play:
         groups: Sequence[Group] = (),
         retry: RetryPolicy | None = None,
         jitter: float = 0.0,
+        sweep: SweepPlan | None = None,
+        spec: JobSpec | None = None,
         **policy: Any,
     ) -> None:
         self._ids = itertools.count(1)
@@ -84,7 +88,10 @@ class Play:
             name="play",
             user="ada",
             jobs=() if groups else plan or planned(jobs, one_replica=one_replica),
-            groups=[PlannedGroup(group=one, spec=JobSpec(image="busybox")) for one in groups],
+            groups=[
+                PlannedGroup(group=one, spec=spec or JobSpec(image="busybox")) for one in groups
+            ],
+            sweep=sweep,
             now=self.now,
             new_id=self.new_id,
             policy=RunPolicy(retry=retry or RetryPolicy(), **policy),
@@ -265,7 +272,7 @@ class Play:
 
     def clean(self, n: int = 0) -> Self:
         """The node's part of the end: container gone, logs read, task removed."""
-        ended = self.seen(n, started=self.attempt(n).container_started, terminated=True)
+        ended = self.seen(n, started=self.attempt(n).seen.container_started, terminated=True)
         return self.send(ended).send(self.logs_complete(n)).send(self.removed(n))
 
     def live_and_end(self, n: int = 0, reason: Reason = Reason.DONE_BY_RUNNER) -> Self:
@@ -278,7 +285,7 @@ class Play:
         if reason in RUNNER_SAYS:
             return self.send(self.exited(n, reason))
         if reason in SHIM_SAYS:
-            started = self.attempt(n).container_started
+            started = self.attempt(n).seen.container_started
             return self.send(self.seen(n, started=started, terminated=True, reason=reason))
         draft = Draft(self.state, self.now, self.new_id, lambda: self._jitter, self.around)
         termination.end(draft, self.attempt(n), reason, "the stage")

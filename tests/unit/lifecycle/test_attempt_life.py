@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle import termination
+from controller.lifecycle.attempts import termination
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import ROWS, GraceClass, Reason
 from controller.lifecycle.reports import (
     NotPlaced,
     TaskMissing,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import ROWS, GraceClass, Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 

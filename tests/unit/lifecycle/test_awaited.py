@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.lifecycle.awaited import NOT_LOOKED_AT, Awaited, awaited
+from controller.lifecycle.attempts.awaited import NOT_LOOKED_AT, Awaited, awaited
 from controller.lifecycle.model import Group, StartupOrder
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play

@@ -8,7 +8,7 @@ import pytest
 
 from controller.lifecycle.events import CAUSES, sentence_of_cause
 from controller.lifecycle.reports import Report
-from controller.lifecycle.run_status import RULES
+from controller.lifecycle.runs.status import RULES
 
 NAMES = [report.__name__ for report in get_args(Report)]
 NAMES += [f"rule {number}" for number in range(1, len(RULES) + 1)]

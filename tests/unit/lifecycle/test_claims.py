@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Amount, Resources
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     Report,
     TaskMissing,
     TaskRefused,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from runner.schemas import ExitReason
-from shim.schemas import TaskReason
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.wire.runner import ExitReason
+from fairlead.wire.shim import TaskReason
 from tests.unit.lifecycle.play import NO_RETRY, SHIM_SAYS, START, Play
 
 # -- claims ------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_a_task_accepted_in_the_turn_that_missed_it_is_not_lost() -> None:
     play = Play().to_provisioning()
     play.send(_missing(play), play.accepted())
     assert play.attempt().status is AttemptStatus.PULLING
-    assert play.attempt().container_gone is False
+    assert play.attempt().seen.container_gone is False
 
 
 @pytest.mark.parametrize("running", [False, True])

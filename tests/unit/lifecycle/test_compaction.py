@@ -7,15 +7,15 @@ from typing import Any, Self
 
 import pytest
 
-from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.attempts.limits import running_seconds
+from controller.lifecycle.attempts.retry import charged, failed_incarnations
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs.incarnation import short_incarnations
-from controller.lifecycle.limits import running_seconds
 from controller.lifecycle.model import Limits, RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Budget, Reason, RunReason
 from controller.lifecycle.reports import Report
-from controller.lifecycle.retry import charged, failed_incarnations
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
+from fairlead.model.reasons import Budget, Reason, RunReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 

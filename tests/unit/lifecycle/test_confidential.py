@@ -6,10 +6,10 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.model import JobRepo, JobSpec, RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import RunStatus
-from controller.lifecycle.submission import PlannedJob
-from shim.schemas import RegistryAuth
+from controller.lifecycle.runs.submission import PlannedJob
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import RunStatus
+from fairlead.wire.shim import RegistryAuth
 from tests.unit.lifecycle.play import Play, Scheduled
 
 CANARY = "canary-of-the-test"

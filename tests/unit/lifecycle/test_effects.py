@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind, wanted
-from controller.lifecycle.reasons import Reason
+from fairlead.model.reasons import Reason
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import Play
 

@@ -8,26 +8,26 @@ from typing import Self
 import msgspec
 import pytest
 
-from controller.lifecycle import inactivity
-from controller.lifecycle.dev_environment import DevEnvironment, Ide
-from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.inactivity import (
+from controller.lifecycle.attempts import inactivity
+from controller.lifecycle.attempts.inactivity import (
     COMMITTED_EVERY,
-    LONGEST_GAP,
+    MAX_GAP,
     Look,
     Watched,
     after,
-    is_news,
+    needs_commit,
     resumed,
     warning,
 )
-from controller.lifecycle.model import JobSpec
-from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import Inactivity, JobSpec
 from controller.lifecycle.reports import InactivitySeen, ProbeSeen, SuspendRequested
-from controller.lifecycle.services.policy import Serves
-from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.submission import PlannedJob
+from controller.lifecycle.runs.submission import PlannedJob
 from controller.traffic.routes import offered, route_of
+from fairlead.model.dev_environment import DevEnvironment, Ide
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.service import Serves
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play
 
 HOUR = 3600.0
@@ -72,8 +72,8 @@ def test_the_count_begins_with_the_first_look_that_finds_it_unused() -> None:
 
 
 def test_a_gap_between_two_looks_begins_the_count_again() -> None:
-    assert looks((0, False), (LONGEST_GAP, False)).idle_since == 0
-    assert looks((0, False), (LONGEST_GAP + 1, False)).idle_since == LONGEST_GAP + 1
+    assert looks((0, False), (MAX_GAP, False)).idle_since == 0
+    assert looks((0, False), (MAX_GAP + 1, False)).idle_since == MAX_GAP + 1
 
 
 def test_a_request_between_two_looks_counts() -> None:
@@ -97,7 +97,9 @@ def test_most_looks_are_no_news() -> None:
     began = play.now
 
     def news(seconds: float, since: float | None) -> bool:
-        return is_news(play.attempt(), HOUR, Watched(looked_at=began + seconds, idle_since=since))
+        return needs_commit(
+            play.attempt(), HOUR, Watched(looked_at=began + seconds, idle_since=since)
+        )
 
     assert not news(0, None)
     assert news(0, began)
@@ -117,8 +119,8 @@ def test_a_restarted_controller_counts_on_from_the_last_committed_look() -> None
     play.looked(began).wait(40).looked(began)
     known = resumed(play.run, play.attempt())
     assert known == Watched(looked_at=began + 40, idle_since=began)
-    assert after(known, Look(at=play.now + LONGEST_GAP, in_use=False)).idle_since == began
-    late = play.now + LONGEST_GAP + 1
+    assert after(known, Look(at=play.now + MAX_GAP, in_use=False)).idle_since == began
+    late = play.now + MAX_GAP + 1
     assert after(known, Look(at=late, in_use=False)).idle_since == late
     play.looked(None)
     assert resumed(play.run, play.attempt()) is None
@@ -144,11 +146,11 @@ def test_it_ends_only_by_a_look_that_finds_it_unused_for_the_whole_duration() ->
     play = DeskPlay().to_running()
     began = play.now
     play.looked(began)
-    assert play.attempt().inactive_since == began
+    assert play.attempt().inactivity == Inactivity(since=began, seen_at=began)
     play.wait(HOUR + 60)
     assert play.attempt().status is AttemptStatus.RUNNING
     play.looked(None)
-    assert play.attempt().inactive_since is None
+    assert play.attempt().inactivity is None
     left = play.now
     play.looked(left).wait(HOUR - 1)
     play.looked(left)
@@ -202,11 +204,11 @@ def test_no_walk_stops_one_before_it_was_unused_for_the_duration(seed: int) -> N
     watched: Watched | None = None
     while play.attempt().reason is None and play.now < rests_at + 2 * HOUR:
         busy = play.now < rests_at
-        play.now += 2 * LONGEST_GAP if busy and chance.random() < 0.01 else inactivity.pause(HOUR)
+        play.now += 2 * MAX_GAP if busy and chance.random() < 0.01 else inactivity.pause(HOUR)
         in_use = busy and chance.random() < 0.003
         used_at = play.now if in_use else used_at
         watched = after(watched, Look(at=play.now, in_use=in_use))
-        if is_news(play.attempt(), HOUR, watched):
+        if needs_commit(play.attempt(), HOUR, watched):
             play.looked(watched.idle_since)
 
     assert play.attempt().reason is Reason.INACTIVITY_DURATION_EXCEEDED

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import JobAbandonRequested, SuspendRequested
-from controller.lifecycle.run_status import state_of_job
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from controller.lifecycle.runs.status import state_of_job
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from tests.unit.lifecycle.play import NO_RETRY, Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR

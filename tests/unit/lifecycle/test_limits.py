@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     EngineGone,
     LogsComplete,
@@ -19,7 +18,8 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 
@@ -65,7 +65,7 @@ def test_the_progress_of_a_pull_is_committed_in_steps() -> None:
     play = Play().to_pulling()
     before = play.send(pulling(play, progress=0)).state
     assert play.wait(59).send(pulling(play, progress=1)).state is before
-    assert play.wait(1).send(pulling(play, progress=2)).attempt().progressed_at == play.now
+    assert play.wait(1).send(pulling(play, progress=2)).attempt().pull.progressed_at == play.now
     noted = play.state
     assert play.wait(100).send(pulling(play, progress=2)).state is noted
     assert play.wake_at == play.now + 1100
@@ -75,7 +75,7 @@ def test_the_newest_of_several_reports_of_one_turn_tells_how_far_a_pull_is() -> 
     def progress(*order: int) -> int:
         play = Play().to_pulling().wait(60)
         told = [pulling(play, progress=10 * number, version=number) for number in (1, 2)]
-        return play.send(*(told[at] for at in order)).attempt().progress
+        return play.send(*(told[at] for at in order)).attempt().pull.progress
 
     assert progress(0, 1) == progress(1, 0) == 10
 
@@ -252,6 +252,22 @@ def test_max_duration_counts_the_time_in_which_any_job_is_running() -> None:
     alone.wait(100)
     assert alone.attempt().reason is Reason.MAX_DURATION_EXCEEDED
     assert alone.run.reason == "job_failed"
+
+
+def test_max_duration_counts_while_the_run_is_suspended_and_ends_its_jobs_once_it_is_resumed() -> (
+    None
+):
+    """docs/rules.md 4.12: its jobs go on meanwhile."""
+    play = Play(max_duration=100.0).to_running().wait(40)
+    play.send(Ask(play).suspend()).wait(1000)
+    assert play.attempt().status is AttemptStatus.RUNNING
+    play.send(Ask(play).resume())
+    assert play.attempt().reason is Reason.MAX_DURATION_EXCEEDED
+
+    early = Play(max_duration=100.0).to_running().wait(40)
+    early.send(Ask(early).suspend()).wait(30).send(Ask(early).resume())
+    assert early.attempt().status is AttemptStatus.RUNNING
+    assert early.wake_at == early.now + 30
 
 
 def test_at_max_duration_every_job_gets_its_whole_stop_duration() -> None:

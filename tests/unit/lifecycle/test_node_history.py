@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Node, NodeAddress, NodeCapacity, NodeGpu, NodeStatus
-from controller.lifecycle.node_history import MOST_EVENTS, with_history
+from controller.lifecycle.node_history import MAX_EVENTS, with_history
 
 GPU = NodeGpu(uuid="GPU-1", name="H100", memory=80)
 BROKEN = replace(GPU, healthy=False, message="cordoned: XID 79 (the GPU has fallen off the bus)")
@@ -92,4 +92,4 @@ def test_the_latest_events_are_kept() -> None:
     node = NODE
     for at in range(100):
         node = with_history(node, replace(node, cordoned=at % 2 == 0), float(at))
-    assert [one.at for one in node.history] == [float(at) for at in range(100 - MOST_EVENTS, 100)]
+    assert [one.at for one in node.history] == [float(at) for at in range(100 - MAX_EVENTS, 100)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     CompleteRequested,
     JobAbandonRequested,
@@ -13,8 +12,9 @@ from controller.lifecycle.reports import (
     ScaleRequested,
     SuspendRequested,
 )
-from controller.lifecycle.schedules import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.runs.schedules import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import HOUR, SCHEDULE, START, Play, Scheduled
 

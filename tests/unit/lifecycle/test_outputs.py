@@ -6,9 +6,9 @@ import pytest
 
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.outputs import OutputsState, sentence, state_of
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
+from controller.lifecycle.outputs import sentence, state_of
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus, OutputsState
 from tests.unit.lifecycle.play import Play
 
 

@@ -7,7 +7,6 @@ from typing import get_args
 import msgspec
 import pytest
 
-from common.engine_abilities import EngineAbility
 from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
 from controller.lifecycle.pending_reasons import (
     Alike,
@@ -20,13 +19,12 @@ from controller.lifecycle.pending_reasons import (
     GangInPart,
     HasOtherJobs,
     LacksAbilities,
-    LacksBytes,
+    LacksAmount,
     LacksCpu,
     LacksGateways,
     LacksGpus,
     LacksHostNetwork,
     LacksInfiniband,
-    Measure,
     NodeOfGangGone,
     NoFleetWithPlacement,
     NominatedNodeSilent,
@@ -48,6 +46,7 @@ from controller.lifecycle.pending_reasons import (
     VictimsLeave,
     WaitsForItsTurn,
 )
+from fairlead.wire.engine_abilities import EngineAbility
 
 GIB = 1 << 30
 CORDONED = Unusable(node="n2", obstacle=Obstacle.CORDONED)
@@ -56,7 +55,7 @@ FULL = DoesNotFit(
     node="n1",
     lacks=(
         LacksCpu(need=8, free=2.5, total=16),
-        LacksBytes(measure=Measure.MEMORY, need=4 * GIB, free=0, total=64 * GIB),
+        LacksAmount(amount="memory", need=4 * GIB, free=0, total=64 * GIB),
         LacksGpus(need=GpuNeed(count=2, names=("H100",)), free=1, total=8, instance="MIG-1g-10gb"),
     ),
 )
@@ -186,6 +185,6 @@ def test_pending_reasons_are_compared_by_value() -> None:
 
 
 def test_a_nodes_memory_is_told_in_the_unit_in_which_its_user_asked() -> None:
-    lacks = LacksBytes(measure=Measure.MEMORY, need=8 * 10**9, free=7 << 30, total=16 << 30)
+    lacks = LacksAmount(amount="memory", need=8 * 10**9, free=7 << 30, total=16 << 30)
 
     assert lacks.words() == ("8 GB memory", "7.52 GB free of 17.18 GB")

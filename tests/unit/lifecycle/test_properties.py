@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from controller.lifecycle.decide import Decision, decide
 from controller.lifecycle.effects import wanted
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.gangs.queries import is_held
+from controller.lifecycle.membership.ranks import is_held
 from controller.lifecycle.model import RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
     EngineGone,
@@ -29,7 +28,8 @@ from controller.lifecycle.reports import (
     TaskMissing,
     TaskRefused,
 )
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
 from tests.unit.lifecycle.play import RUNNER_SAYS, Play
 
 JOBS = 2
@@ -146,7 +146,7 @@ def _check_what_never_changes(before: RunState, after: RunState) -> None:
                 if new.remove_at > old.remove_at:
                     assert (old.disconnected, new.disconnected) == (True, False)
             for fact in ("container_started", "runner_exited", "container_gone", "task_removed"):
-                assert getattr(new, fact) >= getattr(old, fact)
+                assert getattr(new.seen, fact) >= getattr(old.seen, fact)
 
 
 def _check_every_state(state: RunState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import (
+from fairlead.model.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
     ROWS,
@@ -16,9 +16,9 @@ from controller.lifecycle.reasons import (
     run_reason_of,
     state_of,
 )
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
-from runner.schemas import ExitReason
-from shim.schemas import TaskReason
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from fairlead.wire.runner import ExitReason
+from fairlead.wire.shim import TaskReason
 from tests.unit.lifecycle.play import Play
 
 TABLE = """
@@ -30,6 +30,8 @@ log_quota_exceeded | FAILED | failure | - | - | - | failed
 max_duration_exceeded | TERMINATED | failure | - | - | - | killed
 failed_to_start_due_to_no_capacity | FAILED | failure | no-capacity | - | - | unschedulable
 unschedulable | FAILED | failure | - | - | - | unschedulable
+time_limit_reached | TERMINATED | neutral | interruption | - | job_interrupted | preempted
+dependency_failed | FAILED | failure | - | failure | - | failed
 waiting_instance_limit_exceeded, instance_access_revoked | FAILED | failure | interruption | preemption | job_aborted | worker_failed
 interrupted_by_no_capacity, instance_unreachable, gpu_unhealthy, lost_after_revival | FAILED | failure | interruption | preemption | job_aborted | worker_failed
 node_drained | TERMINATED | neutral | interruption | - | job_aborted | preempted
@@ -106,6 +108,7 @@ def test_a_reason_of_a_run_has_a_final_status_an_attempt_reason_and_a_sentence(
             "job_failed": "FAILED",
             "retry_limit_exceeded": "FAILED",
             "unschedulable": "FAILED",
+            "dependency_failed": "FAILED",
             "worker_failed": "FAILED",
             "server_error": "FAILED",
             "gateway_error": "FAILED",
@@ -138,6 +141,7 @@ def test_a_job_that_ended_for_good_gives_the_run_its_reason(reason: Reason) -> N
             "terminated_by_user": "stopped_by_user",
             "aborted_by_user": "aborted_by_user",
             "job_aborted_by_user": "aborted_by_user",
+            "dependency_failed": "dependency_failed",
         }
         | dict.fromkeys(PLACE_WAS_LOST, "worker_failed")
         | dict.fromkeys(NO_PLACE_WAS_FOUND, "unschedulable")

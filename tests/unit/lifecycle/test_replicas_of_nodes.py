@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import DeployRequested
-from controller.lifecycle.services.policy import DeploymentState
-from controller.lifecycle.statuses import (
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.service import DeploymentState
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     AllocationState,
     AttemptStatus,
@@ -52,7 +52,7 @@ class Two(ServicePlay):
 
     @property
     def serving_replicas(self) -> list[int]:
-        return [job.replica for job in self.state.jobs if job.attempts[-1].registered_at]
+        return [job.replica for job in self.state.jobs if job.attempts[-1].serving.registered_at]
 
 
 def test_a_replica_is_one_job_on_each_node_and_its_first_serves() -> None:

@@ -13,9 +13,9 @@ from controller.lifecycle.decide import Decision, decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.effects import wanted
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NodeDisconnected, Preempted, Report, ScaleRequested
-from controller.lifecycle.statuses import (
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from controller.lifecycle.attempts.limits import interruption_ends_at
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.limits import interruption_ends_at
 from controller.lifecycle.model import JobSpec, OnParentEnd, RetryEvent, RetryPolicy
 from controller.lifecycle.pending_reasons import NoNodeConnected, RunSuspended, VictimsLeave
-from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     NodeDisconnected,
     Nominated,
@@ -18,8 +17,10 @@ from controller.lifecycle.reports import (
     ParentEnded,
     ServerFault,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedJob
+from controller.lifecycle.runs.submission import PlannedJob
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from tests.support.attempts import attempt_with
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import Play
@@ -403,7 +404,7 @@ def test_the_time_of_an_interruption_stands_still_while_the_run_is_suspended() -
 def test_an_interruption_of_an_earlier_version_ends_stop_duration_after_its_request() -> None:
     play, ask = _interruptible()
     play.send(ask.interrupt())
-    old = replace(play.attempt(), interrupt_ends_at=None, interrupt_told_by=None)
+    old = attempt_with(play.attempt(), interrupt_ends_at=None, interrupt_told_by=None)
     assert interruption_ends_at(play.run, old, play.now) == play.now + 60
     play.change_job(0, attempts=(old,)).send()
     assert play.wake_at == play.now + 70

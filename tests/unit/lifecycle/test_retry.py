@@ -6,8 +6,8 @@ import pytest
 
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
-from controller.lifecycle.reasons import ALLOCATION_LOST, Reason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import ALLOCATION_LOST, Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play, planned
 

@@ -6,10 +6,10 @@ import pytest
 
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import ROWS, Budget, Reason, RunReason
 from controller.lifecycle.reports import NotPlaced, TaskMissing
-from controller.lifecycle.run_status import Outcome, derive
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.runs.status import Outcome, derive
+from fairlead.model.reasons import ROWS, Budget, Reason, RunReason
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.play import NO_RETRY, Play, planned
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR

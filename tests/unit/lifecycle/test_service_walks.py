@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from controller.lifecycle.reasons import Reason
+from controller.lifecycle.membership import members
 from controller.lifecycle.reports import Report
-from controller.lifecycle.services import members, rollout
-from controller.lifecycle.statuses import AttemptStatus
+from controller.lifecycle.services import rollout
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.test_services import ServicePlay
 
 
@@ -19,10 +20,10 @@ class Walk(ServicePlay):
         super().send(*reports)
         for job in self.state.jobs:
             for attempt in job.attempts:
-                if attempt.registered_at is not None:
+                if attempt.serving.registered_at is not None:
                     assert attempt.status is AttemptStatus.RUNNING
                     assert attempt.reason is None
-                    assert attempt.ready
+                    assert attempt.serving.ready
         if not self.run.deployments:
             return self
         group = self.run.deployments[-1].service.groups[0]
@@ -33,7 +34,7 @@ class Walk(ServicePlay):
         for replica in members.of_several(self.run, self.state.jobs):
             lasts = [job.attempts[-1] for job in replica]
             assert len({last.reason is None for last in lasts}) == 1
-            if replica[0].attempts[-1].registered_at is not None:
+            if replica[0].attempts[-1].serving.registered_at is not None:
                 assert {last.status for last in lasts} == {AttemptStatus.RUNNING}
                 assert len(replica) == nodes
         old = {job.id: job for job in before.jobs}
@@ -42,7 +43,7 @@ class Walk(ServicePlay):
             for job in self.state.jobs
             if job.scaled_down
             and not old[job.id].scaled_down
-            and old[job.id].attempts[-1].registered_at is not None
+            and old[job.id].attempts[-1].serving.registered_at is not None
         ]
         if taken:
             assert len(self.in_traffic) >= wanted

@@ -19,7 +19,6 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunType,
 )
-from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     ControllerStarted,
     DeployRequested,
@@ -34,8 +33,12 @@ from controller.lifecycle.reports import (
     Tick,
     WakeRequested,
 )
+from controller.lifecycle.runs.submission import new_run
 from controller.lifecycle.services import rollout, scaling
-from controller.lifecycle.services.policy import (
+from controller.lifecycle.services.readiness import why_not_ready
+from controller.lifecycle.services.scaling import Load
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.service import (
     DeploymentState,
     GroupScale,
     Probe,
@@ -45,10 +48,8 @@ from controller.lifecycle.services.policy import (
     Serves,
     ServicePolicy,
 )
-from controller.lifecycle.services.readiness import why_not_ready
-from controller.lifecycle.services.scaling import Load
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play
 
@@ -147,7 +148,7 @@ class ServicePlay(Play):
         return [
             job.spec.image
             for job in self.state.jobs
-            if job.attempts and job.attempts[-1].registered_at is not None
+            if job.attempts and job.attempts[-1].serving.registered_at is not None
         ]
 
     @property
@@ -161,10 +162,10 @@ def test_a_replica_gets_requests_once_its_probe_passes_and_none_while_it_fails()
     assert play.in_traffic == []
 
     play.probe()
-    assert (play.in_traffic, play.attempt().ready) == (["v1"], True)
+    assert (play.in_traffic, play.attempt().serving.ready) == (["v1"], True)
     play.probe(passed=False)
-    assert (play.in_traffic, play.attempt().ready) == ([], False)
-    assert play.attempt().probes[0].message == "no answer"
+    assert (play.in_traffic, play.attempt().serving.ready) == ([], False)
+    assert play.attempt().serving.probes[0].message == "no answer"
     play.probe()
     assert play.in_traffic == ["v1"]
     assert [e.to_status for e in play.events if e.kind == "traffic"] == [
@@ -626,7 +627,7 @@ def test_a_replica_behind_a_gateway_is_registered_once_the_gateway_confirms_it()
 
 def test_a_replica_whose_probe_failed_must_be_confirmed_by_its_gateway_again() -> None:
     play = ServicePlay(1, gateway="main").ready().confirmed().probe(passed=False)
-    assert (play.in_traffic, play.attempt().exposed_socket) == ([], None)
+    assert (play.in_traffic, play.attempt().serving.exposed_socket) == ([], None)
 
     play.probe()
 
@@ -637,7 +638,7 @@ def test_a_replica_whose_probe_failed_must_be_confirmed_by_its_gateway_again() -
 def test_a_confirmation_that_comes_too_late_changes_nothing() -> None:
     play = ServicePlay(1, gateway="main").ready().probe(passed=False)
 
-    assert play.confirmed().attempt().exposed_socket is None
+    assert play.confirmed().attempt().serving.exposed_socket is None
 
 
 def test_a_replica_that_its_gateway_does_not_confirm_ends_and_is_tried_again() -> None:

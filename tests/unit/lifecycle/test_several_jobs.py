@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
-from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import Play
 

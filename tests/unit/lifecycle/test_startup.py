@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from controller.lifecycle.attempts.startup import master_of
 from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.limits import master_of
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced, ScaleRequested
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play, planned
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.lifecycle.statuses import (
+from fairlead.model.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
     FINAL_ATTEMPT_STATUSES,

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
+from common.links.ssh_http import SshUnixConnector
 from controller.links.base import NodeConnection, NodeLink
-from controller.links.clients import LocalLink
-from controller.links.ssh import SshConnection, SshLink
-from controller.links.ssh_http import SshUnixConnector
+from controller.links.clients import LocalLink, SshConnection, SshLink
 from tests.unit.links.sshd import CLIENT_KEY, Sockets, Sshd, listening, sshd
 
 

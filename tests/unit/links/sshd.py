@@ -12,10 +12,10 @@ import asyncssh
 import msgspec
 from aiohttp import web
 
+from common.links.host_keys import public_line
 from controller.lifecycle.model import NodeAddress
-from controller.links.ssh import public_line
-from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER, LogsHeader
-from shim.schemas import Event, EventType, Health
+from fairlead.wire.runner import LOG_COMPLETE_HEADER, LOG_END_HEADER, LogsHeader
+from fairlead.wire.shim import Event, EventType, Health
 
 MIB = 1 << 20
 DOWNLOAD_MIB = 100

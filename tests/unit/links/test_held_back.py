@@ -9,7 +9,7 @@ from typing import cast
 import asyncssh
 import pytest
 
-from controller.links.ssh_http import ChannelTransport
+from common.links.ssh_http import ChannelTransport
 
 WINDOW, PIECE = 1 << 20, 1 << 15
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from controller.links import ssh
-from controller.links.ssh import BadHostKey
+from common.links import host_keys
+from common.links.host_keys import BadHostKey
 from tests.unit.links.sshd import HOST_KEYS
 
 KINDS = pytest.mark.parametrize("kind", sorted(HOST_KEYS))
 
 
 def line_of(kind: str) -> str:
-    return ssh.public_line(HOST_KEYS[kind])
+    return host_keys.public_line(HOST_KEYS[kind])
 
 
 @KINDS
@@ -28,8 +28,8 @@ def line_of(kind: str) -> str:
 )
 def test_a_key_is_read_from_every_usual_kind_of_line(kind: str, form: str) -> None:
     line = form.format(key=line_of(kind))
-    assert ssh.normalise(line) == line_of(kind)
-    assert ssh.fingerprint(line) == HOST_KEYS[kind].get_fingerprint()
+    assert host_keys.normalise(line) == line_of(kind)
+    assert host_keys.fingerprint(line) == HOST_KEYS[kind].get_fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_a_key_is_read_from_every_usual_kind_of_line(kind: str, form: str) -> No
 )
 def test_a_line_that_is_not_one_key_is_refused(line: str) -> None:
     with pytest.raises(BadHostKey, match="OpenSSH public key"):
-        ssh.parse(line)
+        host_keys.parse(line)

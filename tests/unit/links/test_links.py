@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from common.links import host_keys
+from common.links.errors import HostKeyRefused, LinkError
+from common.links.ssh import KEEPALIVE_SECONDS
 from controller.lifecycle.model import NodeAddress
-from controller.links import ssh
-from controller.links.base import HostKeyRefused, LinkError
-from controller.links.ssh import KEEPALIVE_SECONDS, SshLink
+from controller.links.clients import SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.testbed import ProxyFactory
@@ -244,18 +245,20 @@ async def test_a_wrong_host_key_is_refused_with_both_fingerprints(presented: str
     async with sshd(HOST_KEYS[presented]) as server:
         with pytest.raises(HostKeyRefused) as refused:
             await SshLink(server.address("/shim.sock", pinned), CLIENT_KEY).connect()
-        shown = await ssh.fetch("127.0.0.1", server.port)
+        shown = await host_keys.fetch("127.0.0.1", server.port)
         (found,) = shown
     text = str(refused.value)
     assert pinned.get_fingerprint() in text
     assert HOST_KEYS[presented].get_fingerprint() in text
-    assert ssh.fingerprint(found) == HOST_KEYS[presented].get_fingerprint()
+    assert host_keys.fingerprint(found) == HOST_KEYS[presented].get_fingerprint()
 
 
 async def test_each_key_of_a_server_with_several_is_fetched() -> None:
     async with sshd(*HOST_KEYS.values()) as server:
-        found = await ssh.fetch("127.0.0.1", server.port)
-    assert found == tuple(ssh.public_line(HOST_KEYS[kind]) for kind in ("ed25519", "ecdsa", "rsa"))
+        found = await host_keys.fetch("127.0.0.1", server.port)
+    assert found == tuple(
+        host_keys.public_line(HOST_KEYS[kind]) for kind in ("ed25519", "ecdsa", "rsa")
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(HOST_KEYS))
@@ -295,7 +298,7 @@ async def test_a_host_that_refuses_connections_is_a_link_error_that_names_it() -
     with pytest.raises(LinkError, match=f"fairlead@127.0.0.1:{address.port}"):
         await SshLink(address, CLIENT_KEY).connect()
     with pytest.raises(LinkError, match=f"127.0.0.1:{address.port}"):
-        await ssh.fetch("127.0.0.1", address.port)
+        await host_keys.fetch("127.0.0.1", address.port)
 
 
 def test_an_ssh_link_without_a_pinned_key_cannot_be_made() -> None:

@@ -9,20 +9,12 @@ import logging
 import asyncssh
 import pytest
 
-from controller.links.base import HostKeyRefused
-from controller.links.ssh import SshConnection, SshLink
+from common.links.errors import HostKeyRefused
+from controller.links.clients import SshConnection, SshLink
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
 from tests.unit.links.linked import http_over_ssh, ssh_linked
-from tests.unit.links.sshd import (
-    CLIENT_KEY,
-    HEALTH,
-    HOST_KEYS,
-    STRANGER_KEY,
-    Sshd,
-    listening,
-    sshd,
-)
+from tests.unit.links.sshd import CLIENT_KEY, HEALTH, HOST_KEYS, STRANGER_KEY, Sshd, listening, sshd
 
 
 async def test_connections_made_together_each_have_their_own_host_and_key() -> None:
@@ -103,7 +95,7 @@ async def test_a_login_that_is_given_up_leaves_no_connection() -> None:
 
 
 async def test_a_channel_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.links.ssh_http.IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("common.links.ssh_http.IDLE_SECONDS", 0.5)
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         await connection.shim.health()
         assert sockets.connections == 1

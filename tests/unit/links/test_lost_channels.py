@@ -12,8 +12,8 @@ import aiohttp
 import asyncssh
 import pytest
 
-from controller.links.ssh import SshConnection
-from controller.links.ssh_http import SshUnixConnector
+from common.links.ssh_http import SshUnixConnector
+from controller.links.clients import SshConnection
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually

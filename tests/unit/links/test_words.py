@@ -15,7 +15,7 @@ import aiohttp
 import asyncssh
 import pytest
 
-from controller.links.base import why_unreachable
+from common.links.errors import why_unreachable
 from runner.client import RunnerClient, RunnerUnavailable
 from shim.client import ShimClient, ShimUnavailable
 from tests.support.waiting import LONG

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.logs.search import BadPattern, Match, Visible, search, wanted
-from runner.schemas.frames import Stream
+from controller.logs.search import BadPattern, LogMatch, Visible, search, wanted
+from fairlead.wire.frames import Stream
 from tests.unit.logs.test_windows import Log
 
 
@@ -57,7 +57,7 @@ def test_a_search_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found(log, "needle", offset=first.searched_to) == [((1 << 20) + 1, "needle")]
 
 
-def texts_of(matches: tuple[Match, ...]) -> list[str]:
+def texts_of(matches: tuple[LogMatch, ...]) -> list[str]:
     return [match.text for match in matches]
 
 

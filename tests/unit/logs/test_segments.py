@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common import log_segments
 from controller.logs import segments
 from controller.logs.segments import Position, SegmentWriter, cut, locate, read_frames
-from runner.schemas.frames import BadFrame, Decoder, Frame, Stream, encode, span_at
+from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode, span_at
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def output(folder: Path, offset: int = 0) -> bytes:
 
 
 def newest(folder: Path) -> Path:
-    return segments.segment_path(folder, segments.segment_starts(folder)[-1])
+    return log_segments.path(folder, log_segments.starts_in(folder)[-1])
 
 
 Opened = Callable[[], SegmentWriter]
@@ -122,7 +123,7 @@ def test_full_segments_are_followed_by_new_ones(
     writer = opened()
     for frame in lines(50):
         writer.append([frame])
-    assert segments.segment_starts(tmp_path) == list(range(0, 501, 50))
+    assert log_segments.starts_in(tmp_path) == list(range(0, 501, 50))
     assert stored(tmp_path) == lines(50)
 
 
@@ -271,7 +272,7 @@ def test_frames_added_before_a_rotation_are_not_skipped(
     writer = opened()
     writer.append(lines(2))
     _, end = read_frames(tmp_path, locate(tmp_path, 0))
-    real, late = segments.segment_starts, [lines(6, first=2), lines(7, first=6)]
+    real, late = log_segments.starts_in, [lines(6, first=2), lines(7, first=6)]
 
     def written_meanwhile(folder: Path) -> list[int]:
         while late:
@@ -279,7 +280,7 @@ def test_frames_added_before_a_rotation_are_not_skipped(
             writer.append(frames)
         return real(folder)
 
-    monkeypatch.setattr(segments, "segment_starts", written_meanwhile)
+    monkeypatch.setattr(log_segments, "starts_in", written_meanwhile)
     data, position = read_frames(tmp_path, end)
     assert list(Decoder().feed(data)) == lines(6, first=2)
     data, _ = read_frames(tmp_path, position)
@@ -369,3 +370,13 @@ def test_repeated_frames_and_restarts_leave_the_output_the_same(
         start = data.draw(st.integers(0, offset))
         assert output(folder, start) == b"".join(payloads)[start:]
         assert writer.end == offset
+
+
+def test_a_log_that_is_swept_while_a_reader_looks_for_its_place_has_no_more(
+    opened: Callable[[], SegmentWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().append(lines(3))
+    (segment,) = log_segments.starts_in(tmp_path)
+    monkeypatch.setattr(log_segments, "starts_in", lambda folder: [segment])
+    log_segments.path(tmp_path, segment).unlink()
+    assert read_frames(tmp_path, locate(tmp_path, 10)) == (b"", Position(segment, 0))

@@ -13,7 +13,7 @@ import pytest
 from common.durable import write_all
 from controller.logs import segments
 from controller.logs.store import LogStore, LogWriter
-from runner.schemas.frames import BadFrame, Decoder, Frame, Stream, encode
+from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode
 from tests.support.waiting import eventually
 
 ATTEMPT = "a1b2c3d4e5f60718"

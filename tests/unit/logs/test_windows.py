@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from controller.logs.segments import SegmentWriter
 from controller.logs.windows import (
-    MOST_ROWS,
     ROW_BYTES,
     STYLE_BYTES,
     KnownLog,
-    Row,
+    LogRow,
     offset_at,
     split,
     window_before,
     window_from,
     window_near,
 )
-from runner.schemas.frames import Frame, Stream
+from fairlead.queries import MAX_ROWS
+from fairlead.wire.frames import Frame, Stream
 
 SECOND = 1_000_000_000
 
@@ -44,9 +44,9 @@ class Log:
         time_ns = self._count * SECOND
         self._writer.append([Frame(self._writer.end, time_ns, stream, text, dropped)])
 
-    def forward(self, size: int) -> list[Row]:
+    def forward(self, size: int) -> list[LogRow]:
         """All rows, window after window."""
-        rows: list[Row] = []
+        rows: list[LogRow] = []
         at = 0
         while (window := window_from(self.known, self.folder, at, size)).rows:
             assert window.start == at
@@ -54,8 +54,8 @@ class Log:
             at = window.end
         return rows
 
-    def backward(self, size: int) -> list[Row]:
-        rows: list[Row] = []
+    def backward(self, size: int) -> list[LogRow]:
+        rows: list[LogRow] = []
         at = self.known.end()
         while (window := window_before(self.known, self.folder, at, size)).rows:
             assert window.end == at
@@ -64,7 +64,7 @@ class Log:
         return rows
 
 
-def texts(rows: list[Row] | tuple[Row, ...]) -> list[str]:
+def texts(rows: list[LogRow] | tuple[LogRow, ...]) -> list[str]:
     return [row.text for row in rows]
 
 
@@ -93,7 +93,7 @@ def test_a_window_has_no_more_rows_than_it_is_asked_for(tmp_path: Path) -> None:
     assert above.first_line == 4952
     near = window_near(log.known, tmp_path, 700, 4000, 50)
     assert (near.start, near.end) == (700, 750)
-    assert len(window_from(log.known, tmp_path, 0, 4000).rows) == MOST_ROWS
+    assert len(window_from(log.known, tmp_path, 0, 4000).rows) == MAX_ROWS
 
 
 RED, BOLD, PLAIN = "\033[31m", "\033[1m", "\033[0m"
@@ -150,9 +150,9 @@ def test_streams_are_rows_of_their_own_and_share_a_line(tmp_path: Path) -> None:
     log = Log(tmp_path, b"50 %", (Stream.STDERR, b" warning\n"), b"next\n")
     rows = log.forward(1000)
     assert [(row.stream, row.text, row.starts, row.ends) for row in rows] == [
-        (Stream.STDOUT, "50 %", True, False),
-        (Stream.STDERR, " warning", False, True),
-        (Stream.STDOUT, "next", True, True),
+        ("stdout", "50 %", True, False),
+        ("stderr", " warning", False, True),
+        ("stdout", "next", True, True),
     ]
 
 

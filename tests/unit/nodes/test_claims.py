@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.lifecycle.statuses import AttemptStatus
-from shim.schemas import EventType, TaskStatus
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import EventType, TaskStatus
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import FENCE, listing, world
 from tests.unit.pipelines.parts import attempt_of, placed, task_of

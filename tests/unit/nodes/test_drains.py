@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from controller.lifecycle.model import Node, RunState
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
 from controller.nodes.drains import DrainDeadlines
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.support.attempts import attempt_with
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import Ids, a_node, attempt_of, placed, steady_chance
 
@@ -26,14 +27,14 @@ async def drained(
 ) -> AsyncIterator[RunPipeline]:
     store = MemoryStore(database or MemoryDatabase())
     await store.open()
-    turns = RunPipeline(store, clock, steady_chance(), JobSubmittedPipeline(Ids()))
-    turns.restore([state], [node])
+    pipeline = RunPipeline(store, clock, steady_chance(), JobSubmittedPipeline(Ids()))
+    pipeline.restore([state], [node])
     tasks = [
-        asyncio.create_task(turns.run()),
-        asyncio.create_task(DrainDeadlines(turns, clock).run()),
+        asyncio.create_task(pipeline.run()),
+        asyncio.create_task(DrainDeadlines(pipeline, clock).run()),
     ]
     try:
-        yield turns
+        yield pipeline
     finally:
         for task in tasks:
             task.cancel()
@@ -41,8 +42,8 @@ async def drained(
         await store.close()
 
 
-def reason_of(turns: RunPipeline, state: RunState) -> Reason | None:
-    return attempt_of(turns.runs[state.run.id]).reason
+def reason_of(pipeline: RunPipeline, state: RunState) -> Reason | None:
+    return attempt_of(pipeline.runs[state.run.id]).reason
 
 
 async def test_a_job_that_runs_at_the_deadline_ends_as_node_drained_with_the_admins_reason() -> (
@@ -50,47 +51,49 @@ async def test_a_job_that_runs_at_the_deadline_ends_as_node_drained_with_the_adm
 ):
     state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_reason="new disk", drain_deadline=NOW + 60.0)
-    async with drained(state, node, clock) as turns:
-        await turns.settled()
-        assert reason_of(turns, state) is None
+    async with drained(state, node, clock) as pipeline:
+        await pipeline.settled()
+        assert reason_of(pipeline, state) is None
         clock.time += 60.0
-        turns.set_node(msgspec.structs.replace(node, message="any change"), node.id)
-        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
-        assert "new disk" in (attempt_of(turns.runs[state.run.id]).message or "")
+        pipeline.set_node(msgspec.structs.replace(node, message="any change"), node.id)
+        await eventually(lambda: reason_of(pipeline, state) is Reason.NODE_DRAINED)
+        assert "new disk" in (attempt_of(pipeline.runs[state.run.id]).message or "")
 
 
 async def test_a_deadline_that_passed_while_no_controller_was_there_is_met_at_once() -> None:
     state = placed(AttemptStatus.RUNNING)
     node = a_node(draining=True, drain_deadline=NOW - 1.0)
-    async with drained(state, node, ManualClock()) as turns:
-        assert await eventually(lambda: reason_of(turns, state)) is Reason.NODE_DRAINED
+    async with drained(state, node, ManualClock()) as pipeline:
+        assert await eventually(lambda: reason_of(pipeline, state)) is Reason.NODE_DRAINED
 
 
 async def test_the_timer_itself_wakes() -> None:
     state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_deadline=NOW + 0.05)
-    async with drained(state, node, clock) as turns:
-        await turns.settled()
+    async with drained(state, node, clock) as pipeline:
+        await pipeline.settled()
         clock.time += 1.0
-        assert await eventually(lambda: reason_of(turns, state)) is Reason.NODE_DRAINED
+        assert await eventually(lambda: reason_of(pipeline, state)) is Reason.NODE_DRAINED
 
 
 async def test_a_resumed_node_ends_nothing() -> None:
     state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_deadline=NOW + 60.0)
-    async with drained(state, node, clock) as turns:
-        await turns.save_node(msgspec.structs.replace(node, draining=False), node.id)
+    async with drained(state, node, clock) as pipeline:
+        await pipeline.save_node(msgspec.structs.replace(node, draining=False), node.id)
         clock.time += 3600.0
-        await turns.save_node(msgspec.structs.replace(node, draining=False, message="x"), node.id)
-        await turns.settled()
-        assert reason_of(turns, state) is None
+        await pipeline.save_node(
+            msgspec.structs.replace(node, draining=False, message="x"), node.id
+        )
+        await pipeline.settled()
+        assert reason_of(pipeline, state) is None
 
 
 async def test_a_place_that_is_kept_on_a_node_goes_back_once_it_drains() -> None:
     """Of a replica's job that waits for its next try: nothing else would wake its run."""
     state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     (job,) = state.jobs
-    ended = msgspec.structs.replace(
+    ended = attempt_with(
         attempt_of(state),
         status=AttemptStatus.TERMINATED,
         reason=Reason.SIBLING_FAILED,
@@ -102,19 +105,19 @@ async def test_a_place_that_is_kept_on_a_node_goes_back_once_it_drains() -> None
     waiting = msgspec.structs.replace(job, attempts=(ended,), retry_at=NOW + 600.0)
     state = msgspec.structs.replace(state, jobs=(waiting,))
     node = a_node()
-    async with drained(state, node, clock) as turns:
-        await turns.settled()
-        (place,) = turns.runs[state.run.id].allocations
+    async with drained(state, node, clock) as pipeline:
+        await pipeline.settled()
+        (place,) = pipeline.runs[state.run.id].allocations
         assert not place.releasing
-        turns.set_node(msgspec.structs.replace(node, draining=True), node.id)
-        await eventually(lambda: turns.runs[state.run.id].allocations[0].releasing)
-        assert len(turns.runs[state.run.id].jobs[0].attempts) == 1
+        pipeline.set_node(msgspec.structs.replace(node, draining=True), node.id)
+        await eventually(lambda: pipeline.runs[state.run.id].allocations[0].releasing)
+        assert len(pipeline.runs[state.run.id].jobs[0].attempts) == 1
 
 
 async def test_jobs_on_other_nodes_go_on() -> None:
     state = placed(AttemptStatus.RUNNING, node="n2")
     node = a_node(draining=True, drain_deadline=NOW - 1.0)
-    async with drained(state, node, ManualClock()) as turns:
-        await turns.settled()
-        await turns.settled()
-        assert reason_of(turns, state) is None
+    async with drained(state, node, ManualClock()) as pipeline:
+        await pipeline.settled()
+        await pipeline.settled()
+        assert reason_of(pipeline, state) is None

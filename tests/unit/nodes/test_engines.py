@@ -7,10 +7,10 @@ import pytest
 
 from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.lifecycle.reports import EngineGone, Report
-from controller.lifecycle.statuses import AttemptStatus
 from controller.nodes.engines import EngineAbsences
+from fairlead.model.statuses import AttemptStatus
 from tests.doubles.clock import ManualClock
-from tests.unit.pipelines.parts import NotedTurns, a_node, placed
+from tests.unit.pipelines.parts import NotedPipeline, a_node, placed
 
 AFTER = 300.0
 
@@ -25,19 +25,19 @@ def with_engine(error: str | None, status: NodeStatus = NodeStatus.CONNECTED) ->
 class Watch:
     def __init__(self, state: RunState) -> None:
         self.clock = ManualClock()
-        self.turns = NotedTurns()
-        self.turns.restore([state], [with_engine("no socket")])
-        self._absences = EngineAbsences(self.turns, self.clock, AFTER)
+        self.pipeline = NotedPipeline()
+        self.pipeline.restore([state], [with_engine("no socket")])
+        self._absences = EngineAbsences(self.pipeline, self.clock, AFTER)
         self._absences.look()
 
     def after(self, seconds: float, node: Node | None = None) -> list[Report]:
         """Return what is reported when the watch looks next, that much later."""
         self.clock.time += seconds
         if node is not None:
-            self.turns.set_node(node, node.id)
-        self.turns.posted.clear()
+            self.pipeline.set_node(node, node.id)
+        self.pipeline.posted.clear()
         self._absences.look()
-        return list(self.turns.posted)
+        return list(self.pipeline.posted)
 
 
 def test_an_engine_that_stays_away_is_reported_again_and_again_once_its_time_is_over() -> None:

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import Node
-from controller.lifecycle.statuses import AttemptStatus
 from controller.nodes.health import (
-    MOST_FAILED_STARTS,
+    MAX_FAILED_STARTS,
     Reading,
     after_health_check,
     after_task,
     with_another_chance,
     without_gpu,
 )
-from shim.schemas import GpuInfo, TaskInfo, TaskReason, TaskStatus
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import GpuInfo, TaskInfo, TaskReason, TaskStatus
 from tests.doubles.clock import NOW
 from tests.doubles.node import HEALTH
 from tests.doubles.shim import node_info
@@ -149,7 +149,7 @@ def after(*infos: TaskInfo, node: Node | None = None) -> Node:
 
 
 def test_three_jobs_in_a_row_that_a_node_cannot_start_cordon_it() -> None:
-    failed = [not_started(f"t{number}") for number in range(MOST_FAILED_STARTS)]
+    failed = [not_started(f"t{number}") for number in range(MAX_FAILED_STARTS)]
     assert not after(*failed[:-1]).cordoned
     node = after(*failed)
     assert node.cordoned
@@ -161,7 +161,7 @@ def test_jobs_for_which_a_node_is_full_do_not_cordon_it() -> None:
     """Any user could otherwise take a node from all others with a few dozen runs."""
     full = [
         msgspec.structs.replace(not_started(f"t{number}"), reason=TaskReason.NO_CAPACITY)
-        for number in range(MOST_FAILED_STARTS * 3)
+        for number in range(MAX_FAILED_STARTS * 3)
     ]
     assert (after(*full).cordoned, after(*full).failed_starts) == (False, ())
 
@@ -182,7 +182,7 @@ def test_a_job_that_fails_by_its_own_fault_counts_for_nothing() -> None:
 
 
 def test_a_check_that_succeeds_after_one_that_failed_gives_another_chance() -> None:
-    cordoned = after(*(not_started(f"t{number}") for number in range(MOST_FAILED_STARTS)))
+    cordoned = after(*(not_started(f"t{number}") for number in range(MAX_FAILED_STARTS)))
     well = after_health_check(cordoned, reading())
     assert well.cordoned, "the check cannot see what is wrong"
     broken = after_health_check(cordoned, reading(engine_error="no socket"))

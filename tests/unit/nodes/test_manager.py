@@ -14,7 +14,7 @@ from controller.links.base import NodeConnection, NodeLink
 from controller.nodes.manager import NodeManager
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from shim.schemas import TaskInfo
+from fairlead.wire.shim import TaskInfo
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
 from tests.doubles.node import HEALTH, FakeConnection
@@ -55,12 +55,12 @@ class Deaf:
 async def supervised(*nodes: Node) -> AsyncIterator[tuple[RunPipeline, NodeManager, OneLinkEach]]:
     store, links = MemoryStore(), OneLinkEach()
     await store.open()
-    turns = RunPipeline(store, ManualClock(), steady_chance(), JobSubmittedPipeline(Ids()))
-    turns.restore((), nodes)
-    supervisor = NodeManager(turns, links.link_to, ManualClock(), steady_chance())
-    tasks = [asyncio.create_task(turns.run()), asyncio.create_task(supervisor.run(Deaf()))]
+    pipeline = RunPipeline(store, ManualClock(), steady_chance(), JobSubmittedPipeline(Ids()))
+    pipeline.restore((), nodes)
+    supervisor = NodeManager(pipeline, links.link_to, ManualClock(), steady_chance())
+    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(supervisor.run(Deaf()))]
     try:
-        yield turns, supervisor, links
+        yield pipeline, supervisor, links
     finally:
         for task in reversed(tasks):
             task.cancel()
@@ -68,25 +68,25 @@ async def supervised(*nodes: Node) -> AsyncIterator[tuple[RunPipeline, NodeManag
 
 
 async def test_every_known_node_is_connected_to() -> None:
-    async with supervised(a_node("n1"), a_node("n2")) as (turns, nodes, links):
+    async with supervised(a_node("n1"), a_node("n2")) as (pipeline, nodes, links):
         assert await nodes.connection("n1") is links.connections["n1"]
         assert await nodes.connection("n2") is links.connections["n2"]
-        assert {node.status for node in turns.nodes.values()} == {NodeStatus.CONNECTED}
+        assert {node.status for node in pipeline.nodes.values()} == {NodeStatus.CONNECTED}
 
 
 async def test_a_job_for_a_node_that_is_still_to_come_waits_for_it() -> None:
-    async with supervised() as (turns, nodes, links):
+    async with supervised() as (pipeline, nodes, links):
         waiting = asyncio.create_task(nodes.connection("n1"))
-        await turns.save_node(a_node("n1"), "n1")
+        await pipeline.save_node(a_node("n1"), "n1")
         assert await asyncio.wait_for(waiting, 30) is links.connections["n1"]
 
 
 async def test_a_removed_nodes_connection_is_closed() -> None:
-    async with supervised(a_node("n1")) as (turns, nodes, links):
+    async with supervised(a_node("n1")) as (pipeline, nodes, links):
         await nodes.connection("n1")
-        await turns.save_node(None, "n1")
+        await pipeline.save_node(None, "n1")
         await eventually(links.connections["n1"].closed.is_set)
-        assert turns.nodes == {}
+        assert pipeline.nodes == {}
 
 
 async def test_stopping_closes_every_connection() -> None:
@@ -104,7 +104,34 @@ async def test_a_node_that_was_connected_in_the_last_life_begins_as_connecting(
         raise AssertionError("never")
 
     monkeypatch.setattr(_Link, "connect", never)
-    async with supervised(a_node("n1", status=NodeStatus.CONNECTED)) as (turns, _, _links):
-        await eventually(lambda: turns.nodes["n1"].status is NodeStatus.CONNECTING)
-        await turns.settled()
-        assert turns.nodes["n1"].status is NodeStatus.CONNECTING
+    async with supervised(a_node("n1", status=NodeStatus.CONNECTED)) as (pipeline, _, _links):
+        await eventually(lambda: pipeline.nodes["n1"].status is NodeStatus.CONNECTING)
+        await pipeline.settled()
+        assert pipeline.nodes["n1"].status is NodeStatus.CONNECTING
+
+
+async def test_an_expected_node_is_connected_to_when_it_has_come() -> None:
+    expected = a_node("n1", status=NodeStatus.EXPECTED)
+    async with supervised(expected, a_node("n2")) as (pipeline, nodes, links):
+        await nodes.connection("n2")
+        assert "n1" not in links.connections
+        await pipeline.save_node(a_node("n1"), "n1")
+        assert await asyncio.wait_for(nodes.connection("n1"), 30) is links.connections["n1"]
+
+
+async def test_the_node_that_has_a_shim_is_known_as_nodes_come_change_and_go() -> None:
+    first = a_node("n1", install_id="one", status=NodeStatus.CONNECTED)
+    async with supervised(first, a_node("n2")) as (pipeline, _, _links):
+        await pipeline.settled()
+
+        def holder(besides: str) -> str | None:
+            found = pipeline.node_with_shim("one", besides=besides)
+            return None if found is None else found.id
+
+        assert (holder("n2"), holder("n1")) == ("n1", None)
+        pipeline.set_node(a_node("n2", install_id="one"), "n2")
+        assert holder("n1") == "n2"
+        pipeline.set_node(msgspec.structs.replace(pipeline.nodes["n1"], install_id="new"), "n1")
+        assert holder("n2") is None
+        pipeline.set_node(None, "n2")
+        assert holder("n3") is None

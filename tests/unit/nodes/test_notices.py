@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from controller.nodes import sync
-from controller.nodes.sync import NoticeCarrier
+from controller.nodes import notices
+from controller.nodes.notices import NoticeCarrier
+from fairlead.wire.shim import Notice, TaskInfo, TaskStatus, TaskTimes
 from runner.client import RunnerError, RunnerUnavailable
-from shim.schemas import Notice, TaskInfo, TaskStatus, TaskTimes
 from tests.doubles.node import FakeConnection, FakeRunner
 from tests.support.waiting import eventually
 
@@ -29,7 +29,7 @@ TASK = TaskInfo(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(notices, "PAUSES", (0.0, 0.0))
 
 
 def connection() -> tuple[FakeConnection, FakeRunner]:

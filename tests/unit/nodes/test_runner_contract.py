@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from controller.links.base import RunnerApi
-from runner.schemas import SubmitRequest
+from fairlead.wire.runner import SubmitRequest
+from fairlead.wire.shim import TaskInfo, TaskRequest, TaskResources, TaskStatus, TaskTimes
 from shim.node.ledger import Capacity
-from shim.schemas import TaskInfo, TaskRequest, TaskResources, TaskStatus, TaskTimes
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection
 from tests.simulation.container import Container

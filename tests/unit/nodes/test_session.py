@@ -8,26 +8,18 @@ import itertools
 import msgspec
 import pytest
 
+from common.links.errors import HostKeyRefused, LinkError
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Limits, NodeStatus
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.links.base import HostKeyRefused, LinkError
-from controller.nodes import session as session_module
+from controller.nodes import silence
+from fairlead.model.statuses import AllocationState, AttemptStatus
+from fairlead.wire.shim import DrainRequest, EventType
 from shim.client import ShimUnavailable
-from shim.schemas import (
-    DrainRequest,
-    EventType,
-)
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
 from tests.support.waiting import eventually
-from tests.unit.nodes.world import (
-    FENCE,
-    World,
-    listing,
-    world,
-)
+from tests.unit.nodes.world import FENCE, World, listing, world
 from tests.unit.pipelines.parts import a_node, attempt_of, placed, task_of
 
 # -- connecting ---------------------------------------------------------------------------
@@ -41,7 +33,7 @@ async def test_a_node_that_is_reached_tells_what_it_is(caplog: pytest.LogCapture
         assert (it.node.status, it.node.message) == (NodeStatus.CONNECTED, None)
         assert (it.node.boot_id, it.node.install_id) == ("boot", "inst")
         assert it.node.capacity.cpu == 64.0
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert it.database.nodes["n1"] == it.node
     assert caplog.text == ""
 
@@ -87,7 +79,7 @@ async def test_another_pinned_host_key_ends_the_connection_that_trusts_the_old_o
     async with world() as it:
         await it.connected()
         address = msgspec.structs.replace(it.node.address, host_key="ssh-ed25519 NEW")
-        await it.turns.save_node(msgspec.structs.replace(it.node, address=address), "n1")
+        await it.pipeline.save_node(msgspec.structs.replace(it.node, address=address), "n1")
         await it.connected(2)
         assert it.link.connections[0].closed.is_set()
         assert it.linked_to[-1].address == address
@@ -127,11 +119,11 @@ async def test_a_shim_whose_stream_ends_at_once_is_tried_again() -> None:
 async def test_the_session_ends_with_its_node() -> None:
     async with world() as it:
         await it.connected()
-        await it.turns.save_node(None, "n1")
+        await it.pipeline.save_node(None, "n1")
         session = next(task for task in asyncio.all_tasks() if "NodeSession.run" in repr(task))
         it.shim.stream.put_nowait(None)
         await asyncio.wait_for(session, 30)
-        assert "n1" not in it.turns.nodes
+        assert "n1" not in it.pipeline.nodes
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -156,13 +148,13 @@ async def test_jobs_of_a_lost_connection_are_disconnected_until_it_is_back() -> 
         await it.connected()
         it.link.refusal = LinkError("cut")
         await it.lose_connection()
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert attempt_of(it.run(state)).disconnected
         assert attempt_of(it.run(state)).status is AttemptStatus.RUNNING
         assert it.link.connections[0].closed.is_set()
         it.link.refusal = None
         await it.connected(2)
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert not attempt_of(it.run(state)).disconnected
 
 
@@ -181,7 +173,7 @@ async def test_nobody_is_given_a_connection_that_is_about_to_be_closed(
     async with world() as it:
         await it.connected()
         monkeypatch.setattr(it.shim, "drain", drain_and_linger)
-        it.turns.set_node(msgspec.structs.replace(it.node, draining=True), "n1")
+        it.pipeline.set_node(msgspec.structs.replace(it.node, draining=True), "n1")
         await asked.wait()
         try:
             await it.lose_connection()
@@ -200,9 +192,9 @@ async def test_after_a_restart_the_limits_stand_still_while_the_node_is_away() -
 
     async with world(state, before=refuse) as it:
         await eventually(lambda: it.link.tries >= 2)
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert attempt_of(it.run(state)).disconnected
-        assert len(it.turns.count(reports.NodeDisconnected)) == 1
+        assert len(it.pipeline.count(reports.NodeDisconnected)) == 1
 
 
 async def test_a_node_silent_for_too_long_is_lost_once_and_its_jobs_with_it() -> None:
@@ -215,8 +207,8 @@ async def test_a_node_silent_for_too_long_is_lost_once_and_its_jobs_with_it() ->
         await eventually(lambda: it.node.status is NodeStatus.LOST)
         tries = it.link.tries
         await eventually(lambda: it.link.tries > tries + 2)
-        await it.turns.settled()
-        (gone,) = it.turns.count(reports.NodeGone)
+        await it.pipeline.settled()
+        (gone,) = it.pipeline.count(reports.NodeGone)
         assert not gone.cleanup_confirmed
         lost = it.run(state)
         assert lost.jobs[0].attempts[0].cleanup_unknown
@@ -241,7 +233,7 @@ async def test_a_heartbeat_is_life() -> None:
 async def test_a_connection_on_which_nothing_comes_is_given_up_after_three_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "MIN_LOOK_SECONDS", 0.01)
     failure = NodeFailure(probe_every=0.01, unreachable_after=0.1)
     async with world(failure=failure) as it:
         await it.connected()
@@ -259,7 +251,7 @@ async def test_a_connection_on_which_nothing_comes_is_given_up_after_three_probe
 async def test_bytes_on_other_channels_are_life_though_no_probe_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "MIN_LOOK_SECONDS", 0.01)
     async with world(failure=NodeFailure(probe_every=0.01, unreachable_after=0.0)) as it:
         await it.connected()
         it.shim.deaf = True
@@ -275,7 +267,7 @@ async def test_bytes_on_other_channels_are_life_though_no_probe_is_answered(
 async def test_a_controller_is_heard_by_a_job_that_would_be_stopped_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(silence, "MIN_LOOK_SECONDS", 0.01)
     state = placed(AttemptStatus.RUNNING)
     (job,) = state.jobs
     spec = msgspec.structs.replace(job.spec, stop_when_unheard=0.1)
@@ -312,7 +304,7 @@ async def test_when_it_was_last_heard_is_stored_when_the_link_breaks() -> None:
         it.clock.time += 7.0
         it.link.refusal = LinkError("away")
         await it.lose_connection()
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert it.node.last_seen_at == NOW
 
 
@@ -330,7 +322,7 @@ async def test_a_word_in_a_connection_that_is_not_made_yet_is_stored_for_the_nex
 
     async with world(placed(AttemptStatus.RUNNING), node=gone, before=greet_and_fail) as it:
         await eventually(lambda: it.link.tries >= 2)
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert (it.node.status, it.node.last_seen_at) == (NodeStatus.UNREACHABLE, NOW)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import NodeStatus
-from controller.nodes.health import Silence, silent_before
+from controller.nodes.silence import Silence, silent_before
 from tests.doubles.clock import NOW, ManualClock
 from tests.unit.pipelines.parts import a_node
 

@@ -6,28 +6,14 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import NodeStatus
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.nodes import session as session_module
-from controller.scheduling.fit import room
+from controller.scheduling.fitting.fit import room
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.wire.shim import AllocationInfo, Event, EventType, TaskInfo, TaskStatus
 from shim.client import ShimError
-from shim.schemas import (
-    AllocationInfo,
-    Event,
-    EventType,
-    TaskStatus,
-)
 from tests.support.waiting import eventually
-from tests.unit.nodes.world import (
-    World,
-    listing,
-    place_of,
-    world,
-)
-from tests.unit.pipelines.parts import (
-    attempt_of,
-    placed,
-    task_of,
-)
+from tests.unit.nodes.world import World, listing, place_of, world
+from tests.unit.pipelines.parts import attempt_of, placed, task_of
 
 # -- strays -------------------------------------------------------------------------------
 
@@ -170,7 +156,7 @@ async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
     async with world(both, before=listing(stray)) as it:
         await it.connected()
         await eventually(lambda: it.shim.listing == {})
-        await it.turns.settled()
+        await it.pipeline.settled()
         occupied = {
             place.node_id: place.state
             for place in it.run(both).allocations
@@ -268,7 +254,7 @@ async def test_a_place_goes_back_with_its_task_of_an_older_incarnation_than_its_
     async with world(before=before, restored=True) as it:
         await it.connected()
         marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
-        await it.turns.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await it.pipeline.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
         await eventually(lambda: it.shim.listing == {})
         assert ("release", held.id) in it.shim.asked
         assert it.shim.released_as == [2]
@@ -315,13 +301,33 @@ async def test_an_admin_may_end_a_task_in_quarantine() -> None:
     async with world(before=listing(foreign)) as it:
         await it.connected()
         marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
-        await it.turns.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await it.pipeline.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
         await eventually(lambda: it.shim.asked == [("terminate", foreign.id)])
         it.event(EventType.TASK, it.shim.listing[foreign.id])
         await eventually(lambda: it.shim.listing == {})
         it.shim.stream.put_nowait(Event(cursor="e.2", type=EventType.REMOVED, task_id=foreign.id))
         await eventually(lambda: it.node.quarantine == ())
     assert it.shim.asked[0] == ("terminate", foreign.id)
+
+
+async def test_an_end_in_quarantine_that_a_refusal_hindered_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        refusals, ask = [ShimError("internal", "not now", 500)], it.shim.task
+
+        async def hindered_once(task_id: str) -> TaskInfo:
+            if refusals:
+                raise refusals.pop()
+            return await ask(task_id)
+
+        monkeypatch.setattr(it.shim, "task", hindered_once)
+        marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
+        await it.pipeline.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await eventually(lambda: ("terminate", foreign.id) in it.shim.asked)
+        assert refusals == []
 
 
 async def test_a_task_that_is_gone_leaves_the_quarantine() -> None:

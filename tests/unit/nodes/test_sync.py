@@ -7,11 +7,11 @@ import pytest
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import NodeStatus, RunState
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.nodes import session as session_module
 from controller.nodes.sync import report_gone
-from shim.schemas import (
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus
+from fairlead.wire.shim import (
     EventType,
     TaskStatus,
     TaskTimes,
@@ -33,7 +33,7 @@ from tests.unit.pipelines.parts import a_node, attempt_of, placed, submitted, ta
 
 async def test_a_shim_that_another_node_has_already_is_not_taken_for_two() -> None:
     other = a_node("n2", install_id="inst", status=NodeStatus.CONNECTED)
-    async with world(before=lambda it: it.turns.set_node(other, "n2")) as it:
+    async with world(before=lambda it: it.pipeline.set_node(other, "n2")) as it:
         await eventually(lambda: (it.node.message or "").startswith("its shim is that of node"))
         assert it.node.status is NodeStatus.CONNECTING
         assert it.listener.connections == 0
@@ -64,7 +64,7 @@ async def test_an_attempt_that_a_node_has_from_before_a_restore_is_not_started_e
 ) -> None:
     async with world(state, before=listing(task_of(state)), restored=True) as it:
         await it.connected()
-        await it.turns.settled()
+        await it.pipeline.settled()
         first = it.run(state).jobs[0].attempts[0]
         assert first.reason is Reason.INSTANCE_UNREACHABLE
         assert first.message == "node node-n1 has had it since before the database was restored"
@@ -83,7 +83,7 @@ async def test_a_task_left_alone_is_a_stray_once_its_attempt_has_ended_elsewhere
     )
     async with world(elsewhere, before=listing(info)) as it:
         await it.connected()
-        report_gone(it.turns, "n2", "it was removed", lambda _: True, removed=True)
+        report_gone(it.pipeline, "n2", "it was removed", lambda _: True, removed=True)
         await eventually(lambda: ("terminate", info.id) in it.shim.asked)
         assert set(it.listener.strays) == {info.id}
 
@@ -93,8 +93,8 @@ async def test_a_node_that_was_restarted_has_lost_its_jobs_and_holds_no_place() 
     rebooted = msgspec.structs.replace(HEALTH, boot_id="another")
     async with world(state, node=known(), before=says(rebooted)) as it:
         await it.connected()
-        await it.turns.settled()
-        (gone,) = it.turns.count(reports.NodeGone)
+        await it.pipeline.settled()
+        (gone,) = it.pipeline.count(reports.NodeGone)
         assert (gone.cleanup_confirmed, gone.message) == (True, "the node was restarted")
         assert it.run(state).allocations[0].state is AllocationState.RELEASED
         assert it.node.boot_id == "another"
@@ -111,8 +111,8 @@ async def test_a_shim_installed_anew_has_lost_its_jobs(empty: bool) -> None:
 
     async with world(state, node=known(), before=before) as it:
         await it.connected()
-        await it.turns.settled()
-        (gone,) = it.turns.count(reports.NodeGone)
+        await it.pipeline.settled()
+        (gone,) = it.pipeline.count(reports.NodeGone)
         assert gone.cleanup_confirmed is empty
         assert it.node.install_id == "another"
 
@@ -135,8 +135,8 @@ async def test_the_same_node_again_has_lost_nothing() -> None:
     state = placed(AttemptStatus.RUNNING)
     async with world(state, node=known(), before=listing(task_of(state))) as it:
         await it.connected()
-        await it.turns.settled()
-        assert it.turns.count(reports.NodeGone) == []
+        await it.pipeline.settled()
+        assert it.pipeline.count(reports.NodeGone) == []
         assert attempt_of(it.run(state)).status is AttemptStatus.RUNNING
 
 
@@ -147,17 +147,17 @@ async def test_a_nodes_tasks_are_reported_before_it_counts_as_connected() -> Non
     state = placed(AttemptStatus.PROVISIONING)
     async with world(state, before=listing(task_of(state))) as it:
         await it.connected()
-        await it.turns.settled()
+        await it.pipeline.settled()
         assert [info.id for info in it.listener.seen] == [attempt_of(state).id]
         assert attempt_of(it.run(state)).status is AttemptStatus.PULLING
-        assert it.turns.count(reports.TaskMissing) == []
+        assert it.pipeline.count(reports.TaskMissing) == []
 
 
 async def test_an_acknowledged_task_that_the_node_has_not_is_missing() -> None:
     state = placed(AttemptStatus.RUNNING)
     async with world(state) as it:
         await it.connected()
-        (missing,) = it.turns.count(reports.TaskMissing)
+        (missing,) = it.pipeline.count(reports.TaskMissing)
         assert missing.attempt_id == attempt_of(state).id
 
 
@@ -165,7 +165,7 @@ async def test_a_task_that_was_never_acknowledged_is_not_missing() -> None:
     state = placed(AttemptStatus.PROVISIONING)
     async with world(state) as it:
         await it.connected()
-        assert it.turns.count(reports.TaskMissing) == []
+        assert it.pipeline.count(reports.TaskMissing) == []
         assert attempt_of(it.run(state)).status is AttemptStatus.PROVISIONING
 
 
@@ -177,12 +177,12 @@ async def test_a_task_accepted_while_the_list_was_asked_for_is_not_missing() -> 
 
     async with world(state, before=hold) as it:
         await it.shim.listed.wait()
-        it.turns.post(reports.TaskAccepted(run_id=state.run.id, attempt_id=attempt_of(state).id))
-        await it.turns.settled()
+        it.pipeline.post(reports.TaskAccepted(run_id=state.run.id, attempt_id=attempt_of(state).id))
+        await it.pipeline.settled()
         assert attempt_of(it.run(state)).status is AttemptStatus.PULLING
         it.shim.may_list.set()
         await it.connected()
-        assert it.turns.count(reports.TaskMissing) == []
+        assert it.pipeline.count(reports.TaskMissing) == []
 
 
 async def test_a_resync_reads_the_whole_node_again() -> None:
@@ -191,7 +191,7 @@ async def test_a_resync_reads_the_whole_node_again() -> None:
         await it.connected()
         it.shim.listing.clear()
         it.event(EventType.RESYNC)
-        await eventually(lambda: it.turns.count(reports.TaskMissing))
+        await eventually(lambda: it.pipeline.count(reports.TaskMissing))
         assert it.listener.connections == 1
 
 
@@ -209,7 +209,7 @@ async def test_a_task_event_of_a_live_attempt_is_reported() -> None:
     async with world(state, before=listing(task_of(state))) as it:
         await it.connected()
         it.event(EventType.TASK, task_of(state, TaskStatus.TERMINATED, exit_code=3))
-        await eventually(lambda: attempt_of(it.run(state)).container_gone)
+        await eventually(lambda: attempt_of(it.run(state)).seen.container_gone)
         assert attempt_of(it.run(state)).exit_code == 3
         assert it.listener.strays == []
 
@@ -229,10 +229,10 @@ async def test_a_shim_learns_of_a_drain_and_of_its_end_while_it_is_connected() -
     async with world() as it:
         await it.connected()
         drained = msgspec.structs.replace(it.node, draining=True, drain_reason="disk")
-        await it.turns.save_node(drained, "n1")
+        await it.pipeline.save_node(drained, "n1")
         await eventually(lambda: it.shim.info.draining)
         it.event(EventType.NODE)
-        await it.turns.save_node(msgspec.structs.replace(it.node, draining=False), "n1")
+        await it.pipeline.save_node(msgspec.structs.replace(it.node, draining=False), "n1")
         await eventually(lambda: not it.shim.info.draining)
         assert [order.draining for order in it.shim.drained] == [True, False]
 

@@ -17,8 +17,8 @@ from controller.nodes.strays import StrayTasks
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from fairlead.wire.shim import AllocationInfo, Event, EventType, Fence, Health, TaskInfo
 from shim.client import ShimUnavailable
-from shim.schemas import AllocationInfo, Event, EventType, Fence, Health, TaskInfo
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.node import FakeLink, FakeShim
@@ -50,7 +50,7 @@ class Listener:
         await self._strays.release_idle(connection)
 
 
-class NotingTurns(RunPipeline):
+class NotingPipeline(RunPipeline):
     """Decides like the real ones, and notes what was posted."""
 
     posted: list[reports.Report]
@@ -80,22 +80,22 @@ class World:
         self.chance: Chance = steady_chance()
         store = MemoryStore(database)
         self.store = store
-        self.turns = NotingTurns(store, self.clock, self.chance, JobSubmittedPipeline(Ids()))
-        self.turns.posted = []
-        self.turns.restore(states, [node, a_node("n2", status=NodeStatus.CONNECTING)])
+        self.pipeline = NotingPipeline(store, self.clock, self.chance, JobSubmittedPipeline(Ids()))
+        self.pipeline.posted = []
+        self.pipeline.restore(states, [node, a_node("n2", status=NodeStatus.CONNECTING)])
         for state in states:
             database.runs[state.run.id] = state
         self.collected: list[str] = []
         self.collected_outputs: list[str] = []
         self.full: OSError | None = None
         self.strays = StrayTasks(
-            self.turns, store, FENCE, self._collect, self._collect_outputs, restored=restored
+            self.pipeline, store, FENCE, self._collect, self._collect_outputs, restored=restored
         )
         self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,
             self._make_link,
-            self.turns,
+            self.pipeline,
             self.listener,
             self.clock,
             self.chance,
@@ -114,7 +114,7 @@ class World:
         self.collected_outputs.append(context.attempt.id)
 
     async def _collect(self, context: AttemptContext, connection: NodeConnection) -> None:
-        assert context.attempt.container_gone
+        assert context.attempt.seen.container_gone
         assert context.attempt.id in self.shim.listing, "a log is read before its task is removed"
         if self.full is not None:
             raise self.full
@@ -126,10 +126,10 @@ class World:
 
     @property
     def node(self) -> Node:
-        return self.turns.nodes["n1"]
+        return self.pipeline.nodes["n1"]
 
     def run(self, state: RunState) -> RunState:
-        return self.turns.runs.get(state.run.id) or self.database.runs[state.run.id]
+        return self.pipeline.runs.get(state.run.id) or self.database.runs[state.run.id]
 
     async def connected(self, times: int = 1) -> None:
         await eventually(lambda: self.listener.connections >= times)
@@ -154,7 +154,7 @@ async def world(
     it = World(MemoryDatabase(), node, *states, restored=restored, failure=failure)
     before(it)
     await it.store.open()
-    tasks = [asyncio.create_task(it.turns.run()), asyncio.create_task(it.session.run())]
+    tasks = [asyncio.create_task(it.pipeline.run()), asyncio.create_task(it.session.run())]
     try:
         yield it
     finally:

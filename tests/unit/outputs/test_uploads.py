@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.object_storage import BucketUrlInvalid
 from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.store import OutputStore, StoredOutputs, WaitingOutputs
 from controller.outputs.uploads import OutputUploads
+from fairlead.wire.bucket_urls import BucketUrlInvalid
 from tests.support.object_storage import KEYS, ObjectStorage, object_storage
 from tests.support.waiting import eventually
 from tests.unit.pipelines.test_output_collecting import a_tar, about

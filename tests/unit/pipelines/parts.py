@@ -1,4 +1,4 @@
-"""Runs in any stage, and a `Turns` that only notes what is posted."""
+"""Runs in any stage, and a pipeline that only notes what is posted."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedJob, new_run
-from controller.pipelines.cluster import Clusters
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from shim.schemas import TaskInfo, TaskStatus, TaskTimes
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.wire.shim import TaskInfo, TaskStatus, TaskTimes
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
+from tests.support.attempts import attempt_with
 
 SOCKET = "/tasks/t/runner.sock"
 
@@ -49,7 +50,7 @@ ALONE = Clusters({}, b"")
 """For jobs that know of no other nodes."""
 
 
-class NotedTurns(RunPipeline):
+class NotedPipeline(RunPipeline):
     """Decides nothing; `posted` is what performers and sessions have reported."""
 
     def __init__(self, *states: RunState) -> None:
@@ -100,7 +101,7 @@ def placed(
         "container_started_at": NOW if began else None,
         "runner_socket": SOCKET if began else None,
     }
-    attempt = msgspec.structs.replace(job.attempts[0], status=status, **{**facts, **changes})
+    attempt = attempt_with(job.attempts[0], status=status, **{**facts, **changes})
     return RunState(
         run=msgspec.structs.replace(
             state.run, status=_RUN_STATUS.get(status, RunStatus.RUNNING), version=1

@@ -10,15 +10,16 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AttemptStatus
 from controller.logs.store import LogStore
-from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.to_node import RetryLater
-from runner.schemas.frames import Decoder, Frame, Stream, encode
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.frames import Decoder, Frame, Stream, encode
+from fairlead.wire.shim import Notice, TaskInfo, TaskStatus, TaskTimes
 from shim.client import ShimError
-from shim.schemas import Notice, TaskInfo, TaskStatus, TaskTimes
 from tests.doubles.node import FakeConnection, FakeShim
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed
+from tests.support.attempts import attempt_with
+from tests.unit.pipelines.parts import NotedPipeline, attempt_of, context_of, placed
 
 LOST = Notice(id="GPU-0:xid-79", at=5.0, text="[gpu-health] GPU 0: XID 79")
 LINE = b"[gpu-health] GPU 0: XID 79\n"
@@ -70,7 +71,7 @@ async def test_a_fault_that_the_runner_was_never_told_is_added_at_the_end(
     logs: LogStore, on_gpu: RunState
 ) -> None:
     node = node_with(on_gpu, [OUTPUT], LOST)
-    await LogCollector(NotedTurns(), logs)(context_of(on_gpu), node)
+    await LogCollector(NotedPipeline(), logs)(context_of(on_gpu), node)
     assert await stored(logs, on_gpu) == [(Stream.STDOUT, b"out\n"), (Stream.SYSTEM, LINE)]
     assert await logs.is_complete(attempt_of(on_gpu).id)
 
@@ -80,7 +81,7 @@ async def test_a_fault_that_is_in_the_log_is_not_told_twice(
 ) -> None:
     told = Frame(4, 2, Stream.SYSTEM, LINE)
     node = node_with(on_gpu, [OUTPUT, told, Frame(told.end, 3, Stream.STDOUT, b"more\n")], LOST)
-    await LogCollector(NotedTurns(), logs)(context_of(on_gpu), node)
+    await LogCollector(NotedPipeline(), logs)(context_of(on_gpu), node)
     assert [text for _, text in await stored(logs, on_gpu)] == [b"out\n", LINE, b"more\n"]
 
 
@@ -88,7 +89,7 @@ async def test_an_unfinished_line_is_ended_first_and_a_repeated_look_adds_nothin
     logs: LogStore, on_gpu: RunState
 ) -> None:
     node = node_with(on_gpu, [Frame(0, 1, Stream.STDOUT, b"cut")], LOST)
-    collect = LogCollector(NotedTurns(), logs)
+    collect = LogCollector(NotedPipeline(), logs)
     await collect(context_of(on_gpu), node)
     (logs.folder_of(attempt_of(on_gpu).id) / "complete").unlink()  # killed just before it
     await node.the_runner.stop()  # its job has ended, and its log with it
@@ -107,13 +108,13 @@ async def test_a_shim_that_cannot_say_now_is_asked_again(logs: LogStore, on_gpu:
     node.shim.log = well.log
     node.shim.listing.update(well.listing)
     with pytest.raises(RetryLater):
-        await LogCollector(NotedTurns(), logs)(context_of(on_gpu), node)
+        await LogCollector(NotedPipeline(), logs)(context_of(on_gpu), node)
     assert not await logs.is_complete(attempt_of(on_gpu).id)
 
 
 async def test_without_a_gpu_nobody_is_asked(logs: LogStore, on_gpu: RunState) -> None:
-    attempt = msgspec.structs.replace(attempt_of(on_gpu), gpus=())
+    attempt = attempt_with(attempt_of(on_gpu), gpus=())
     node = node_with(on_gpu, [OUTPUT], LOST)
     context = msgspec.structs.replace(context_of(on_gpu), attempt=attempt)
-    await LogCollector(NotedTurns(), logs)(context, node)
+    await LogCollector(NotedPipeline(), logs)(context, node)
     assert await stored(logs, on_gpu) == [(Stream.STDOUT, b"out\n")]

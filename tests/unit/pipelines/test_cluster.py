@@ -13,7 +13,6 @@ import pytest
 
 from controller.lifecycle.model import (
     Allocation,
-    Attempt,
     Group,
     Job,
     JobSpec,
@@ -24,17 +23,20 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import TaskSeen
-from controller.lifecycle.services.policy import ReplicaGroup, Serves, ServicePolicy
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.pipelines import cluster, from_node, to_node
-from controller.pipelines.cluster import Clusters, cluster_key, secret_of
+from controller.lifecycle.runs.submission import new_run
+from controller.pipelines import from_node, to_node
+from controller.pipelines.performers import cluster
+from controller.pipelines.performers.cluster import Clusters, cluster_key, secret_of
 from controller.pipelines.to_node import AttemptContext, RetryLater
-from runner.schemas import ClusterInfo
+from fairlead.model.reasons import Reason
+from fairlead.model.service import ReplicaGroup, Serves, ServicePolicy
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState, AttemptStatus
+from fairlead.wire.runner import ClusterInfo
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
+from tests.support.attempts import attempt_with
 from tests.unit.lifecycle.play import Play
 from tests.unit.pipelines.parts import Ids, task_of
 
@@ -118,7 +120,7 @@ def a_gang(nodes: int = 3, size: int = 3) -> RunState:
 
 def replace_last(state: RunState, index: int, **changes: Any) -> RunState:
     def changed(job: Job) -> Job:
-        last: Attempt = msgspec.structs.replace(job.attempts[-1], **changes)
+        last = attempt_with(job.attempts[-1], **changes)
         return msgspec.structs.replace(job, attempts=(*job.attempts[:-1], last))
 
     jobs = tuple(changed(job) if job.index == index else job for job in state.jobs)
@@ -301,6 +303,18 @@ def test_a_forged_address_of_a_task_reaches_no_other_task(forged: str | None) ->
         report.address
         for address in (forged, "172.30.252.2")
         for report in from_node.task_reports(msgspec.structs.replace(seen, address=address))
+        if isinstance(report, TaskSeen)
+    ]
+    assert told == [None, "172.30.252.2"]
+
+
+@pytest.mark.parametrize("forged", ["10.0.0.1\n ProxyCommand sh", "gpu-1", ""])
+def test_a_forged_host_of_ssh_reaches_no_users_configuration(forged: str) -> None:
+    seen = task_of(sharing("n1"))
+    told = [
+        report.ssh_host
+        for host in (forged, "172.30.252.2")
+        for report in from_node.task_reports(msgspec.structs.replace(seen, ssh_host=host))
         if isinstance(report, TaskSeen)
     ]
     assert told == [None, "172.30.252.2"]

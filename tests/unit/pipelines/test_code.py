@@ -12,17 +12,17 @@ import pytest
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import JobRepo
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import to_node
-from controller.pipelines.job_running import JobStarter
+from controller.pipelines.performers.job_running import JobStarter
 from controller.pipelines.to_node import AttemptContext
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.runner import Files, RepoCredentials
 from runner.client import RunnerUnavailable
-from runner.schemas import Files, RepoCredentials
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection
 from tests.doubles.secrets import NO_SECRETS
-from tests.unit.pipelines.parts import ALONE, NotedTurns, context_of, placed
+from tests.unit.pipelines.parts import ALONE, NotedPipeline, context_of, placed
 
 BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
 DIFF, ARCHIVE = BLOBS
@@ -51,17 +51,17 @@ async def blobs(tmp_path: Path) -> BlobStore:
 
 
 async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> None:
-    node, turns = FakeConnection(), NotedTurns()
+    node, pipeline = FakeConnection(), NotedPipeline()
     context = a_context()
-    await JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)(context, node)
+    await JobStarter(pipeline, ManualClock(), blobs, ALONE, NO_SECRETS)(context, node)
     assert node.the_runner.asked == ["start", "put_code", "put_code", "run"]
     assert node.the_runner.code == BLOBS
-    assert isinstance(turns.posted[0], reports.RunnerStarted)
+    assert isinstance(pipeline.posted[0], reports.RunnerStarted)
 
 
 async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
-    node, turns = FakeConnection(), NotedTurns()
-    starter = JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)
+    node, pipeline = FakeConnection(), NotedPipeline()
+    starter = JobStarter(pipeline, ManualClock(), blobs, ALONE, NO_SECRETS)
     context = a_context()
     node.the_runner.failures = [None, None, RunnerUnavailable("cut")]
     with pytest.raises(RunnerUnavailable):
@@ -73,12 +73,12 @@ async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
 
 
 async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
-    node, turns = FakeConnection(), NotedTurns()
+    node, pipeline = FakeConnection(), NotedPipeline()
     context = a_context()
-    await JobStarter(turns, ManualClock(), BlobStore(tmp_path / "empty"), ALONE, NO_SECRETS)(
+    await JobStarter(pipeline, ManualClock(), BlobStore(tmp_path / "empty"), ALONE, NO_SECRETS)(
         context, node
     )
-    (exited,) = turns.posted
+    (exited,) = pipeline.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR
     assert "apply it again" in (exited.message or "")

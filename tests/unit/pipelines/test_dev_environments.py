@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.dev_environment import DevEnvironment, Ide
-from controller.lifecycle.inactivity import LONGEST_GAP, Look
+from controller.lifecycle.attempts.inactivity import MAX_GAP, Look
 from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import InactivitySeen, Report
-from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.dev_environments import UseWatcher, look_at
+from controller.pipelines.performers.dev_environments import UseWatcher, look_at
 from controller.traffic.statistics import GroupStatistics, Traffic
-from runner.schemas import JobMetrics
+from fairlead.model.dev_environment import DevEnvironment, Ide
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.runner import JobMetrics
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import USED, FakeConnection
-from tests.unit.pipelines.parts import NotedTurns, context_of, placed
+from tests.unit.pipelines.parts import NotedPipeline, context_of, placed
 
 LIMIT = 0.04
 DESK = DevEnvironment(ide=Ide.VSCODE, folder="/", inactivity_duration=LIMIT)
 NOTES = DevEnvironment(ide=Ide.JUPYTER, folder="/")
 
 
-class TellingTurns(NotedTurns):
+class TellingPipeline(NotedPipeline):
     """`told` is set with the first report."""
 
     def __init__(self, *states: RunState) -> None:
@@ -75,15 +75,15 @@ def desk(wanted: DevEnvironment = DESK, **seen: Any) -> RunState:
 
 async def first_report(state: RunState) -> InactivitySeen:
     """Return what a controller that has just started reports first, with nobody there."""
-    turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
+    pipeline, clock, node = TellingPipeline(state), ManualClock(), FakeConnection()
     node.the_runner.used = used(0)
     watching = asyncio.create_task(
-        UseWatcher(turns, Traffic(clock.now), clock)(context_of(state), node)
+        UseWatcher(pipeline, Traffic(clock.now), clock)(context_of(state), node)
     )
     async with asyncio.timeout(10):
-        await turns.told.wait()
+        await pipeline.told.wait()
     watching.cancel()
-    report = turns.posted[0]
+    report = pipeline.posted[0]
     assert isinstance(report, InactivitySeen)
     return report
 
@@ -91,8 +91,8 @@ async def first_report(state: RunState) -> InactivitySeen:
 @pytest.mark.parametrize(
     ("ide", "gap", "goes_on"),
     [
-        (Ide.VSCODE, LONGEST_GAP, True),
-        (Ide.VSCODE, LONGEST_GAP + 1, False),
+        (Ide.VSCODE, MAX_GAP, True),
+        (Ide.VSCODE, MAX_GAP + 1, False),
         (Ide.JUPYTER, 1.0, False),
     ],
 )
@@ -109,17 +109,17 @@ async def test_after_a_restart_the_count_goes_on_unless_a_use_may_be_unknown(
 
 async def test_one_that_is_not_in_use_is_reported_and_warned_before_its_end() -> None:
     state = desk()
-    turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
+    pipeline, clock, node = TellingPipeline(state), ManualClock(), FakeConnection()
     node.the_runner.used = used(0)
-    watcher = UseWatcher(turns, Traffic(clock.now), clock)
+    watcher = UseWatcher(pipeline, Traffic(clock.now), clock)
     watching = asyncio.create_task(watcher(context_of(state), node))
     async with asyncio.timeout(10):
-        await turns.told.wait()
+        await pipeline.told.wait()
         clock.time += LIMIT * 0.75
         await node.the_runner.noticed.wait()
     watching.cancel()
 
-    first = turns.posted[0]
+    first = pipeline.posted[0]
     assert isinstance(first, InactivitySeen)
     assert (first.at, first.idle_since) == (NOW, NOW)
     assert "without an SSH session" in node.the_runner.notices[0][1]

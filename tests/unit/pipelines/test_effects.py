@@ -15,17 +15,18 @@ import pytest
 
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AttemptStatus
 from controller.links.base import NodeConnection
 from controller.logs.store import LogStore
 from controller.nodes.manager import NodeManager
 from controller.pipelines import effects
 from controller.pipelines.effects import EffectRunner, Performer
 from controller.pipelines.to_node import AttemptContext, RetryLater
+from fairlead.model.statuses import AttemptStatus
 from shim.client import ShimUnavailable
 from tests.doubles.clock import ManualClock
+from tests.support.attempts import attempt_with
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, steady_chance
+from tests.unit.pipelines.parts import NotedPipeline, attempt_of, placed, steady_chance
 
 
 class FakeNodes:
@@ -70,12 +71,12 @@ class Scripted:
 class World:
     def __init__(self, state: RunState, folder: Path) -> None:
         self.state = state
-        self.turns = NotedTurns(state)
+        self.pipeline = NotedPipeline(state)
         self.nodes = FakeNodes()
         self.logs = LogStore(folder)
         self.scripts = {kind: Scripted() for kind in EffectKind}
         self.runner = EffectRunner(
-            self.turns,
+            self.pipeline,
             cast(NodeManager, self.nodes),
             self.logs,
             cast(Mapping[EffectKind, Performer], self.scripts),
@@ -86,12 +87,10 @@ class World:
     def commit(self, status: AttemptStatus | None = None, **changes: Any) -> None:
         """The turn's message after a commit that changed the attempt like this."""
         job = self.state.jobs[0]
-        attempt = msgspec.structs.replace(
-            job.attempts[0], **({"status": status} if status else {}), **changes
-        )
+        attempt = attempt_with(job.attempts[0], **({"status": status} if status else {}), **changes)
         jobs = (msgspec.structs.replace(job, attempts=(attempt,)),)
         self.state = msgspec.structs.replace(self.state, jobs=jobs)
-        self.turns.runs[self.state.run.id] = self.state
+        self.pipeline.runs[self.state.run.id] = self.state
         self.runner.committed([self.state])
 
     def begun(self, kind: EffectKind) -> int:
@@ -182,7 +181,7 @@ async def test_a_failed_effect_is_tried_again_until_it_works(
 async def test_an_effect_that_is_refused_again_and_again_is_told_once_for_each_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(effects, "MAX_WAIT_SECONDS", 0.001)
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
         busy = [RetryLater("busy") for _ in range(effects.REFUSALS_UNTOLD + 3)]
@@ -201,7 +200,7 @@ async def test_a_commit_cuts_the_wait_for_the_next_try_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "FIRST_WAIT_SECONDS", 3600.0)
-    monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(effects, "MAX_WAIT_SECONDS", 3600.0)
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
         submit.failures = [RetryLater("not yet")]
@@ -273,7 +272,7 @@ async def test_only_some_of_thousands_of_jobs_begin_at_once_and_ends_do_not_wait
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
         for state in (*many, ending):
-            it.turns.runs[state.run.id] = state
+            it.pipeline.runs[state.run.id] = state
         it.runner.committed([*many, ending])
         await eventually(lambda: it.begun(EffectKind.TERMINATE_TASK))
         assert len(submit.begun) == effects.BEGUN_AT_ONCE
@@ -288,7 +287,7 @@ async def test_a_beginning_that_takes_long_keeps_nobody_else_from_his(
     many = [placed(AttemptStatus.PROVISIONING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
-        it.turns.runs.update({state.run.id: state for state in many})
+        it.pipeline.runs.update({state.run.id: state for state in many})
         it.runner.committed(many)
         await eventually(lambda: len(submit.begun) == len(many))
         assert submit.finished == 0
@@ -300,7 +299,7 @@ async def test_an_effect_as_long_as_its_job_keeps_others_from_beginning_only_for
     monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)
     many = [placed(AttemptStatus.RUNNING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
     async with world(AttemptStatus.RUNNING, tmp_path) as it:
-        it.turns.runs.update({state.run.id: state for state in many})
+        it.pipeline.runs.update({state.run.id: state for state in many})
         it.runner.committed(many)
         await eventually(lambda: it.begun(EffectKind.FOLLOW_RUNNER) == len(many))
         await eventually(lambda: it.begun(EffectKind.COLLECT_LOGS) == len(many))

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
-from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.reports import CompleteRequested, StopRequested
-from controller.lifecycle.statuses import RunStatus
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.pipelines.live_state import ParentGone, Watchers
 from controller.pipelines.run_pipeline import RunPipeline
+from fairlead.model.reasons import RunReason
+from fairlead.model.statuses import RunStatus
 from tests.doubles.clock import NOW
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
@@ -25,9 +25,9 @@ _ids = Ids()
 
 
 @pytest.fixture
-async def turns(database: Kept) -> AsyncIterator[RunPipeline]:
-    async with working(database) as (turns, _, _loop):
-        yield turns
+async def pipeline(database: Kept) -> AsyncIterator[RunPipeline]:
+    async with working(database) as (pipeline, _, _loop):
+        yield pipeline
 
 
 def child_of(parent: RunState, name: str = "child", **policy: object) -> RunState:
@@ -43,14 +43,14 @@ def _stop(state: RunState) -> StopRequested:
 async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped(
     database: Kept,
 ) -> None:
-    async with working(database) as (turns, _, _loop):
+    async with working(database) as (pipeline, _, _loop):
         parent = submitted("parent")
         child = child_of(parent)
         grandchild = child_of(child, "grandchild")
         for state in (parent, child, grandchild):
-            await turns.admit(state)
-        await turns.report(_stop(parent))
-        assert turns.runs == {}
+            await pipeline.admit(state)
+        await pipeline.report(_stop(parent))
+        assert pipeline.runs == {}
     ended = [database.runs[state.run.id].run for state in (child, grandchild)]
     assert [run.reason for run in ended] == [RunReason.STOPPED_BY_USER] * 2
     assert [run.message for run in ended] == [
@@ -59,41 +59,43 @@ async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped(
     ]
 
 
-async def test_children_of_a_parent_that_is_done_go_on(turns: RunPipeline) -> None:
+async def test_children_of_a_parent_that_is_done_go_on(pipeline: RunPipeline) -> None:
     parent = submitted("parent")
-    await turns.admit(parent)
-    await turns.admit(child := child_of(parent))
-    await turns.report(CompleteRequested(run_id=parent.run.id, by="ann"))
-    assert list(turns.runs) == [child.run.id]
-    assert turns.runs[child.run.id].run.status is RunStatus.SUBMITTED
+    await pipeline.admit(parent)
+    await pipeline.admit(child := child_of(parent))
+    await pipeline.report(CompleteRequested(run_id=parent.run.id, by="ann"))
+    assert list(pipeline.runs) == [child.run.id]
+    assert pipeline.runs[child.run.id].run.status is RunStatus.SUBMITTED
 
 
-async def test_a_child_that_is_to_be_kept_goes_on(turns: RunPipeline) -> None:
+async def test_a_child_that_is_to_be_kept_goes_on(pipeline: RunPipeline) -> None:
     parent = submitted("parent")
-    await turns.admit(parent)
-    await turns.admit(child := child_of(parent, on_parent_end=OnParentEnd.KEEP))
-    await turns.report(_stop(parent))
-    assert list(turns.runs) == [child.run.id]
+    await pipeline.admit(parent)
+    await pipeline.admit(child := child_of(parent, on_parent_end=OnParentEnd.KEEP))
+    await pipeline.report(_stop(parent))
+    assert list(pipeline.runs) == [child.run.id]
 
 
-async def test_a_run_whose_parent_is_not_live_is_not_admitted(turns: RunPipeline) -> None:
+async def test_a_run_whose_parent_is_not_live_is_not_admitted(pipeline: RunPipeline) -> None:
     orphan = child_of(submitted("parent"))
     with pytest.raises(ParentGone):
-        await turns.admit(orphan)
-    assert turns.live_run_named("child") is None
+        await pipeline.admit(orphan)
+    assert pipeline.live_run_named("child") is None
 
 
 async def test_children_are_known_after_a_restart(database: Kept) -> None:
-    async with working(database) as (turns, _, _loop):
-        await turns.admit(parent := submitted("parent"))
-        await turns.admit(child_of(parent))
-    async with working(database) as (turns, _, _loop):
-        await turns.settled()
-        await turns.report(_stop(parent))
-        assert turns.runs == {}
+    async with working(database) as (pipeline, _, _loop):
+        await pipeline.admit(parent := submitted("parent"))
+        await pipeline.admit(child_of(parent))
+    async with working(database) as (pipeline, _, _loop):
+        await pipeline.settled()
+        await pipeline.report(_stop(parent))
+        assert pipeline.runs == {}
 
 
-async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(turns: RunPipeline) -> None:
+async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(
+    pipeline: RunPipeline,
+) -> None:
     schedule = ("0 8 * * *", "30 7 * * *")
     state = new_run(
         name="nightly",
@@ -103,8 +105,8 @@ async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(turns: Run
         new_id=_ids,
         policy=RunPolicy(schedule=schedule),
     )
-    await turns.admit(state)
-    run = turns.runs[state.run.id].run
+    await pipeline.admit(state)
+    run = pipeline.runs[state.run.id].run
     assert run.status is RunStatus.PENDING
     assert run.next_triggered_at == next_trigger(schedule, NOW)
 

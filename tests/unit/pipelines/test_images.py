@@ -6,15 +6,12 @@ import msgspec
 
 from controller.lifecycle import reports
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.facts import apply
-from controller.lifecycle.model import (
-    Attempt,
-    JobSpec,
-    RunState,
-)
-from controller.lifecycle.statuses import AttemptStatus
+from controller.lifecycle.intake.facts import apply
+from controller.lifecycle.model import JobSpec, RunState
 from controller.pipelines import from_node, to_node
-from shim.schemas import ContainerOptions, Ulimit, VolumeKind, VolumeMount
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import ContainerOptions, Ulimit, VolumeKind, VolumeMount
+from tests.support.attempts import attempt_with
 from tests.unit.pipelines.parts import attempt_of, context_of, placed, task_of
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -29,7 +26,7 @@ def with_spec(state: RunState, **changes: object) -> RunState:
 def second_attempt(occurrence: int = 1, **first: object) -> RunState:
     state = placed(AttemptStatus.PROVISIONING, occurrence=occurrence)
     job, last = state.jobs[0], attempt_of(state)
-    earlier: Attempt = msgspec.structs.replace(last, id="e" * 16, number=0, occurrence=1, **first)
+    earlier = attempt_with(last, id="e" * 16, number=0, occurrence=1, **first)
     later = msgspec.structs.replace(last, number=1)
     jobs = (msgspec.structs.replace(job, attempts=(earlier, later)),)
     return msgspec.structs.replace(state, jobs=jobs)
@@ -41,7 +38,7 @@ def test_the_nodes_word_about_the_image_is_kept_with_the_attempt() -> None:
     assert isinstance(seen, reports.TaskSeen)
     draft = Draft(state, 0.0, new_id=lambda: "x", jitter=lambda: 0.0)
     apply(draft, [seen])
-    assert draft.jobs[0].attempts[0].image_digest == DIGEST
+    assert draft.jobs[0].attempts[0].task.image_digest == DIGEST
 
 
 def test_a_first_attempt_takes_what_the_tag_says() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.job_running import JobInterrupter
+from controller.pipelines.performers.job_running import JobInterrupter
 from controller.pipelines.to_node import RetryLater
+from fairlead.model.statuses import AttemptStatus
 from runner.client import RunnerError
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection

@@ -10,20 +10,21 @@ import pytest
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AttemptStatus
 from controller.logs.store import LogStore
-from controller.pipelines import log_collection
-from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.performers import log_collection
+from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.to_node import RetryLater
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.frames import Decoder, Frame, Stream, encode
+from fairlead.wire.runner import ExitRecord
+from fairlead.wire.shim import Fence
 from runner.client import RunnerError, RunnerUnavailable
-from runner.schemas import ExitRecord
-from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError
-from shim.schemas import Fence
 from tests.doubles.clock import NOW
 from tests.doubles.node import FakeConnection
+from tests.support.attempts import attempt_with
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed, task_of
+from tests.unit.pipelines.parts import NotedPipeline, attempt_of, context_of, placed, task_of
 
 FENCE = Fence(1, 7)
 NO_BLOBS = BlobStore(Path("/nonexistent"))
@@ -45,13 +46,13 @@ async def stored(logs: LogStore, state: RunState) -> bytes:
 async def test_a_log_is_stored_acknowledged_and_complete(
     node: FakeConnection, logs: LogStore
 ) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
     node.the_runner.log = [frame(0) + frame(1)[:9], frame(1)[9:], frame(2)]
-    await LogCollector(turns, logs)(context_of(state), node)
+    await LogCollector(pipeline, logs)(context_of(state), node)
     assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
     assert node.the_runner.acked == [30]
     assert await logs.is_complete(attempt_of(state).id)
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+    assert [type(report) for report in pipeline.posted] == [reports.LogsComplete]
 
 
 async def test_durable_bytes_are_acknowledged_while_the_job_still_runs(
@@ -61,7 +62,7 @@ async def test_durable_bytes_are_acknowledged_while_the_job_still_runs(
     monkeypatch.setattr(log_collection, "LATE_SECONDS", 0.0)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
-    await LogCollector(NotedTurns(), logs)(context_of(state), node)
+    await LogCollector(NotedPipeline(), logs)(context_of(state), node)
     assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (10, 20)
 
 
@@ -100,13 +101,13 @@ async def test_little_waits_for_its_acknowledgement_until_it_is_much(
     monkeypatch.setattr(log_collection, "MUCH_BYTES", 20)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), frame(1), node.the_runner.acknowledged, frame(2)]
-    await LogCollector(NotedTurns(), logs)(context_of(state), node)
+    await LogCollector(NotedPipeline(), logs)(context_of(state), node)
     assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (20, 30)
 
 
 async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: LogStore) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
+    collect = LogCollector(pipeline, logs)
     node.the_runner.log = [frame(0), frame(1) + frame(2)[:15], RunnerUnavailable("cut")]
     with pytest.raises(RunnerUnavailable):
         await collect(context_of(state), node)
@@ -122,8 +123,8 @@ async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: Lo
 async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
     node: FakeConnection, logs: LogStore, failure: RunnerError | bytes
 ) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
+    collect = LogCollector(pipeline, logs)
     node.the_runner.log = [frame(0), failure]
     with pytest.raises(RetryLater):
         await collect(context_of(state), node)
@@ -135,26 +136,26 @@ async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
 async def test_a_log_that_cannot_be_acknowledged_is_not_called_complete(
     node: FakeConnection, logs: LogStore
 ) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
     node.the_runner.log = [frame(0)]
     node.the_runner.ack_failure = RunnerUnavailable("cut")
     with pytest.raises(RunnerUnavailable):
-        await LogCollector(turns, logs)(context_of(state), node)
+        await LogCollector(pipeline, logs)(context_of(state), node)
     assert not await logs.is_complete(attempt_of(state).id)
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gone(
     node: FakeConnection, logs: LogStore
 ) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
+    collect = LogCollector(pipeline, logs)
     node.the_runner.log = [frame(0), frame(1), RunnerUnavailable("gone")]
     with pytest.raises(RunnerUnavailable):
         await collect(context_of(state), node)
     gone = context_of(placed(AttemptStatus.TERMINATING))
     gone = msgspec.structs.replace(
-        gone, attempt=msgspec.structs.replace(attempt_of(state), container_gone=True)
+        gone, attempt=attempt_with(attempt_of(state), container_gone=True)
     )
     node.shim.listing[attempt_of(state).id] = task_of(state)
     node.shim.log = [frame(0) + frame(1) + frame(2)[:5], frame(2)[5:] + b"FLOG torn"]
@@ -167,26 +168,26 @@ async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gon
 async def test_a_log_that_the_job_damaged_is_complete_up_to_there(
     node: FakeConnection, logs: LogStore
 ) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    state, pipeline = placed(AttemptStatus.TERMINATING, container_gone=True), NotedPipeline()
     node.shim.listing[attempt_of(state).id] = task_of(state)
     node.shim.log = [frame(0) + b"\0" * 64 + frame(1)]
-    await LogCollector(turns, logs)(context_of(state), node)
+    await LogCollector(pipeline, logs)(context_of(state), node)
     assert await stored(logs, state) == b"line 0000\n"
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+    assert [type(report) for report in pipeline.posted] == [reports.LogsComplete]
 
 
 async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
     node: FakeConnection, logs: LogStore
 ) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    await LogCollector(turns, logs)(context_of(state), node)
-    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+    state, pipeline = placed(AttemptStatus.TERMINATING, container_gone=True), NotedPipeline()
+    await LogCollector(pipeline, logs)(context_of(state), node)
+    assert [type(report) for report in pipeline.posted] == [reports.TaskMissing]
     assert not await logs.is_complete(attempt_of(state).id)
 
 
 async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs: LogStore) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    state, pipeline = placed(AttemptStatus.TERMINATING, container_gone=True), NotedPipeline()
     await logs.complete(attempt_of(state).id)
-    await LogCollector(turns, logs)(context_of(state), node)
+    await LogCollector(pipeline, logs)(context_of(state), node)
     assert (node.shim.log_offsets, node.the_runner.log_offsets) == ([], [])
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+    assert [type(report) for report in pipeline.posted] == [reports.LogsComplete]

@@ -12,14 +12,14 @@ import pytest
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
-from controller.lifecycle.statuses import AttemptStatus
 from controller.outputs.store import OutputsDamaged, OutputStore
-from controller.pipelines.output_collection import OutputCollector
+from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import OutputsAbout, PullProgress, TaskStatus
 from shim.client import ShimUnavailable
-from shim.schemas import OutputsAbout, PullProgress, TaskStatus
 from tests.doubles.node import FakeConnection
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, context_of, placed, task_of
+from tests.unit.pipelines.parts import NotedPipeline, attempt_of, context_of, placed, task_of
 
 STATE = placed(AttemptStatus.TERMINATING, container_gone=True, has_outputs=True)
 ATTEMPT = attempt_of(STATE).id
@@ -58,10 +58,10 @@ def about(data: bytes, *, files: int = 1, size: int = 0, left_out: int = 0) -> O
 async def test_outputs_are_stored_whole_and_then_reported(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns, data = NotedTurns(), a_tar(a=b"12345", b__c=b"678")
+    pipeline, data = NotedPipeline(), a_tar(a=b"12345", b__c=b"678")
     node.shim.outputs_about, node.shim.output_pieces = about(data, left_out=2), [data]
-    await OutputCollector(turns, outputs, {})(context_of(STATE), node)
-    (told,) = turns.posted
+    await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
+    (told,) = pipeline.posted
     assert isinstance(told, reports.OutputsCollected)
     assert told.outputs == CollectedOutputs(files=2, size=8, left_out=2)
     assert await asyncio.to_thread(outputs.archive(ATTEMPT).read_bytes) == data
@@ -87,7 +87,7 @@ async def test_progress_is_told_now_and_then_and_not_after_the_end(
     data, mib = a_tar(a=bytes(20 << 20)), 1 << 20
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data[at : at + mib] for at in range(0, len(data), mib)]
-    await OutputCollector(NotedTurns(), outputs, told)(context_of(STATE), node)
+    await OutputCollector(NotedPipeline(), outputs, told)(context_of(STATE), node)
     await asyncio.to_thread(outputs.close)
     shown = [PullProgress(downloaded=at, total=len(data)) for at in (0, 8 * mib, 16 * mib)]
     assert told.values_told == shown
@@ -97,13 +97,13 @@ async def test_progress_is_told_now_and_then_and_not_after_the_end(
 async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns, data = NotedTurns(), a_tar(a=b"12345")
+    pipeline, data = NotedPipeline(), a_tar(a=b"12345")
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data[:700], ShimUnavailable("cut")]
-    collect = OutputCollector(turns, outputs, {})
+    collect = OutputCollector(pipeline, outputs, {})
     with pytest.raises(ShimUnavailable):
         await collect(context_of(STATE), node)
-    assert turns.posted == []
+    assert pipeline.posted == []
     assert await outputs.find(ATTEMPT) is None
     node.shim.output_pieces = [data[700:]]
     await collect(context_of(STATE), node)
@@ -114,12 +114,12 @@ async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
 async def test_what_is_stored_is_reported_again_without_another_request(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns, data = NotedTurns(), a_tar(a=b"12345")
+    pipeline, data = NotedPipeline(), a_tar(a=b"12345")
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
-    collect = OutputCollector(turns, outputs, {})
+    collect = OutputCollector(pipeline, outputs, {})
     await collect(context_of(STATE), node)
     await collect(context_of(STATE), node)
-    first, second = turns.posted
+    first, second = pipeline.posted
     assert first == second
     assert len(node.shim.output_offsets) == 1
 
@@ -128,11 +128,11 @@ async def test_what_is_stored_is_reported_again_without_another_request(
 async def test_a_tar_with_names_that_lead_out_is_not_kept(
     node: FakeConnection, outputs: OutputStore, name: str
 ) -> None:
-    turns, data = NotedTurns(), a_tar(**{name: b"x"})
+    pipeline, data = NotedPipeline(), a_tar(**{name: b"x"})
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
     with pytest.raises(RetryLater, match="damaged: a name in it leads out of it"):
-        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
-    assert (turns.posted, await outputs.find(ATTEMPT)) == ([], None)
+        await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
+    assert (pipeline.posted, await outputs.find(ATTEMPT)) == ([], None)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../x", "deep/../../x"])
@@ -159,9 +159,9 @@ async def test_links_are_stored_and_one_that_leads_out_is_refused(
 async def test_a_damaged_tar_is_asked_for_from_its_beginning(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns, data = NotedTurns(), b"x" * 2048
+    pipeline, data = NotedPipeline(), b"x" * 2048
     node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
-    collect = OutputCollector(turns, outputs, {})
+    collect = OutputCollector(pipeline, outputs, {})
     for _ in range(2):
         with pytest.raises(RetryLater, match="damaged"):
             await collect(context_of(STATE), node)
@@ -171,22 +171,22 @@ async def test_a_damaged_tar_is_asked_for_from_its_beginning(
 async def test_a_node_that_sends_more_than_it_was_asked_for_fills_no_disk(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns, data = NotedTurns(), a_tar(a=b"1")
+    pipeline, data = NotedPipeline(), a_tar(a=b"1")
     node.shim.outputs_about = about(data)
     node.shim.output_pieces = [data, b"more"]
     with pytest.raises(RetryLater, match="more outputs than it announced"):
-        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
+        await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
     node.shim.outputs_about = OutputsAbout(
         files=1, size=1, left_out=0, left_out_size=0, length=1 << 40
     )
     with pytest.raises(RetryLater, match="more outputs than it was asked for"):
-        await OutputCollector(turns, outputs, {})(context_of(STATE), node)
+        await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
 
 
 async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.listing.clear()
-    await OutputCollector(turns, outputs, {})(context_of(STATE), node)
-    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+    await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
+    assert [type(report) for report in pipeline.posted] == [reports.TaskMissing]

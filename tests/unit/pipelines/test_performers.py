@@ -8,15 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.engine_abilities import EngineAbility
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import Node, RunState
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines import from_node, job_running, to_node
-from controller.pipelines.job_running import JobStarter, RunnerFollower, TaskSubmitter
-from controller.pipelines.job_terminating import (
+from controller.pipelines import from_node, to_node
+from controller.pipelines.performers import job_running
+from controller.pipelines.performers.job_running import JobStarter, RunnerFollower, TaskSubmitter
+from controller.pipelines.performers.job_terminating import (
     LAST_MOMENT,
     AllocationReleaser,
     JobStopper,
@@ -24,10 +22,13 @@ from controller.pipelines.job_terminating import (
     TaskTerminator,
 )
 from controller.pipelines.to_node import RetryLater
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
+from fairlead.wire.shim import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
-from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection, status
 from tests.doubles.secrets import NO_SECRETS, GivenSecrets
@@ -35,7 +36,7 @@ from tests.doubles.shim import node_info
 from tests.unit.pipelines.parts import (
     ALONE,
     SOCKET,
-    NotedTurns,
+    NotedPipeline,
     a_node,
     attempt_of,
     context_of,
@@ -55,12 +56,12 @@ EXIT = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end
 
 async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PROVISIONING)
-    turns = NotedTurns()
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
+    pipeline = NotedPipeline()
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
     (request,) = node.shim.requests
     assert (request.run_id, request.allocation_id) == (state.run.id, state.allocations[0].id)
     assert (request.image, node.shim.fences) == ("busybox", [(FENCE, 0)])
-    assert isinstance(turns.posted[0], reports.TaskAccepted)
+    assert isinstance(pipeline.posted[0], reports.TaskAccepted)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +76,22 @@ async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConne
 async def test_a_refusal_that_can_pass_is_tried_again(
     node: FakeConnection, refusal: ShimError
 ) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = refusal
     with pytest.raises(RetryLater, match=refusal.message):
-        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
             context_of(placed(AttemptStatus.PROVISIONING)), node
         )
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeConnection) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = CONFLICT
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
-    (refused,) = turns.posted
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
 
@@ -98,13 +99,13 @@ async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeCon
 async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
     node: FakeConnection,
 ) -> None:
-    turns = NotedTurns()
-    turns.nodes["n1"] = a_node(draining=True)
+    pipeline = NotedPipeline()
+    pipeline.nodes["n1"] = a_node(draining=True)
     node.shim.refusal = ShimError("draining", "the node is draining", 409)
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
-    (refused,) = turns.posted
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
 
@@ -120,12 +121,12 @@ async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
     node: FakeConnection,
 ) -> None:
     """Its node was silent when the GPU was given to it, and says only now that it is broken."""
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = NOT_OFFERED
     node.shim.info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=False),))
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
-    (refused,) = turns.posted
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not offered)")
 
@@ -133,11 +134,11 @@ async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
 async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_place(
     node: FakeConnection,
 ) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = ShimError("no_capacity", "gpu: G (not on this node)", 409)
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
-    (refused,) = turns.posted
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
 
@@ -147,12 +148,12 @@ async def test_a_job_whose_node_cannot_give_what_it_needs_any_more_loses_its_pla
     node: FakeConnection, code: str
 ) -> None:
     """Its operator said so, or took another engine, after the place was given."""
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = ShimError(code, "(--host-network never)", 409)
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
-    (refused,) = turns.posted
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (
         Reason.INSTANCE_UNREACHABLE,
@@ -174,28 +175,28 @@ async def test_a_job_whose_node_has_room_for_fewer_networks_now_loses_its_place(
     node: FakeConnection,
 ) -> None:
     """Other networks of its engine have taken the addresses meanwhile."""
-    turns = NotedTurns()
-    turns.nodes["n1"] = with_networks(3)
+    pipeline = NotedPipeline()
+    pipeline.nodes["n1"] = with_networks(3)
     node.shim.refusal = FULL
     node.shim.info = msgspec.structs.replace(node.shim.info, networks=2)
-    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+    await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PROVISIONING)), node
     )
-    (refused,) = turns.posted
+    (refused,) = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.INTERRUPTED_BY_NO_CAPACITY, FULL.message)
 
 
 async def test_a_network_that_a_stale_task_still_has_is_waited_for(node: FakeConnection) -> None:
-    turns = NotedTurns()
-    turns.nodes["n1"] = with_networks(2)
+    pipeline = NotedPipeline()
+    pipeline.nodes["n1"] = with_networks(2)
     node.shim.refusal = FULL
     node.shim.info = msgspec.structs.replace(node.shim.info, networks=2)
     with pytest.raises(RetryLater, match="all 2 networks"):
-        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(
             context_of(placed(AttemptStatus.PROVISIONING)), node
         )
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 @pytest.mark.parametrize("reached", [False, True])
@@ -234,6 +235,16 @@ def test_what_a_nodes_engine_cannot_do_is_known(
     assert from_node.capacity(info).engine_lacks == lacks
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"), [("agent", None), ("docker", "no nft"), (None, None), ("a later kind", None)]
+)
+def test_who_connects_containers_is_known_where_the_shim_tells(
+    kind: str | None, why: str | None
+) -> None:
+    capacity = from_node.capacity(node_info(network_kind=kind, network_why=why))
+    assert (capacity.network_kind, capacity.network_why) == (kind, why)
+
+
 @pytest.mark.parametrize(("said", "has"), [(True, True), (False, False), (None, True)])
 def test_infiniband_that_an_older_shim_does_not_tell_counts_as_there(
     said: bool | None, has: bool
@@ -250,14 +261,14 @@ def test_a_nodes_answer_about_its_network_is_known(said: HostNetwork) -> None:
 async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
     node: FakeConnection,
 ) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = NOT_OFFERED
     info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=True, held=True),))
     node.shim.info = info
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
     with pytest.raises(RetryLater, match="not offered"):
-        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
-    assert turns.posted == []
+        await TaskSubmitter(pipeline, FENCE, ALONE, NO_SECRETS)(context_of(state), node)
+    assert pipeline.posted == []
 
 
 def test_credentials_reach_the_request_and_no_text_of_it() -> None:
@@ -287,29 +298,29 @@ STORED = {"PULL": "hunter2", "HF": "canary", "UNUSED": "unused"}
 async def test_stored_secrets_reach_the_pull_and_the_job_that_name_them(
     node: FakeConnection,
 ) -> None:
-    secrets, turns = GivenSecrets(STORED), NotedTurns()
+    secrets, pipeline = GivenSecrets(STORED), NotedPipeline()
     state = naming_secrets(AttemptStatus.PROVISIONING)
-    await TaskSubmitter(turns, FENCE, ALONE, secrets)(context_of(state), node)
+    await TaskSubmitter(pipeline, FENCE, ALONE, secrets)(context_of(state), node)
     (sent,) = node.shim.requests
     assert sent.registry_auth is not None
     assert sent.registry_auth.password == "hunter2"
     assert b"canary" not in msgspec.json.encode(sent)
     state = naming_secrets(AttemptStatus.PULLING)
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
+    await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
     (request,) = node.the_runner.submitted
     assert (request.job.env, request.secrets) == ({"PLAIN": "1"}, {"TOKEN": "canary"})
     assert "canary" in request.masked
     assert b"unused" not in msgspec.json.encode(request)
-    assert "canary" not in repr(turns.posted) + repr(request)
+    assert "canary" not in repr(pipeline.posted) + repr(request)
 
 
 async def test_a_secret_that_was_deleted_ends_the_start_with_its_name(node: FakeConnection) -> None:
-    secrets, turns = GivenSecrets({"PULL": "hunter2"}), NotedTurns()
+    secrets, pipeline = GivenSecrets({"PULL": "hunter2"}), NotedPipeline()
     state = naming_secrets(AttemptStatus.PROVISIONING)
-    await TaskSubmitter(turns, FENCE, ALONE, secrets)(context_of(state), node)
+    await TaskSubmitter(pipeline, FENCE, ALONE, secrets)(context_of(state), node)
     state = naming_secrets(AttemptStatus.PULLING)
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
-    refused, exited = turns.posted
+    await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, secrets)(context_of(state), node)
+    refused, exited = pipeline.posted
     assert isinstance(refused, reports.TaskRefused)
     assert isinstance(exited, reports.RunnerExited)
     assert refused.reason is exited.reason is Reason.SECRET_MISSING
@@ -322,13 +333,13 @@ async def test_a_secret_that_was_deleted_ends_the_start_with_its_name(node: Fake
 
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PULLING)
-    turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context_of(state), node)
+    pipeline = NotedPipeline()
+    await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context_of(state), node)
     assert node.the_runner.asked == ["start"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
     assert (request.job.job_count, request.job.attempt_id) == (1, attempt_of(state).id)
-    (started,) = turns.posted
+    (started,) = pipeline.posted
     assert isinstance(started, reports.RunnerStarted)
     assert started.at == NOW
 
@@ -338,11 +349,11 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
 ) -> None:
     monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
-    turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
+    pipeline = NotedPipeline()
+    await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PULLING)), node
     )
-    assert isinstance(turns.posted[0], reports.RunnerStarted)
+    assert isinstance(pipeline.posted[0], reports.RunnerStarted)
 
 
 async def test_a_runner_that_never_listens_is_unavailable(
@@ -350,21 +361,21 @@ async def test_a_runner_that_never_listens_is_unavailable(
 ) -> None:
     monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("never")] * 1000
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     with pytest.raises(RunnerUnavailable, match="never"):
-        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
+        await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
             context_of(placed(AttemptStatus.PULLING)), node
         )
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
-    turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
+    pipeline = NotedPipeline()
+    await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
         context_of(placed(AttemptStatus.PULLING)), node
     )
-    (exited,) = turns.posted
+    (exited,) = pipeline.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR
     assert "no user ann" in (exited.message or "")
@@ -372,18 +383,18 @@ async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> No
 
 async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     with pytest.raises(RetryLater):
-        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
+        await JobStarter(pipeline, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
             context_of(placed(AttemptStatus.PULLING)), node
         )
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
     context = context_of(placed(AttemptStatus.PULLING, runner_socket=None))
     with pytest.raises(RetryLater, match="no runner yet"):
-        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context, node)
+        await JobStarter(NotedPipeline(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(context, node)
     assert node.the_runner.asked == []
 
 
@@ -396,9 +407,9 @@ async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
         status(RunnerState.SERVING_LOGS, EXIT),
         status(RunnerState.SERVING_LOGS, EXIT),
     ]
-    turns = NotedTurns()
-    await RunnerFollower(turns, ManualClock())(context_of(placed(AttemptStatus.RUNNING)), node)
-    (exited,) = turns.posted
+    pipeline = NotedPipeline()
+    await RunnerFollower(pipeline, ManualClock())(context_of(placed(AttemptStatus.RUNNING)), node)
+    (exited,) = pipeline.posted
     assert isinstance(exited, reports.RunnerExited)
     assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
 
@@ -411,15 +422,15 @@ async def test_the_shim_judges_an_attempt_whose_container_is_being_stopped(
         EXIT, reason="container_exited_with_error", exit_code=143, container_stopped=True
     )
     node.the_runner.statuses = [status(RunnerState.SERVING_LOGS, stopped)]
-    turns = NotedTurns()
-    follow = RunnerFollower(turns, ManualClock())
+    pipeline = NotedPipeline()
+    follow = RunnerFollower(pipeline, ManualClock())
     with pytest.raises(RetryLater, match="the shim's events say why"):
         await follow(context_of(placed(AttemptStatus.RUNNING)), node)
-    assert turns.posted == []
+    assert pipeline.posted == []
     await follow(
         context_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node
     )
-    assert [type(report) for report in turns.posted] == [reports.RunnerExited]
+    assert [type(report) for report in pipeline.posted] == [reports.RunnerExited]
 
 
 def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error() -> None:
@@ -446,7 +457,7 @@ def test_an_exit_record_that_nobody_can_decode_is_none(text: str) -> None:
 async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeConnection) -> None:
     node.the_runner.statuses = [status(RunnerState.RUNNING)]
     with pytest.raises(RetryLater, match="before the job did"):
-        await RunnerFollower(NotedTurns(), ManualClock())(
+        await RunnerFollower(NotedPipeline(), ManualClock())(
             context_of(placed(AttemptStatus.RUNNING)), node
         )
 
@@ -455,18 +466,18 @@ async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
     node: FakeConnection,
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = ManualClock(), NotedTurns()
-    follow = RunnerFollower(turns, clock)
+    clock, pipeline = ManualClock(), NotedPipeline()
+    follow = RunnerFollower(pipeline, clock)
     node.the_runner.statuses = [RunnerUnavailable("gone")]
     for seconds in (0.0, state.run.policy.limits.waiting_runner - 1):
         clock.time = NOW + seconds
         with pytest.raises(RunnerUnavailable):
             await follow(context_of(state), node)
-    assert turns.posted == []
+    assert pipeline.posted == []
     clock.time = NOW + state.run.policy.limits.waiting_runner
     with pytest.raises(RunnerUnavailable):
         await follow(context_of(state), node)
-    assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
+    assert [type(report) for report in pipeline.posted] == [reports.RunnerSilent]
 
 
 class LastWord:
@@ -492,8 +503,8 @@ async def test_the_silence_of_a_runner_counts_from_its_last_word(
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
     assert state.run.policy.limits.waiting_runner == 300.0
-    clock, turns = ManualClock(), NotedTurns()
-    follow = RunnerFollower(turns, clock)
+    clock, pipeline = ManualClock(), NotedPipeline()
+    follow = RunnerFollower(pipeline, clock)
     spoke = LastWord(clock, passed)
     monkeypatch.setattr(node, "runner", lambda path: spoke)
     with pytest.raises(RunnerUnavailable):
@@ -501,37 +512,37 @@ async def test_the_silence_of_a_runner_counts_from_its_last_word(
     monkeypatch.undo()
     node.the_runner.statuses = [RunnerUnavailable("gone")]
     for seconds in (left - 1, 1):
-        assert turns.posted == []
+        assert pipeline.posted == []
         clock.time += seconds
         with pytest.raises(RunnerUnavailable):
             await follow(context_of(state), node)
-    assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
+    assert [type(report) for report in pipeline.posted] == [reports.RunnerSilent]
 
 
 async def test_the_time_without_a_connection_is_no_silence_of_the_runner(
     node: FakeConnection,
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = ManualClock(), NotedTurns()
-    follow = RunnerFollower(turns, clock)
+    clock, pipeline = ManualClock(), NotedPipeline()
+    follow = RunnerFollower(pipeline, clock)
     for connection in (node, FakeConnection()):
         connection.the_runner.statuses = [RunnerUnavailable("cut")]
         with pytest.raises(RunnerUnavailable):
             await follow(context_of(state), connection)
         clock.time += 10_000
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = ManualClock(), NotedTurns()
-    follow = RunnerFollower(turns, clock)
+    clock, pipeline = ManualClock(), NotedPipeline()
+    follow = RunnerFollower(pipeline, clock)
     node.the_runner.statuses = [status(RunnerState.RUNNING), RunnerUnavailable("cut")]
     for _ in range(3):
         with pytest.raises(RunnerUnavailable):
             await follow(context_of(state), node)
         clock.time += 200
-    assert turns.posted == []
+    assert pipeline.posted == []
 
 
 # -- end ---------------------------------------------------------------------------------------
@@ -558,12 +569,12 @@ async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection
 
 async def test_the_shim_ends_the_container_and_is_told_why(node: FakeConnection) -> None:
     state = placed(AttemptStatus.TERMINATING, reason=Reason.ABORTED_BY_USER, message="by ann")
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.listing[attempt_of(state).id] = task_of(state)
-    await TaskTerminator(turns, FENCE)(context_of(state), node)
+    await TaskTerminator(pipeline, FENCE)(context_of(state), node)
     (order,) = node.shim.orders
     assert (order.grace, order.reason, order.message) == (0.0, "aborted_by_user", "by ann")
-    seen = turns.posted[-1]
+    seen = pipeline.posted[-1]
     assert isinstance(seen, reports.TaskSeen)
     assert seen.terminated
 
@@ -588,33 +599,33 @@ async def test_a_job_that_used_its_grace_up_has_a_moment_in_which_its_end_is_not
         remove_at=NOW + grace,
     )
     node.shim.listing[attempt_of(state).id] = task_of(state)
-    await TaskTerminator(NotedTurns(), FENCE)(context_of(state), node)
+    await TaskTerminator(NotedPipeline(), FENCE)(context_of(state), node)
     assert [order.grace for order in node.shim.orders] == [moment]
 
 
 async def test_ending_a_task_that_is_gone_reports_it_missing(node: FakeConnection) -> None:
-    turns = NotedTurns()
-    await TaskTerminator(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
-    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+    pipeline = NotedPipeline()
+    await TaskTerminator(pipeline, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
+    assert [type(report) for report in pipeline.posted] == [reports.TaskMissing]
 
 
 async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> None:
     state = placed(AttemptStatus.TERMINATING, container_gone=True, reason=Reason.SIBLING_FAILED)
     node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
-    turns = NotedTurns()
-    await TaskRemover(turns, FENCE)(context_of(state), node)
+    pipeline = NotedPipeline()
+    await TaskRemover(pipeline, FENCE)(context_of(state), node)
     assert node.shim.asked == [("remove", attempt_of(state).id)]
-    (removed,) = turns.posted
+    (removed,) = pipeline.posted
     assert isinstance(removed, reports.TaskRemoved)
     assert removed.allocation_released is False
 
 
 async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection) -> None:
     state = placed(AttemptStatus.FAILED)
-    turns = NotedTurns()
-    await AllocationReleaser(turns, FENCE)(context_of(state), node)
+    pipeline = NotedPipeline()
+    await AllocationReleaser(pipeline, FENCE)(context_of(state), node)
     assert node.shim.asked == [("release", state.allocations[0].id)]
-    assert turns.posted == [
+    assert pipeline.posted == [
         reports.AllocationReleased(run_id=state.run.id, allocation_id=state.allocations[0].id)
     ]
 
@@ -623,14 +634,14 @@ async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection
 async def test_a_shim_that_refuses_the_end_is_asked_again(
     node: FakeConnection, performer: type[TaskTerminator] | type[TaskRemover]
 ) -> None:
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     node.shim.refusal = CONFLICT
     with pytest.raises(RetryLater, match="another body"):
-        await performer(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
+        await performer(pipeline, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
     node.shim.refusal = ShimUnavailable("cut")
     with pytest.raises(ShimUnavailable):
-        await performer(turns, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
-    assert turns.posted == []
+        await performer(pipeline, FENCE)(context_of(placed(AttemptStatus.TERMINATING)), node)
+    assert pipeline.posted == []
 
 
 @pytest.mark.parametrize("still_there", [True, False])
@@ -638,13 +649,13 @@ async def test_task_and_place_are_given_back_also_when_the_task_is_gone_already(
     node: FakeConnection, still_there: bool
 ) -> None:
     state = placed(AttemptStatus.TERMINATING, container_gone=True)
-    turns = NotedTurns()
+    pipeline = NotedPipeline()
     if still_there:
         node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
-    await TaskRemover(turns, FENCE)(context_of(state), node)
+    await TaskRemover(pipeline, FENCE)(context_of(state), node)
     assert node.shim.asked == [
         ("release", state.allocations[0].id),
         ("remove", attempt_of(state).id),
     ]
     assert node.forgotten == [SOCKET]
-    assert [type(report) for report in turns.posted] == [reports.TaskRemoved]
+    assert [type(report) for report in pipeline.posted] == [reports.TaskRemoved]

@@ -7,9 +7,7 @@ import pytest
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import Deployment, RunState
-from controller.lifecycle.services.policy import ReplicaGroup, Serves, ServicePolicy
-from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.service_replicas import (
+from controller.pipelines.performers.service_replicas import (
     NotRegistered,
     ReplicaDrainer,
     ReplicaRegistrar,
@@ -17,11 +15,13 @@ from controller.pipelines.service_replicas import (
 from controller.pipelines.to_node import RetryLater
 from controller.traffic.routes import ReplicaRoute
 from controller.traffic.statistics import Traffic
-from shim.schemas import Fence
+from fairlead.model.service import ReplicaGroup, Serves, ServicePolicy
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import Fence
 from tests.doubles.clock import NOW
 from tests.doubles.node import FakeConnection
 from tests.doubles.shim import node_info
-from tests.unit.pipelines.parts import NotedTurns, context_of, placed, task_of
+from tests.unit.pipelines.parts import NotedPipeline, context_of, placed, task_of
 
 FENCE = Fence(1, 7)
 
@@ -75,15 +75,15 @@ def gateways() -> NotedGateways:
 async def test_a_ready_replica_is_exposed_and_then_confirmed_by_its_gateway(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
-    state, turns = a_replica(), NotedTurns()
+    state, pipeline = a_replica(), NotedPipeline()
     context = context_of(state)
     node.shim.listing[context.attempt.id] = task_of(state)
-    await ReplicaRegistrar(turns, gateways, FENCE)(context, node)
+    await ReplicaRegistrar(pipeline, gateways, FENCE)(context, node)
     socket = f"/run/exposed/{context.attempt.id}-8000.sock"
     ((run_id, gateway, replica),) = gateways.registered
     assert (run_id, gateway, replica.exposed_socket) == (state.run.id, "main", socket)
     assert node.shim.gateway_keys == ("ssh-ed25519 AAAA",)
-    assert turns.posted == [
+    assert pipeline.posted == [
         reports.ReplicaRegistered(run_id=state.run.id, attempt_id=context.attempt.id, socket=socket)
     ]
 
@@ -91,13 +91,13 @@ async def test_a_ready_replica_is_exposed_and_then_confirmed_by_its_gateway(
 async def test_a_gateway_that_is_away_is_reported_and_asked_again(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
-    state, turns = a_replica(), NotedTurns()
+    state, pipeline = a_replica(), NotedPipeline()
     context = context_of(state)
     node.shim.listing[context.attempt.id] = task_of(state)
     gateways.refusal = "nothing answers there"
     with pytest.raises(RetryLater, match="nothing answers there"):
-        await ReplicaRegistrar(turns, gateways, FENCE)(context, node)
-    (report,) = turns.posted
+        await ReplicaRegistrar(pipeline, gateways, FENCE)(context, node)
+    (report,) = pipeline.posted
     assert isinstance(report, reports.RegistrationFailed)
     assert report.why == "nothing answers there"
 
@@ -105,11 +105,11 @@ async def test_a_gateway_that_is_away_is_reported_and_asked_again(
 async def test_a_node_that_lends_gateways_nothing_is_reported(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
-    state, turns = a_replica(), NotedTurns()
+    state, pipeline = a_replica(), NotedPipeline()
     node.shim.info = node_info(gateways=False)
     with pytest.raises(RetryLater):
-        await ReplicaRegistrar(turns, gateways, FENCE)(context_of(state), node)
-    (report,) = turns.posted
+        await ReplicaRegistrar(pipeline, gateways, FENCE)(context_of(state), node)
+    (report,) = pipeline.posted
     assert isinstance(report, reports.RegistrationFailed)
     assert report.why == "this node lends no sockets to gateways"
 
@@ -117,10 +117,10 @@ async def test_a_node_that_lends_gateways_nothing_is_reported(
 async def test_a_replica_is_drained_once_its_gateway_has_left_it_too(
     node: FakeConnection, gateways: NotedGateways
 ) -> None:
-    state, turns = a_replica(), NotedTurns()
+    state, pipeline = a_replica(), NotedPipeline()
     context = context_of(state)
-    await ReplicaDrainer(turns, Traffic(lambda: NOW), gateways)(context, node)
+    await ReplicaDrainer(pipeline, Traffic(lambda: NOW), gateways)(context, node)
     assert gateways.left_by == [(state.run.id, "main", context.attempt.id)]
-    assert turns.posted == [
+    assert pipeline.posted == [
         reports.ReplicaDrained(run_id=state.run.id, attempt_id=context.attempt.id)
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.pipelines.live_state import RunsByNode
+from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.unit.pipelines.parts import placed
 
 

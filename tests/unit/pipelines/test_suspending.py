@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.job_running import SuspensionNotifier
+from controller.pipelines.performers.job_running import SuspensionNotifier
 from controller.pipelines.to_node import RetryLater
+from fairlead.model.statuses import AttemptStatus
 from runner.client import RunnerError
 from tests.doubles.node import FakeConnection
 from tests.unit.pipelines.parts import context_of, placed

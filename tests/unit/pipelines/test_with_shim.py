@@ -10,17 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from controller.assembly import Assembly, NodeSettings
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
-from controller.daemon import Assembly
+from controller.gateways.manager import Settings
 from controller.lifecycle.model import NodeAddress, NodeStatus
-from controller.lifecycle.statuses import AttemptStatus
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
 from controller.outputs.store import OutputStore
+from controller.service import Stores
+from controller.traffic.routes import RouteTable
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.shim import RegistryAuth, TaskStatus
 from shim.engines.base import ImageInfo
-from shim.schemas import RegistryAuth, TaskStatus
 from shim.settings import GatewayAccess
 from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
@@ -36,7 +39,7 @@ LOGIN = RegistryAuth(username="anna", password="s3cret")
 @pytest.fixture(autouse=True)
 def quick_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(session, "MOST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(session, "MAX_WAIT_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -56,19 +59,19 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
     outputs = OutputStore(folder / "outputs")
     boot = await store.open()
     made = Assembly(
-        store=store,
-        boot=boot,
-        snapshot=await store.load(),
-        logs=logs,
-        progress={},
-        make_link=lambda _: LocalLink(str(node.settings.socket)),
+        Stores(store=store, logs=logs, outputs=outputs, blobs=BlobStore(folder / "blobs")),
+        boot,
+        await store.load(),
         clock=SystemClock(),
         chance=steady_chance(),
-        blobs=BlobStore(folder / "blobs"),
-        cluster_secret=b"secret",
-        secrets=NO_SECRETS,
-        outputs=outputs,
-        make_gateway_link=lambda gateway: FakeGateway(),
+        progress={},
+        routes=RouteTable(),
+        nodes=NodeSettings(
+            make_link=lambda _: LocalLink(str(node.settings.socket)),
+            secrets=NO_SECRETS,
+            cluster_secret=b"secret",
+        ),
+        gateways=Settings(make_link=lambda gateway: FakeGateway()),
     )
     work = asyncio.create_task(made.run())
     try:
@@ -86,8 +89,8 @@ async def submitted_to(it: Assembly, node: Node) -> tuple[str, str]:
     state = submitted(image="private", registry_auth=LOGIN)
     address = NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)
     fresh = msgspec.structs.replace(a_node(status=NodeStatus.CONNECTING), address=address)
-    await it.turns.save_node(fresh, fresh.id)
-    await it.turns.admit(state)
+    await it.pipeline.save_node(fresh, fresh.id)
+    await it.pipeline.admit(state)
     await eventually(lambda: "pull private" in node.host.log)
     return state.run.id, attempt_of(state).id
 
@@ -108,9 +111,9 @@ async def test_a_shim_restarted_during_a_private_pull_is_given_the_password_agai
                 assert shim.supervisor.info(task_id).status is TaskStatus.PULLING
         node.host.pull_gate.set()
         async with served(node):
-            await eventually(lambda: attempt_of(it.turns.runs[run_id]).container_started)
-            attempt = attempt_of(it.turns.runs[run_id])
-            assert (attempt.status, attempt.credentials_asked) == (AttemptStatus.PULLING, None)
+            await eventually(lambda: attempt_of(it.pipeline.runs[run_id]).seen.container_started)
+            attempt = attempt_of(it.pipeline.runs[run_id])
+            assert (attempt.status, attempt.pull.credentials_asked) == (AttemptStatus.PULLING, None)
 
 
 async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password(
@@ -123,7 +126,7 @@ async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password
     async with served(node) as shim:
         await eventually(lambda: shim.supervisor.info(task_id).needs_credentials)
         async with controller(node, tmp_path, database) as again:
-            await eventually(lambda: attempt_of(again.turns.runs[run_id]).container_started)
+            await eventually(lambda: attempt_of(again.pipeline.runs[run_id]).seen.container_started)
 
 
 async def test_a_node_that_was_away_is_told_that_a_gateway_was_removed(
@@ -135,6 +138,6 @@ async def test_a_node_that_was_away_is_told_that_a_gateway_was_removed(
     address = NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)
     fresh = msgspec.structs.replace(a_node(status=NodeStatus.CONNECTING), address=address)
     async with controller(node, tmp_path, MemoryDatabase()) as it:
-        await it.turns.save_node(fresh, fresh.id)
+        await it.pipeline.save_node(fresh, fresh.id)
         async with served(node):
             await eventually(lambda: (tmp_path / "keys").read_text() == "")

@@ -1,10 +1,9 @@
-"""A proxy in front of replicas on this machine, and servers that misbehave."""
+"""A proxy in front of replicas on this machine."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -12,22 +11,20 @@ import msgspec
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.entry import Proxy, Settings, tidy, to_services
+from common.proxy.forwarding import ProxyLimits
+from common.proxy.site import Site
+from common.proxy.view import Replica, Service
+from common.tokens import digest
 from controller.lifecycle.model import Role
-from controller.proxy.access import GateAccess
-from controller.proxy.entry import Proxy, Settings, tidy, to_services
-from controller.proxy.forwarding import ProxyLimits
-from controller.proxy.registered import through_runners
-from controller.proxy.site import Site
-from controller.proxy.view import Replica, Service
-from controller.service.users import Gate
-from controller.store.base import ServiceKey, StoredToken, User, digest
+from controller.proxy.registered import GateAccess, through_runners
+from controller.service.accounts.users import Gate
+from controller.store.accounts import ServiceKey, StoredToken, User
 from tests.doubles.clock import ManualClock
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 
 TOKENS = {"ada": "fl_ada", "bob": "fl_bob", "root": "fl_root"}
 KEY = "flk_key"
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body=1 << 20)
 
 
@@ -112,69 +109,3 @@ async def a_bed(
     finally:
         await client.close()
         proxy.close()
-
-
-@contextlib.asynccontextmanager
-async def an_app(handler: Handler) -> AsyncIterator[int]:
-    """A replica that answers every request with `handler`; gives its port."""
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
-
-
-@contextlib.asynccontextmanager
-async def a_server(serve: Serve) -> AsyncIterator[int]:
-    """A replica that speaks bytes; gives its port."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await serve(reader, writer)
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            tasks.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
-
-
-def says(answer: bytes) -> Serve:
-    """A server that reads a head, sends these bytes and closes."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-
-    return serve
-
-
-async def echo(request: web.Request) -> web.Response:
-    """Return the request as JSON."""
-    body = await request.read()
-    seen = {
-        "method": request.method,
-        "path": request.raw_path,
-        "headers": [[name.lower(), value] for name, value in request.headers.items()],
-        "body": body.decode("latin-1"),
-    }
-    return web.json_response(seen)

@@ -3,9 +3,10 @@
 import pytest
 from yarl import URL
 
-from controller.proxy.view import RequestLimit
+from common.proxy.view import RequestLimit
 from controller.store.base import Changes
-from tests.unit.proxy.bed import KEY, a_bed, an_app, as_user, echo
+from tests.support.replicas import an_app, echo
+from tests.unit.proxy.bed import KEY, a_bed, as_user
 
 OWN_KEY = {"Authorization": f"Bearer {KEY}"}
 

@@ -7,9 +7,16 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 
-from controller.proxy.site import Site
-from controller.store.base import Changes, EndedLogin, User, browser_secret, digest
-from tests.unit.proxy.bed import Bed, a_bed, an_app, echo, prove
+from common.proxy.site import Site
+from common.refusals import Unauthenticated
+from common.tokens import browser_secret, digest
+from controller.service.accounts.browser_grants import MAX_OF_USER
+from controller.service.accounts.login_links import LoginLinks
+from controller.store.accounts import EndedLogin, User
+from controller.store.base import Changes
+from tests.doubles.clock import ManualClock
+from tests.support.replicas import an_app, echo
+from tests.unit.proxy.bed import Bed, a_bed, gate, prove
 
 HOST = "api.localhost"
 OWN = {"Host": HOST, "Sec-Fetch-Site": "same-origin"}
@@ -43,7 +50,8 @@ async def enter(bed: Bed, code: str, cookie: str, there: str = "/") -> aiohttp.C
 
 
 def code_for(bed: Bed, way: Way, user: str = "ada", run_id: str = "run-api") -> str:
-    return bed.gate.grants.make(run_id, user, f"login-of-{user}", way.state)
+    token = bed.gate.token_by_id(user)
+    return bed.gate.grants.make(run_id, token, f"login-of-{user}", way.state)
 
 
 def session_of(answer: aiohttp.ClientResponse) -> str:
@@ -183,3 +191,28 @@ async def test_a_gateway_asks_the_controllers_dashboard_alone() -> None:
         bed.serve(port, auth=True)
         way = await begin(bed)
         assert way.location.netloc == "fairlead.example"
+
+
+def test_whoever_asks_for_codes_without_end_loses_own_ones_and_takes_no_others() -> None:
+    a_gate = gate()
+    ada, bob = a_gate.token_by_id("ada"), a_gate.token_by_id("bob")
+    others = a_gate.grants.make("run-api", ada, None, "state")
+    codes = [a_gate.grants.make("run-api", bob, None, "state") for _ in range(MAX_OF_USER + 1)]
+
+    def holds(code: str) -> bool:
+        return a_gate.grants.use(digest(browser_secret(code, "state")), "run-api") is not None
+
+    assert [holds(code) for code in (others, codes[0], codes[1], codes[-1])] == [
+        *(True, False, True, True)
+    ]
+
+
+def test_whoever_asks_for_links_without_end_loses_own_ones_and_takes_no_others() -> None:
+    a_gate = gate()
+    ada, bob = a_gate.token_by_id("ada"), a_gate.token_by_id("bob")
+    links = LoginLinks(a_gate, ManualClock())
+    others = links.make(ada).code
+    first, *_, last = [links.make(bob).code for _ in range(MAX_OF_USER + 1)]
+    assert (links.take(others), links.take(last)) == (ada, bob)
+    with pytest.raises(Unauthenticated, match="used already, or has expired"):
+        links.take(first)

@@ -6,9 +6,10 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from controller.proxy.site import Site
+from common.proxy.site import Site
 from controller.store.base import Changes
-from tests.unit.proxy.bed import KEY, TOKENS, Bed, a_bed, an_app, echo
+from tests.support.replicas import an_app, echo
+from tests.unit.proxy.bed import KEY, TOKENS, Bed, a_bed
 
 OWN = {"Host": "api.localhost", "Sec-Fetch-Site": "same-origin"}
 HTML = {"Accept": "text/html,*/*", **OWN}

@@ -9,10 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controller.proxy.forwarding import ProxyLimits
+from common.proxy.forwarding import ProxyLimits
+from tests.support.replicas import a_server, an_app, echo, says
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
-from tests.unit.proxy.bed import QUICK, a_bed, a_server, an_app, as_user, echo, replica, says
+from tests.unit.proxy.bed import QUICK, a_bed, as_user, replica
 
 SOON = 10.0
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.proxy import headers
-from controller.proxy.headers import (
+from common.proxy import headers
+from common.proxy.headers import (
     SANDBOX,
     Client,
     plain_path,
     response_headers,
     target_by_path,
 )
-from controller.proxy.view import Service
+from common.proxy.view import Service
 
 HOSTS = frozenset({"fair.example"})
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from controller.proxy.judgement import may_hold_a_token
+from common.proxy.judgement import may_hold_a_token
 from tests.support.odd_requests import (
     KEPT_OF_IT,
     ODD_ANSWER,
@@ -17,7 +17,8 @@ from tests.support.odd_requests import (
     echo,
     headers_of,
 )
-from tests.unit.proxy.bed import a_bed, a_server
+from tests.support.replicas import a_server
+from tests.unit.proxy.bed import a_bed
 
 
 @pytest.mark.parametrize("odd", ODD_REQUESTS, ids=lambda odd: odd.name)

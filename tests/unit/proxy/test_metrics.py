@@ -1,6 +1,7 @@
 """The proxy's numbers for Prometheus."""
 
-from tests.unit.proxy.bed import a_bed, an_app, echo
+from tests.support.replicas import an_app, echo
+from tests.unit.proxy.bed import a_bed
 
 
 async def test_requests_are_counted_for_each_group_with_their_result_and_time() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.unit.proxy.bed import KEY, Bed, a_bed, an_app, as_user, echo
+from tests.support.replicas import an_app, echo
+from tests.unit.proxy.bed import KEY, Bed, a_bed, as_user
 
 
 async def error_of(answer: aiohttp.ClientResponse) -> tuple[int, dict[str, Any]]:

@@ -3,8 +3,9 @@
 import pytest
 from aiohttp import web
 
-from controller.proxy.outliers import MAX_FAILURES, Outliers
-from tests.unit.proxy.bed import a_bed, a_server, an_app, replica, says
+from common.proxy.outliers import MAX_FAILURES, Outliers
+from tests.support.replicas import a_server, an_app, says
+from tests.unit.proxy.bed import a_bed, replica
 
 
 class Bed:
@@ -82,6 +83,24 @@ async def statuses(eject_for: float | None) -> list[int]:
 async def test_a_replica_that_always_answers_500_gets_few_requests_unless_it_is_off() -> None:
     assert (await statuses(30.0)).count(500) == MAX_FAILURES
     assert (await statuses(None)).count(500) == 20
+
+
+async def test_an_ejection_is_told_with_its_length() -> None:
+    async with a_bed() as bed, an_app(broken) as bad, an_app(fine) as good:
+        bed.serve(bad, good, eject_for=30.0)
+        for _ in range(2 * MAX_FAILURES):
+            async with bed.client.get("/services/api/") as answer:
+                await answer.read()
+    assert bed.traffic.out == {replica(bad).id: 30.0}
+
+
+def test_how_long_a_replica_stays_out_is_known_until_it_is_back() -> None:
+    bed = Bed(2)
+    bed.note(0, times=MAX_FAILURES)
+    bed.now = 10.0
+    assert bed.outliers.seconds_left() == {bed.replicas[0].id: 20.0}
+    bed.now = 30.0
+    assert bed.outliers.seconds_left() == {}
 
 
 async def test_a_replica_that_gives_no_answer_is_ejected_too() -> None:

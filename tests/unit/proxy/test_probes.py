@@ -5,8 +5,8 @@ from aiohttp import web
 
 from controller.proxy import probes
 from tests.doubles.proxy import NodeHere
+from tests.support.replicas import a_server, an_app, says
 from tests.support.ssh_daemon import free_port
-from tests.unit.proxy.bed import a_server, an_app, says
 
 
 async def result(port: int, url: str, method: str = "GET", body: str | None = None) -> str | None:

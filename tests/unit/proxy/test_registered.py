@@ -7,16 +7,11 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from controller.lifecycle.services.policy import (
-    RateLimit,
-    RateLimitKey,
-    ReplicaGroup,
-    ServicePolicy,
-)
 from controller.proxy.registered import CountedTraffic, RegisteredServices, service_of
 from controller.traffic.routes import ReplicaRoute, Route, RouteTable
 from controller.traffic.statistics import Traffic
-from tests.unit.pipelines.parts import NotedTurns
+from fairlead.model.service import RateLimit, RateLimitKey, ReplicaGroup, ServicePolicy
+from tests.unit.pipelines.parts import NotedPipeline
 
 POLICY = ServicePolicy(
     port=8000,
@@ -62,7 +57,7 @@ class PlantedRoutes(RouteTable):
 
 def test_a_service_is_made_once_for_each_route() -> None:
     routes = PlantedRoutes(ROUTE)
-    services = RegisteredServices(routes, NotedTurns())
+    services = RegisteredServices(routes, NotedPipeline())
     first = services.find("api")
     assert first is not None
     assert services.find("api") is first
@@ -75,7 +70,7 @@ def test_a_service_is_made_once_for_each_route() -> None:
 def test_the_first_service_of_a_model_comes_first_until_it_is_ending() -> None:
     later = msgspec.structs.replace(ROUTE, run_id="later", name="later")
     routes = PlantedRoutes(ROUTE, later)
-    services = RegisteredServices(routes, NotedTurns())
+    services = RegisteredServices(routes, NotedPipeline())
     assert [service.name for service in services.all()] == ["api", "later"]
     routes.planted["api"] = msgspec.structs.replace(ROUTE, ending=True)
     assert [service.name for service in services.all()] == ["later", "api"]
@@ -84,7 +79,7 @@ def test_the_first_service_of_a_model_comes_first_until_it_is_ending() -> None:
 def test_nothing_is_kept_of_a_service_that_has_ended() -> None:
     other = msgspec.structs.replace(ROUTE, run_id="r2", name="web")
     routes = PlantedRoutes(ROUTE, other)
-    services = RegisteredServices(routes, NotedTurns())
+    services = RegisteredServices(routes, NotedPipeline())
     first = services.find("api")
     del routes.planted["api"]
     assert services.find("api") is None

@@ -6,8 +6,9 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
+from tests.support.replicas import a_server, an_app, echo, says
 from tests.support.waiting import eventually
-from tests.unit.proxy.bed import a_bed, a_server, an_app, as_user, echo, says
+from tests.unit.proxy.bed import a_bed, as_user
 
 SOON = 10.0
 

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from fairlead.wire.frames import Decoder, Frame, Stream
+from fairlead.wire.runner import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
 from runner.client import BASE_URL, RunnerClient
 from runner.options import Settings
 from runner.processes.spawn import Children
 from runner.runner import Runner
-from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
-from runner.schemas.frames import Decoder, Frame, Stream
 from runner.server import served
 from runner.sockets import Peers
 from tests.doubles.scopes import SessionScope

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fairlead.wire.runner import BucketFolder, BucketMode, ExitRecord
 from runner.job.buckets import BucketCopier
-from runner.schemas import BucketFolder, BucketMode, ExitRecord
 from tests.support.object_storage import KEYS, ObjectStorage, object_storage
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_job, a_runner, exit_of, followed, payload, run_job

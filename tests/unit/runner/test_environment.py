@@ -2,9 +2,9 @@ import os
 
 import msgspec
 
+from fairlead.wire.runner import ClusterInfo
 from runner.processes import environment
 from runner.processes.identity import Identity
-from runner.schemas import ClusterInfo
 from tests.unit.runner.harness import a_job
 
 ME = Identity(uid=os.getuid(), gid=0, name="me", home="/home/me")

@@ -10,12 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from fairlead.wire.frames import Stream
+from fairlead.wire.runner import WS_TOO_SLOW, Repo, RunnerState
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from runner.options import Settings
 from runner.processes.spawn import Children
 from runner.runner import Runner
-from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
-from runner.schemas.frames import Stream
 from runner.server import served
 from runner.sockets import Peers
 from tests.doubles.scopes import SessionScope

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.schemas.frames import (
+from fairlead.wire.frames import (
     BadFrame,
     Decoder,
     Frame,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.frames import BadFrame, Decoder
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
-from runner.schemas.frames import BadFrame, Decoder
 from tests.unit.runner.harness import DEADLINE, a_session
 
 MIB = 1 << 20

@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from runner.errors import CannotStart
+from runner.processes import identity
 from runner.processes.identity import Identity, resolve
 
 PASSWD = (
@@ -31,6 +33,20 @@ def test_an_account_brings_its_groups_and_home(image: Path, user: str) -> None:
 def test_a_group_of_the_spec_replaces_all_others(image: Path, user: str) -> None:
     expected = Identity(uid=1000, gid=999, groups=(), name="ann", home="/home/ann")
     assert resolve(user, image) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "groups"), [([0, 4711], (44, 4711)), ([0], (44,))], ids=["given", "not given"]
+)
+def test_a_user_is_in_the_groups_of_the_gpus_that_the_container_got(
+    image: Path, monkeypatch: pytest.MonkeyPatch, given: list[int], groups: tuple[int, ...]
+) -> None:
+    (image / "dev/dri").mkdir(parents=True)
+    for name in ("kfd", "dri/renderD129"):
+        (image / "dev" / name).touch()
+    monkeypatch.setattr(identity, "_group_of", lambda file: 4711)
+    monkeypatch.setattr(os, "getgroups", lambda: given)
+    assert resolve("ann", image).groups == groups
 
 
 def test_a_uid_without_an_account_is_fine(image: Path) -> None:

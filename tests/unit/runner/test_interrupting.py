@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fairlead.wire.frames import Stream
 from runner.client import RunnerError
-from runner.schemas.frames import Stream
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,

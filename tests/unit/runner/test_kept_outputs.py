@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fairlead.wire.runner import ExitRecord
 from runner.client import RunnerClient
 from runner.job.outputs import Copier, Order
-from runner.schemas import ExitRecord
 from tests.unit.runner.harness import (
     a_job,
     a_runner,
@@ -131,3 +131,9 @@ def test_whole_files_up_to_the_limit_are_copied_and_pipes_never(tmp_path: Path) 
     lines = copied(tmp_path, ".", limit=1000)
     assert set(kept(tmp_path)) == {"a", "c"}
     assert lines == ["outputs: 1 files (600 bytes) were left out: beyond the limit of outputs"]
+
+
+async def test_a_name_of_many_bytes_is_kept(tmp_path: Path) -> None:
+    name = "ä" * 120 + ".pt"
+    record, log = await ended(tmp_path, f"echo 1 > {name}", outputs=[name])
+    assert (record.exit_code, log, kept(tmp_path)) == (0, "", {name: b"1\n"})

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from common.task_folder import ImageConfig
+from fairlead.wire.runner import script
 from runner.errors import CannotStart
 from runner.processes.launch import Launch, prepare, read_image_config
-from runner.schemas import script
 from tests.unit.runner.harness import a_job
 
 INHERITED = {"PATH": "/usr/bin:/bin", "HOME": "/root"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.frames import Stream
+from fairlead.wire.runner import RunnerState
 from runner.client import RunnerError
-from runner.schemas import RunnerState
-from runner.schemas.frames import Stream
 from tests.unit.runner.harness import a_job, a_runner, exit_of, frames_of, payload, until_output
 
 LINE = "[gpu-health] GPU 0 (NVIDIA H100, GPU-0): the GPU is lost; no new job gets this GPU"

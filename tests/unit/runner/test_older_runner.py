@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.runner import LogsHeader, RunnerState, StatusEvent, SubmitRequest
 from runner.client import RunnerClient, RunnerError
-from runner.schemas import LogsHeader, RunnerState, StatusEvent, SubmitRequest
-from runner.schemas.frames import Frame, Stream, encode
 from tests.unit.runner.harness import a_job, a_session, followed, payload
 
 HELLO = encode(Frame(0, 1, Stream.STDOUT, b"hello\n"))

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from runner.logs.pacing import LEAST_PIECE, MOST_PIECE, PRESSED_TURN, PRESSURE_LASTS, TURN, Pacing
+from runner.logs.pacing import MAX_PIECE, MIN_PIECE, PRESSED_TURN, PRESSURE_LASTS, TURN, Pacing
 
 
 class StillClock:
@@ -46,6 +46,6 @@ def test_pieces_become_smaller_as_followers_become_more_but_for_the_first() -> N
     with pacing.seat() as first, contextlib.ExitStack() as seats:
         for _ in range(200):
             sizes.append(seats.enter_context(pacing.seat()).piece_size)
-        assert first.piece_size == MOST_PIECE
-    assert (sizes[0], sizes[-1]) == (MOST_PIECE, LEAST_PIECE)
+        assert first.piece_size == MAX_PIECE
+    assert (sizes[0], sizes[-1]) == (MAX_PIECE, MIN_PIECE)
     assert sizes == sorted(sizes, reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import subprocess
 import tempfile
@@ -13,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.runner import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
 from runner.client import RunnerError
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
 from runner.processes.identity import current_identity
 from runner.processes.scratch import GIVEN, Scratch, memory_mounts, usable_places
-from runner.schemas import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
 from shim.engines import process
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import (
@@ -140,6 +141,23 @@ async def test_secrets_need_a_name_that_a_variable_can_have(tmp_path: Path) -> N
     async with a_runner(tmp_path) as (_, client):
         with pytest.raises(RunnerError, match="cannot be a secret's name"):
             await client.submit(a_job("true", secrets={"../x": "y"}))
+
+
+async def test_a_parameter_set_is_a_file_among_the_outputs(tmp_path: Path) -> None:
+    job = a_job(
+        'test "$FAIRLEAD_PARAMS" = "$FAIRLEAD_OUTPUT_DIR/params.json"',
+        "echo set $FAIRLEAD_PARAM_SET > $FAIRLEAD_OUTPUT_DIR/r",
+        parameters={"lr": 0.001, "name": "a b", "on": True},
+        parameter_set=7,
+    )
+    async with a_runner(tmp_path) as (_, client):
+        await run_job(client, job)
+    assert json.loads((tmp_path / "task/output/params.json").read_text()) == {
+        "lr": 0.001,
+        "name": "a b",
+        "on": True,
+    }
+    assert (tmp_path / "task/output/r").read_text() == "set 7\n"
 
 
 async def test_the_output_folder_is_the_jobs_own_and_outlives_it(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from common.task_folder import PYTHONS_NAME, Pythons
+from fairlead.wire.runner import ExitReason, ExitRecord
 from runner.code.helper import Helpers
 from runner.errors import CannotStart
 from runner.job.python import make_venv
 from runner.processes.spawn import Children
-from runner.schemas import ExitReason, ExitRecord
 from tests.unit.runner.harness import a_job, a_runner, followed, payload, run_job
 
 HERE = ".".join(platform.python_version_tuple()[:2])

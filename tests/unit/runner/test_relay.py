@@ -9,7 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from runner.client import PortStream, RunnerClient, RunnerError, RunnerUnavailable
+from common.streams import PortStream
+from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from tests.support.ssh_daemon import free_port
 from tests.unit.runner.harness import DEADLINE, a_runner, a_session
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from fairlead.wire.frames import Stream
 from runner.logs.segments import SegmentLog
-from runner.schemas.frames import Stream
 from tests.unit.runner.harness import a_job, a_runner, followed, frames_of, payload, run_job
 
 KIB = 1 << 10

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.wire.frames import Stream
+from fairlead.wire.runner import ClusterInfo, ExitRecord, RunnerState, SubmitRequest
 from runner.client import RunnerClient, RunnerError
 from runner.options import Settings
-from runner.schemas import ClusterInfo, ExitRecord, RunnerState, SubmitRequest
-from runner.schemas.frames import Stream
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,

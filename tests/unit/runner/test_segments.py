@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairlead.wire.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
 from runner.logs.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog
-from runner.schemas.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
 from tests.unit.runner.harness import frames_of, payload
 
 KIB = 1 << 10
@@ -243,7 +243,7 @@ def test_a_segment_that_the_job_shortened_is_an_error_not_a_hang(
 
 ON_A_SMALL_DISK = """
 import pathlib, subprocess, sys
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from runner.logs.segments import SegmentLog
 
 disk = pathlib.Path(sys.argv[1])

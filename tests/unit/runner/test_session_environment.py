@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.processes import environment, scratch
-from runner.processes.environment import Paths
+from runner.processes import scratch, session_environment
+from runner.processes.variables import Paths
 from tests.unit.runner.harness import a_job
 
 PATHS = Paths(secrets_dir="/dev/shm/x/secrets")
@@ -23,7 +23,7 @@ def test_a_session_gets_what_the_job_is_told_and_what_the_user_set_but_no_secret
         env_style=["torch"],
         secrets={"TOKEN": "hunter2", "OTHER": "swordfish"},
     )
-    env = environment.for_session(job, "/w", PATHS)
+    env = session_environment.for_session(job, "/w", PATHS)
     assert (env["DATA"], env["FAIRLEAD_WORKING_DIR"], env["NNODES"]) == ("/data", "/w", "1")
     assert env["FAIRLEAD_RUN_ID"] == job.job.run_id
     assert env["FAIRLEAD_SECRETS_DIR"] == "/dev/shm/x/secrets"
@@ -34,7 +34,7 @@ def test_a_session_gets_what_the_job_is_told_and_what_the_user_set_but_no_secret
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """Where it lies for the task whose folder is `tmp_path`."""
-    path = environment.in_memory(tmp_path, "session-env.json")[0]
+    path = session_environment.in_memory(tmp_path, "session-env.json")[0]
     yield path
     path.unlink(missing_ok=True)
 
@@ -42,14 +42,14 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_written_variables_are_read_and_replaced_and_never_on_a_disk(
     tmp_path: Path, place: Path
 ) -> None:
-    assert environment.read(tmp_path) == {}
+    assert session_environment.read(tmp_path) == {}
     for value in ("one", "two\nlines"):
-        environment.write(tmp_path, {"A": value})
-        assert environment.read(tmp_path) == {"A": value}
+        session_environment.write(tmp_path, {"A": value})
+        assert session_environment.read(tmp_path) == {"A": value}
     assert (os.listdir(tmp_path), place.parent) == ([], Path("/dev/shm"))
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
-    environment.remove(tmp_path)
-    assert (environment.read(tmp_path), place.exists()) == ({}, False)
+    session_environment.remove(tmp_path)
+    assert (session_environment.read(tmp_path), place.exists()) == ({}, False)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_file_that_the_job_has_spoilt_tells_nothing(
     tmp_path: Path, place: Path, content: bytes
 ) -> None:
     place.write_bytes(content)
-    assert environment.read(tmp_path) == {}
+    assert session_environment.read(tmp_path) == {}
 
 
 def test_a_link_or_a_pipe_in_its_place_is_not_followed_or_waited_for(
@@ -67,17 +67,17 @@ def test_a_link_or_a_pipe_in_its_place_is_not_followed_or_waited_for(
 ) -> None:
     (tmp_path / "real").write_text('{"A": "b"}')
     place.symlink_to(tmp_path / "real")
-    assert environment.read(tmp_path) == {}
+    assert session_environment.read(tmp_path) == {}
     place.unlink()
     os.mkfifo(place)
-    assert environment.read(tmp_path) == {}
+    assert session_environment.read(tmp_path) == {}
 
 
 def test_names_and_values_that_no_process_can_have_are_left_out(
     tmp_path: Path, place: Path
 ) -> None:
-    environment.write(tmp_path, {"A": "b", "": "x", "C=D": "x", "E": "x\0y", "F\0": "x"})
-    assert environment.read(tmp_path) == {"A": "b"}
+    session_environment.write(tmp_path, {"A": "b", "": "x", "C=D": "x", "E": "x\0y", "F\0": "x"})
+    assert session_environment.read(tmp_path) == {"A": "b"}
     assert place.exists()
 
 
@@ -86,5 +86,5 @@ def test_where_nothing_is_in_memory_nothing_is_written(
 ) -> None:
     monkeypatch.setattr(scratch, "PLACES", (tmp_path,))
     with pytest.raises(OSError, match="no writable tmpfs"):
-        environment.write(tmp_path, {"A": "b"})
-    assert (environment.read(tmp_path), os.listdir(tmp_path)) == ({}, [])
+        session_environment.write(tmp_path, {"A": "b"})
+    assert (session_environment.read(tmp_path), os.listdir(tmp_path)) == ({}, [])

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ import pytest
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.processes.spawn import Children
 from runner.runner import Runner
-from runner.server import served
+from runner.server import log_to, served
 from runner.sockets import Peers, SocketUnusable, is_welcome, listen
 from tests.doubles.scopes import SessionScope
 from tests.unit.runner.harness import a_session
@@ -80,6 +81,24 @@ def test_a_peer_of_our_own_pid_namespace_is_not_the_node() -> None:
     with ours, theirs:
         assert not is_welcome(ours, Peers.NODE)
         assert is_welcome(ours, Peers.ANY)
+
+
+def test_the_runners_own_log_is_bounded(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    level = root.level
+    log_to(tmp_path)
+    handler = root.handlers[-1]
+    try:
+        for number in range(40):
+            handler.handle(logging.makeLogRecord({"msg": f"{number} " + "x" * (100 << 10)}))
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+    files = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert set(files) == {"runner.log", "runner.log.1"}
+    assert all(size < (1 << 20) + (200 << 10) for size in files.values())
+    assert "39 x" in (tmp_path / "runner.log").read_text()
 
 
 async def test_an_unwelcome_peer_is_cut_off(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.schemas.frames import Stream
+from fairlead.wire.frames import Stream
 from tests.unit.runner.harness import (
     a_job,
     a_runner,

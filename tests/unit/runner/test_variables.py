@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from runner.processes import environment
-from runner.processes.environment import Paths
-from runner.schemas import ClusterInfo, GangInfo
+from fairlead.wire.runner import ClusterInfo, GangInfo
+from runner.processes import variables
+from runner.processes.variables import Paths
 from tests.unit.runner.harness import a_job
 
 CLUSTER = ClusterInfo(
@@ -21,7 +21,7 @@ def told(
     cluster: ClusterInfo | None = None, paths: Paths | None = None, **fields: Any
 ) -> dict[str, str]:
     request = msgspec.structs.replace(a_job("true", **fields), cluster=cluster)
-    return environment.variables(request, "/w", paths or Paths())
+    return variables.variables(request, "/w", paths or Paths())
 
 
 def names(env: dict[str, str], prefix: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_several_nodes_know_all_of_each_other() -> None:
 def test_gpus_are_counted_where_nodes_have_unequal_numbers() -> None:
     cluster = msgspec.structs.replace(CLUSTER, gpus=(8, 4))
     assert told(cluster, job_count=2)["FAIRLEAD_GPUS_NUM"] == "12"
-    assert environment.hostfile(cluster) == "10.0.0.1 slots=8\n10.0.0.2 slots=4\n"
+    assert variables.hostfile(cluster) == "10.0.0.1 slots=8\n10.0.0.2 slots=4\n"
 
 
 def test_a_plain_group_beside_a_gang_has_ranks_of_its_own_and_no_size_in_the_gang() -> None:
@@ -156,4 +156,4 @@ def test_styles_add_up() -> None:
 
 
 def test_the_hostfile_has_a_line_for_each_node_with_its_slots() -> None:
-    assert environment.hostfile(CLUSTER) == "10.0.0.1 slots=4\n10.0.0.2 slots=4\n"
+    assert variables.hostfile(CLUSTER) == "10.0.0.1 slots=4\n10.0.0.2 slots=4\n"

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.runner import ExitReason
 from runner.cgroup import oom_kills
 from runner.job.outcome import Interruption, Verdict, judge, last_line, of_max_duration
 from runner.processes.spawn import Ending
-from runner.schemas import ExitReason
 
 KILLED = Ending(137, "SIGKILL")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from controller.lifecycle.allocations import is_kept
+from controller.lifecycle.attempts.allocations import is_kept
 from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.model import (
@@ -26,10 +26,11 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Report, RunnerStarted, TaskAccepted, TaskRemoved
-from controller.lifecycle.services.policy import ServicePolicy
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.lifecycle.runs.submission import new_run
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from fairlead.model.service import ServicePolicy
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.unit.scheduling.parts import gpu, new_id, node
 
 

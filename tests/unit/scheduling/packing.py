@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Allocation, GpuNeed, Node, NodeGpu, Resources, RunState
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.placement import SchedulingPass
+from fairlead.model.statuses import AttemptStatus
 from tests.support.indexes import index_of
 from tests.unit.scheduling.parts import after, as_seen, node, run
 from tests.unit.shim.gpus.parts import in_pairs, linked
 
 GIB = 1 << 30
 GPUS = 8
-MOST_LIFE = 50
+MAX_LIFE = 50
 
 
 class Fleet:
@@ -63,7 +63,7 @@ class Fleet:
             fits = [one.id for one in others if len(self._free(one)) >= resources.gpu.count]
             assert not fits, f"a small job broke an empty node beside {fits}"
         self._check_owners(allocation)
-        self._held[allocation.id] = (allocation, self._now + self._dice.randint(1, MOST_LIFE))
+        self._held[allocation.id] = (allocation, self._now + self._dice.randint(1, MAX_LIFE))
         self.counts[f"{what} that were placed"] += 1
 
     def _placed(self, resources: Resources) -> Allocation | None:

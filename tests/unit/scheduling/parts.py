@@ -19,10 +19,10 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import NotPlaced, Placed
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.pipelines.from_node import capacity
 from controller.scheduling.placement import SchedulingPass
-from shim.schemas import GpuInfo
+from fairlead.wire.shim import GpuInfo
 from tests.doubles.shim import node_info
 from tests.support.indexes import index_of
 

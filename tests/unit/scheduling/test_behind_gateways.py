@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, JobSpec, Node, RunPolicy, RunState, RunType
-from controller.lifecycle.services.policy import ReplicaGroup, Serves, ServicePolicy
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.scheduling.capacity import Needs
+from controller.lifecycle.runs.submission import new_run
 from controller.scheduling.feasibility import why_never
+from controller.scheduling.fitting.capacity import Needs
 from controller.scheduling.queue import member_of
+from fairlead.model.service import ReplicaGroup, Serves, ServicePolicy
+from fairlead.model.spec import PlannedGroup
 from tests.unit.scheduling.cluster import gpu_node
 from tests.unit.scheduling.parts import new_id
 

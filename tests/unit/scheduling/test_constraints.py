@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, Fleet, NodeStatus, Operator
 from controller.lifecycle.pending_reasons import constraint_words
-from controller.scheduling.constraints import attributes_of, holds
+from controller.scheduling.fitting.constraints import attributes_of, holds
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack
 
 HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}

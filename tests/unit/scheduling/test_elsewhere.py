@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.model import RetryEvent, RetryPolicy, RunPolicy
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
     RunnerStarted,
@@ -13,6 +12,7 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
+from fairlead.model.reasons import Reason
 from tests.unit.scheduling.cluster import Cluster, gpu_node
 from tests.unit.scheduling.parts import gang
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from common.engine_abilities import EngineAbility
+from controller.lifecycle.inventory import NodeAllows
 from controller.lifecycle.model import Band, Node, NodeStatus, Resources
-from controller.lifecycle.reasons import Reason
 from controller.scheduling.feasibility import why_never
+from fairlead.model.needs import Permissions
+from fairlead.model.reasons import Reason
+from fairlead.wire.engine_abilities import EngineAbility
 from tests.unit.scheduling.cluster import Cluster, gpu_node
 from tests.unit.scheduling.parts import gang
 
@@ -123,3 +125,66 @@ def test_a_node_that_gets_another_engine_is_taken_at_once() -> None:
     cluster.set_node(gpu_node("n1"))
     cluster.settle()
     assert cluster.places(run) == {"main/0": "n1"}
+
+
+def ruled(name: str, count: int = 1, **allows: Any) -> Node:
+    """A node whose operator allows only this."""
+    made = gpu_node(name, count)
+    rules = {"privileged": False, "raw_sockets": False, "volume_prefixes": (), **allows}
+    return replace(made, capacity=replace(made.capacity, allows=NodeAllows(**rules)))
+
+
+@pytest.mark.parametrize(
+    ("needs", "allows", "field", "why"),
+    [
+        (
+            Permissions(privileged=True),
+            {"privileged": True},
+            "privileged",
+            "`privileged` or a capability of the host; best node n1 has an operator who does not "
+            "allow it (the shim's --allow-privileged would)",
+        ),
+        (
+            Permissions(host_paths=("/data/sets",)),
+            {"volume_prefixes": ("/scratch", "/data")},
+            "volumes",
+            "/data/sets as a volume; best node n1 has an operator who does not allow it (the "
+            "shim's --volume-prefix /data/sets would)",
+        ),
+        (
+            Permissions(devices=("/dev/fuse",)),
+            {"volume_prefixes": ("/dev",)},
+            "volumes",
+            "/dev/fuse as a volume; best node n1 has an operator who does not allow it (the "
+            "shim's --volume-prefix /dev would)",
+        ),
+    ],
+)
+def test_a_job_goes_where_the_operator_allows_what_it_needs(
+    needs: Permissions, allows: dict[str, Any], field: str, why: str
+) -> None:
+    cluster = Cluster(ruled("n1"), ruled("n2", 2, **allows))
+    runs = [cluster.submit(f"a{n}", own=asking(permissions=needs)) for n in range(2)]
+    other = cluster.submit("other")
+    cluster.settle()
+    assert [cluster.places(run) for run in runs] == [{"main/0": "n2"}] * 2
+    assert cluster.places(other) == {"main/0": "n1"}
+    empty = Cluster()
+    asked = empty.submit("a", own=asking(permissions=needs))
+    state = empty.states[asked]
+    assert why_never(state, [ruled("n1")], {}) == (
+        field,
+        f"no node could ever hold it: needs {why}",
+    )
+    assert why_never(state, [ruled("n1"), gpu_node("old")], {}) is None
+
+
+def test_raw_sockets_need_a_permission_in_the_nodes_own_network_alone() -> None:
+    needs = Permissions(raw_sockets=True)
+    cluster = Cluster(ruled("n1"), ruled("n2", raw_sockets=True))
+    alone = cluster.submit("alone", own=asking(permissions=needs, whole_node=True))
+    cluster.settle()
+    assert cluster.places(alone) == {"main/0": "n2"}
+    beside = cluster.submit("beside", own=asking(permissions=needs))
+    cluster.settle()
+    assert cluster.places(beside) == {"main/0": "n1"}

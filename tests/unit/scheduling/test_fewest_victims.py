@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, GpuNeed, Resources
-from controller.lifecycle.reasons import Reason
+from fairlead.model.reasons import Reason
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node
 from tests.unit.scheduling.parts import gang
 

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, Group, NodeStatus, RetryPolicy, RunPolicy, StartupOrder
-from controller.lifecycle.reasons import Reason, RetryEvent
 from controller.lifecycle.reports import (
     GangTooLarge,
     NodeGone,
@@ -18,9 +17,10 @@ from controller.lifecycle.reports import (
     TaskSeen,
     Tick,
 )
-from controller.lifecycle.services.policy import ReplicaGroup, ServicePolicy
-from controller.lifecycle.statuses import AttemptStatus
-from controller.scheduling.fit import MAX_STARTS
+from controller.scheduling.fitting.fit import MAX_STARTS
+from fairlead.model.reasons import Reason, RetryEvent
+from fairlead.model.service import ReplicaGroup, ServicePolicy
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang, node
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.gpu_names import is_named
 from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
 from controller.pipelines.from_node import capacity
-from controller.scheduling.fit import choose, in_blocks
+from controller.scheduling.fitting.fit import choose, fitting_gpus, in_blocks
+from fairlead.wire.gpu_names import GpuVendor, is_named
+from fairlead.wire.shim import GpuLink, GpuRequest, TaskRequest, TaskResources
 from shim.gpus import selection as shims
-from shim.node.ledger import Blocks
-from shim.schemas import GpuLink, GpuRequest, TaskResources
+from shim.node.ledger import Blocks, Capacity, Ledger
 from tests.doubles.shim import node_info
 from tests.unit.scheduling.parts import as_seen
 from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig
@@ -51,6 +52,24 @@ def test_a_single_gpu_is_taken_from_a_broken_pair() -> None:
 def test_instances_of_one_gpu_are_the_nearest() -> None:
     seen = as_seen((mig(0, 0), mig(1, 0), mig(1, 1)))
     assert [one.uuid for one in choose(seen, seen, 2)] == ["MIG-1-0", "MIG-1-1"]
+
+
+@pytest.mark.parametrize("vendor", list(GpuVendor))
+def test_a_job_gets_gpus_of_its_vendor_alone_from_scheduler_and_shim(vendor: GpuVendor) -> None:
+    units = tuple(
+        msgspec.structs.replace(gpu(number), vendor=one) for number, one in enumerate(GpuVendor)
+    )
+    fitting = fitting_gpus(GpuNeed(count=1, vendor=vendor), as_seen(units))
+    assert [one.uuid for one in fitting] == [one.uuid for one in units if one.vendor is vendor]
+    ledger = Ledger(Capacity(cpu=8, memory=64 * GIB, disk=64 * GIB), units)
+    request = TaskRequest(
+        run_id="run",
+        run_name="fair-wind",
+        allocation_id="place",
+        image="i",
+        resources=TaskResources(cpu=1, memory=GIB, gpu=GpuRequest(count=1, vendor=vendor)),
+    )
+    assert ledger.plan("t1", request).gpus == tuple(one.uuid for one in fitting)
 
 
 def test_instances_are_chosen_among_in_bounded_time() -> None:
@@ -100,16 +119,26 @@ def test_a_part_of_a_gpu_is_given_only_for_a_name_of_parts(
     st.integers(0, 9),
     st.booleans(),
     st.booleans(),
+    st.sampled_from(GpuVendor),
 )
 def test_both_count_blocks_alike(
-    count: int, cpu: float, memory: int, gpus: int, whole: bool, split: bool
+    count: int,
+    cpu: float,
+    memory: int,
+    gpus: int,
+    whole: bool,
+    split: bool,
+    vendor: GpuVendor,
 ) -> None:
     units = (gpu(0), *(mig(1, n) for n in range(7))) if split else linked(8, in_pairs)
     node = NodeCapacity(cpu=30.0, memory=64 * GIB, blocks=count, gpus=tuple(as_seen(units)))
-    need = Resources(cpu=cpu, memory=memory, gpu=GpuNeed(count=gpus), whole_node=whole)
-    wanted = TaskResources(cpu=cpu, memory=memory, gpu=GpuRequest(count=gpus), whole_node=whole)
+    need = Resources(
+        cpu=cpu, memory=memory, gpu=GpuNeed(count=gpus, vendor=vendor), whole_node=whole
+    )
+    asked = GpuRequest(count=gpus, vendor=vendor)
+    wanted = TaskResources(cpu=cpu, memory=memory, gpu=asked, whole_node=whole)
     mine = in_blocks(need, node)
-    theirs = Blocks(count, cpu=30.0, memory=64 * GIB, gpus=8, has_instances=split).round_up(wanted)
+    theirs = Blocks.of(count, 30.0, 64 * GIB, units).round_up(wanted)
     assert (mine.cpu, mine.memory, mine.gpu.count, mine.whole_node) == (
         theirs.cpu,
         theirs.memory,

@@ -8,20 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.lifecycle.model import (
-    Allocation,
-    Amount,
-    GpuNeed,
-    JobSpec,
-    Node,
-    Resources,
-)
+from controller.lifecycle.model import Allocation, Amount, GpuNeed, JobSpec, Node, Resources
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AllocationState
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.scheduling.fit import fitting_gpus, room, shortfalls
-from controller.scheduling.grant import granted
+from controller.lifecycle.runs.submission import new_run
+from controller.scheduling.fitting.fit import fitting_gpus, room, shortfalls
+from controller.scheduling.fitting.grant import granted
 from controller.store.rows import ALLOCATION
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AllocationState
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import GIB, gang, gpu, new_id, node, place
 

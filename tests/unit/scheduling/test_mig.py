@@ -8,8 +8,8 @@ import pytest
 
 from controller.lifecycle.model import GpuNeed, Node
 from controller.lifecycle.reports import Placed
-from controller.scheduling.constraints import attributes_of
 from controller.scheduling.feasibility import why_never
+from controller.scheduling.fitting.constraints import attributes_of
 from tests.unit.scheduling.parts import GIB, gpu, node, place, run, told
 
 WHOLE = ("GPU-0", "GPU-1", "GPU-2")

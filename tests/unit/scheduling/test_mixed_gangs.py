@@ -19,11 +19,11 @@ from controller.lifecycle.model import (
     RunPolicy,
 )
 from controller.lifecycle.pending_reasons import NotTogether
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import GangTooLarge, RunnerExited
 from controller.scheduling import diagnosis, gang_placement, index, placement
 from controller.scheduling.explain import NO_REASON
 from controller.scheduling.feasibility import why_never
+from fairlead.model.reasons import Reason
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang, gpu, node
 

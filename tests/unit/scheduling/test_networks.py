@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Group, Node
 from controller.lifecycle.reports import StopRequested
 from controller.scheduling.feasibility import why_never
+from fairlead.model.spec import Band
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import gang, node, told
 from tests.unit.scheduling.parts import run as one_job
@@ -100,3 +101,20 @@ def test_a_node_that_gets_more_networks_is_used_at_once() -> None:
     cluster.set_node(replace(known, capacity=replace(known.capacity, networks=1)))
     cluster.settle()
     assert set(cluster.places(run_id).values()) == {"n1"}
+
+
+def test_a_run_that_is_nominated_there_has_no_network_before_its_victims_left() -> None:
+    """The second job of the run would fit beside the victim that is still there."""
+    cluster = Cluster(limited("n1", 1))
+    victims = cluster.submit("a", Group(name="main", nodes=2), band=Band.BATCH, cpu=4.0)
+    cluster.settle()
+    cluster.start_all()
+    waiting = cluster.submit("b", Group(name="main", nodes=2), cpu=0.5)
+    cluster.settle()
+    assert cluster.nominated(waiting) != []
+    cluster.leave(victims, at_most=1)
+    cluster.settle()
+    assert cluster.places(waiting) == {}
+    cluster.leave(victims)
+    cluster.settle()
+    assert set(cluster.places(waiting).values()) == {"n1"}

@@ -9,18 +9,11 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.lifecycle.model import (
-    Constraint,
-    GpuNeed,
-    JobSpec,
-    Node,
-    Operator,
-    Resources,
-)
-from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import Domain
-from controller.scheduling.fit import Room, less, shortfalls
+from controller.lifecycle.model import Constraint, GpuNeed, JobSpec, Node, Operator, Resources
+from controller.lifecycle.runs.submission import new_run
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import Domain
+from controller.scheduling.fitting.fit import Room, less, shortfalls
 from controller.scheduling.index import TrialCapacity
 from controller.scheduling.packing import (
     MAX_EFFORT,
@@ -32,6 +25,7 @@ from controller.scheduling.packing import (
     pack,
 )
 from controller.scheduling.queue import Kind
+from fairlead.model.spec import PlannedGroup
 from tests.support.indexes import index_of
 from tests.unit.scheduling.parts import gang, gpu, new_id, node
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, GpuNeed, Node, NodeStatus, RunPolicy, RunState
 from controller.lifecycle.reports import NotPlaced, Placed
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.feasibility import why_never
-from controller.scheduling.fit import MAX_STARTS
+from controller.scheduling.fitting.fit import MAX_STARTS
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.scheduling.parts import GIB, after, gpu, node, place, run, told
 
 

@@ -17,9 +17,9 @@ from controller.lifecycle.model import (
     Resources,
     RunPolicy,
 )
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import StopRequested, SuspendRequested, Tick
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.parts import gang
 

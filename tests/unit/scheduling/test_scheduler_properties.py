@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from controller.lifecycle import gangs
+from controller.lifecycle.membership import ranks
 from controller.lifecycle.model import (
     Amount,
     Band,
@@ -25,7 +25,6 @@ from controller.lifecycle.model import (
     RetryPolicy,
     RunPolicy,
 )
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     Report,
     ResumeRequested,
@@ -33,11 +32,12 @@ from controller.lifecycle.reports import (
     StopRequested,
     SuspendRequested,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.scheduling.fit import room, shortfalls
+from controller.scheduling.fitting.fit import room, shortfalls
 from controller.scheduling.index import is_usable
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.queue import Kind, in_order
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.support.indexes import index_of
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, rack_fleet
 from tests.unit.scheduling.parts import new_id
@@ -222,7 +222,7 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def a_gang_is_placed_whole_or_not_at_all(self) -> None:
         for state in self.cluster.states.values():
-            ranked = gangs.ranked_attempts(state.run, state.jobs)
+            ranked = ranks.ranked_attempts(state.run, state.jobs)
             live = [a for a in ranked if a.reason is None]
             waiting = [a for a in live if a.status is AttemptStatus.SUBMITTED]
             nominated = {a.id for a in self.cluster.nominated(state.run.id)}

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import Refused
-from shim.daemon import Daemon, Identity, disk_threads
-from shim.engines.base import ContainerState
-from shim.schemas import (
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     Fence,
     GpuRequest,
     TaskRequest,
@@ -26,6 +24,8 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from shim.daemon import Daemon, Identity, disk_threads
+from shim.engines.base import ContainerState
 from shim.state.fencing import Caller
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.gpus import MemoryGpus

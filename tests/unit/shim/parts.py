@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
+from fairlead.wire.shim import (
+    Event,
+    Fence,
+    GpuInfo,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+)
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.gpus import Gpus
 from shim.node.ledger import Capacity
-from shim.schemas import Event, Fence, GpuInfo, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import Caller

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import Refused
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import GpuRequest, TaskResources
 from shim.node.ledger import Capacity, Ledger
-from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import gpu, mig
 from tests.unit.shim.parts import CAPACITY, GPU, request
 

@@ -13,9 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from shim.api.app import Routes, make_runner
-from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
-from shim.schemas import (
+from fairlead.wire.shim import (
     DrainRequest,
     EngineKind,
     EventType,
@@ -23,6 +21,8 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from shim.api.app import Routes, make_runner
+from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from tests.unit.shim.parts import RUN, Node, request
 
 FENCE = Fence(1, 1)

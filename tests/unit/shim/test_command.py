@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.engines.docker.api import unreachable
+from shim.engines.docker.dialect import DOCKER
 from shim.errors import StartError
 from shim.main import gid_of, main
 from shim.node.machine import parse_size
@@ -206,7 +206,7 @@ def test_an_engine_that_does_not_answer_is_named_with_what_to_do(folder: Path) -
 def test_why_the_engine_does_not_answer_is_told_without_a_librarys_words(
     error: str, words: str
 ) -> None:
-    told = str(unreachable("unix:///var/run/docker.sock", Exception(error)))
+    told = str(DOCKER.unreachable(Exception(error)))
     assert told.startswith(
         f"the Docker engine at unix:///var/run/docker.sock does not answer: {words}"
     )

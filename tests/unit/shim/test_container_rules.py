@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import Refused
-from shim import container_rules, main
+from fairlead.wire.container_rules import CAPABILITIES, HARMLESS
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import ContainerOptions, Ulimit
+from shim import main
+from shim.admission import container_rules
 from shim.errors import StartError
-from shim.schemas import ContainerOptions, Ulimit
 
 
 def refusal(allow: bool = False, **fields: Any) -> tuple[int, str | None]:
@@ -42,7 +44,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         read_only_root=True,
     )
     container_rules.check_options(wishes, allow_privileged=False)
-    assert container_rules.HARMLESS < container_rules.CAPABILITIES
+    assert HARMLESS < CAPABILITIES
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import asyncssh
 import msgspec
 import pytest
 
+from fairlead.wire.shim import EventType
 from shim.access.controller_keys import fingerprints
-from shim.schemas import EventType
 from tests.unit.shim.parts import Node, until_event
 
 KEYS = [asyncssh.generate_private_key("ssh-ed25519") for _ in range(2)]

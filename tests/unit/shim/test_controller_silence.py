@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from fairlead.wire.shim import FENCE_HEADER, Fence, TaskStatus
 from shim.api.app import make_app
-from shim.schemas import FENCE_HEADER, Fence, TaskStatus
 from shim.tasks import controller_silence
 from shim.tasks.controller_silence import ControllerSilence, HeardRecord
 from tests.doubles.engines import MemoryEngine

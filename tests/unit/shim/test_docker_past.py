@@ -9,6 +9,7 @@ import pytest
 
 from shim.engines.base import EngineUnavailable
 from shim.engines.docker.events import REMEMBERED, Past, judge, past_of
+from shim.engines.podman import PODMAN
 from shim.errors import EngineError
 
 OURS, OTHER = "c" * 64, "d" * 64
@@ -88,3 +89,16 @@ async def test_an_engine_that_is_away_is_asked_again_later() -> None:
 
     with pytest.raises(EngineUnavailable):
         await past_of(away, Api([]), OURS)
+
+
+def test_where_a_signal_has_no_name_each_signal_ends_a_container() -> None:
+    """As in Podman's events."""
+    events = [event("kill"), DIED]
+    assert judge(events, OURS, live_restore=False) == Past()
+    assert judge(events, OURS, live_restore=False, names_signals=False) == Past(stopped=True)
+
+
+async def test_podman_is_asked_for_the_events_of_the_container_alone() -> None:
+    api = Api([DIED])
+    assert await past_of(call, api, OURS, PODMAN) == Past()
+    assert api.asked["filters"] == {"container": OURS}

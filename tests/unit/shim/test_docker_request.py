@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim.engines.base import ContainerSpec, MountSpec
+from fairlead.wire.shim import ContainerOptions, NetworkMode, Ulimit, VolumeKind
+from shim.engines.base import ContainerSpec, MountSpec, NodeFault
 from shim.engines.docker import request
-from shim.schemas import ContainerOptions, NetworkMode, Ulimit, VolumeKind
 
 NODE = request.NodeValues(
     api_version="1.41",
@@ -53,6 +53,20 @@ def test_an_ordinary_container_gets_its_share_and_nothing_beyond() -> None:
     beyond = ("Privileged", "CapAdd", "CapDrop", "Ulimits", "ReadonlyRootfs", "Tmpfs")
     assert [name for name in beyond if config.get(name)] == []
     assert (asked()["user"], asked()["hostname"]) == ("0:0", "fair-wind")
+
+
+def test_another_oci_runtime_is_asked_for_by_its_name() -> None:
+    node = msgspec.structs.replace(NODE, oci_runtime="crun")
+    config = request.container(SPEC, node, "fairlead-t1", "net-1")["host_config"]
+    assert (config["Runtime"], host().get("Runtime")) == ("crun", None)
+
+
+def test_an_oci_runtime_that_the_engine_lacks_is_a_fault_of_the_node() -> None:
+    info: dict[str, object] = {"Runtimes": {"runc": {}, "io.containerd.runc.v2": {}}}
+    request.require_oci_runtime("runc", info)
+    request.require_oci_runtime(None, {})
+    with pytest.raises(NodeFault, match=r"--oci-runtime crun: the engine knows .*runc; add it"):
+        request.require_oci_runtime("crun", info)
 
 
 def test_more_cores_than_the_node_has_are_all_of_them() -> None:

@@ -8,19 +8,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import asyncssh
+import docker.errors
 import pytest
 
 from common.core_pattern import FIX
-from shim import doctor
+from fairlead.wire.shim import EngineKind, Finding, FindingLevel
 from shim.engines.docker.examination import (
+    NetworksOfNode,
+    judge_crun,
     judge_engine,
     judge_networks,
     networks_of_shim,
 )
 from shim.errors import StartError
-from shim.examination import Answer, Asked, NodeSetup
+from shim.examination import Answer, Asked, NodeSetup, bad, ok
 from shim.gpus.nvidia import examination
-from shim.schemas import EngineKind, Finding, FindingLevel
+from shim.monitoring import doctor
 from shim.settings import check_runtime
 from tests.unit.shim.parts import listen
 
@@ -110,6 +113,10 @@ RULES = """table inet fairlead {
 \tchain metadata {
 %s\t}
 
+\tchain runs {
+\t\tfib daddr . iif oif missing drop
+\t}
+
 \tchain sshd {
 \t\ttcp dport 22 reject with tcp reset
 \t}
@@ -126,20 +133,36 @@ REFUSED = "\t\tip daddr 169.254.169.254 reject\n"
         (RULES % (BY_CGROUP, ""), 22, [(OK, "the operator has opened the metadata service")]),
         ("table inet fairlead { skuid }", 22, [(WARNING, "jobs reach the metadata service")]),
         (
+            (RULES % (BY_CGROUP, REFUSED)).replace("runs", "another"),
+            22,
+            [
+                (OK, "jobs reach no"),
+                (WARNING, "only the engine's own rules keep jobs of different"),
+            ],
+        ),
+        (
             RULES % (BY_CGROUP, REFUSED),
             2222,
             [(OK, "jobs reach no"), (WARNING, "jobs reach the node's sshd at port 2222")],
         ),
     ],
-    ids=["closed", "without cgroup v2", "opened", "of an earlier version", "another port"],
+    ids=[
+        "closed",
+        "without cgroup v2",
+        "opened",
+        "of an early version",
+        "of a later one",
+        "another port",
+    ],
 )
 def test_what_jobs_reach_is_judged_by_the_rules(
     node: NodeSetup, rules: str, port: int, found: list[tuple[FindingLevel, str]]
 ) -> None:
-    docker = NodeSetup(data=node.data, root=node.root, engine=EngineKind.DOCKER)
-    said = list(doctor.firewall(docker, says(nft=rules, sshd=f"Port {port}\nx y\n")))[1:]
-    for one, (level, words) in zip(said, found, strict=True):
-        assert (one.level, one.message[: len(words)]) == (level, words)
+    for engine in (EngineKind.DOCKER, EngineKind.PODMAN):
+        setup = NodeSetup(data=node.data, root=node.root, engine=engine)
+        said = list(doctor.firewall(setup, says(nft=rules, sshd=f"Port {port}\nx y\n")))[1:]
+        for one, (level, words) in zip(said, found, strict=True):
+            assert (one.level, one.message[: len(words)]) == (level, words)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +236,28 @@ def test_a_driver_that_secure_boot_does_not_load_is_told_so(node: NodeSetup) -> 
 
 
 def test_a_node_without_addresses_for_networks_is_found() -> None:
-    (found,) = judge_networks(0)
+    (found,) = judge_networks(NetworksOfNode(networks=0), says())
     assert (found.level, "--job-networks" in found.fix) == (ERROR, True)
-    assert [one.message for one in judge_networks(64)] == ["64 runs can have a network at once"]
-    assert list(judge_networks(None)) == []
+    (found,) = judge_networks(NetworksOfNode(networks=64), says())
+    assert found.message == "64 runs can have a network at once"
+    assert list(judge_networks(NetworksOfNode(), says())) == []
+
+
+def test_the_doctor_says_who_connects_containers_and_why() -> None:
+    no_firewalld = says(nft=Answer(1, "No such file"))
+    wired = NetworksOfNode(networks=1022, network_kind="agent")
+    found = tuple(judge_networks(wired, no_firewalld))
+    assert [one.message for one in found] == [
+        "1022 jobs can have a network at once",
+        "the shim connects containers itself",
+    ]
+    (*_, late) = judge_networks(wired, says(nft="table"))
+    assert (late.level, "firewalld" in late.message) == (WARNING, True)
+    left = NetworksOfNode(networks=62, network_kind="docker", network_why="no nft")
+    (*_, why) = judge_networks(left, no_firewalld)
+    assert (why.level, "no nft" in why.message) == (OK, True)
+    asked_for = NetworksOfNode(networks=62, network_kind="docker")
+    assert levels(judge_networks(asked_for, no_firewalld)) == [OK, OK]
 
 
 @pytest.mark.parametrize(
@@ -231,11 +272,11 @@ def test_the_shim_is_asked_how_many_networks_it_has(
     tmp_path: Path, answer: bytes, networks: int | None
 ) -> None:
     path = tmp_path / "shim.sock"
-    assert networks_of_shim(path) is None
+    assert networks_of_shim(path).networks is None
     with listen(path) as server:
         answering = threading.Thread(target=_answer, args=(server, answer))
         answering.start()
-        assert networks_of_shim(path) == networks
+        assert networks_of_shim(path).networks == networks
         answering.join()
 
 
@@ -252,6 +293,36 @@ def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
     assert levels(judge_engine(fine)) == [OK]
     assert levels(judge_engine({**fine, "LiveRestoreEnabled": False})) == [OK, WARNING]
     assert levels(judge_engine({**fine, "PidsLimit": False})) == [OK, ERROR]
+
+
+def test_a_newer_docker_is_recommended_where_starts_take_long() -> None:
+    can = {"MemoryLimit": True, "CpuCfsQuota": True, "PidsLimit": True, "LiveRestoreEnabled": True}
+    (old,) = judge_engine({**can, "ServerVersion": "20.10.24+dfsg1"})
+    (new,) = judge_engine({**can, "ServerVersion": "28.0.1"})
+    assert (old.level, "28 or newer is recommended" in old.message) == (OK, True)
+    assert (new.level, new.message) == (OK, "Docker 28.0.1 answers")
+
+
+def _refuses() -> Finding:
+    raise docker.errors.APIError("500", explanation="drop all controllers from cgroupv2")
+
+
+def test_crun_is_tried_where_the_engine_knows_it() -> None:
+    known = {"Runtimes": {"runc": {}, "crun": {}}, "DefaultRuntime": "runc"}
+    fine, ends = ok("a container with the runtime starts"), bad("a container ends with 1", "fix")
+    (found,) = judge_crun(known, lambda: fine)
+    assert (found.level, "--oci-runtime crun" in found.message) == (OK, True)
+    (found,) = judge_crun(known, lambda: ends)
+    assert (found.level, found.message) == (WARNING, "with crun a container ends with 1")
+    (found,) = judge_crun(known, _refuses)
+    assert (found.level, "cgroupv2" in found.message) == (WARNING, True)
+
+
+def test_crun_is_not_tried_where_it_is_the_usual_one_or_unknown() -> None:
+    usual: dict[str, object] = {"Runtimes": {"crun": {}}, "DefaultRuntime": "crun"}
+    others: list[dict[str, object]] = [usual, {"Runtimes": {"runc": {}}}, {}]
+    for info in others:
+        assert list(judge_crun(info, _refuses)) == []
 
 
 def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: NodeSetup) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Refused
-from shim.schemas import TaskStatus, TerminateRequest
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import TaskStatus, TerminateRequest
 from tests.doubles.failing_engines import StubbornEngine
 from tests.doubles.records import MoodyRecords
 from tests.support.waiting import eventually
@@ -71,6 +71,7 @@ async def test_an_end_that_could_not_be_written_is_written_once_there_is_space(
     async with node.shim() as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
+        await eventually(lambda: moody.kept["t1"].info.status is TaskStatus.RUNNING)
         moody.is_full = True
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)

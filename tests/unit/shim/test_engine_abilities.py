@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from common.engine_abilities import EngineAbility
-from common.errors import Refused
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import NodeAllows
 from shim.engines.docker.engine import DockerEngine
 from shim.engines.process import ProcessEngine
 from shim.node import machine
@@ -36,6 +38,20 @@ async def test_what_the_engine_lacks_is_in_what_the_node_tells(node: Node) -> No
         assert (await service.node()).engine_lacks == ()
     async with node.shim(PlainEngine(node.host)) as service:
         assert (await service.node()).engine_lacks == ("images", "volumes")
+
+
+async def test_what_the_operator_allows_is_in_what_the_node_tells(node: Node) -> None:
+    async with node.shim() as service:
+        assert (await service.node()).allows == NodeAllows(
+            privileged=False, raw_sockets=False, volume_prefixes=()
+        )
+    node.settings = msgspec.structs.replace(
+        node.settings, allow_privileged=True, volume_prefixes=(Path("/data"),)
+    )
+    async with node.shim() as service:
+        assert (await service.node()).allows == NodeAllows(
+            privileged=True, raw_sockets=True, volume_prefixes=("/data",)
+        )
 
 
 async def test_a_task_that_needs_more_is_refused_before_anything_is_done(node: Node) -> None:

@@ -8,11 +8,15 @@ import re
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shim.engines import procfs
 from shim.engines.base import ContainerState, Engine
 from shim.engines.process import PrivateMemory
+from shim.gpus.amd.smi import AMD
+from shim.gpus.base import GpuDelivery
+from shim.gpus.nvidia.nvml import NVIDIA
 from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.waiting import eventually
@@ -109,6 +113,20 @@ async def until_kept(processes: ProcessWorld) -> Path:
     memory = memory_of(processes, "t1")
     await eventually((memory / "key").exists, timeout=DEADLINE)
     return memory
+
+
+@pytest.mark.parametrize(
+    ("delivery", "variable"), [(AMD, "ROCR_VISIBLE_DEVICES"), (NVIDIA, "CUDA_VISIBLE_DEVICES")]
+)
+async def test_a_process_sees_its_gpus_by_the_variable_of_their_vendor(
+    processes: ProcessWorld, delivery: GpuDelivery, variable: str
+) -> None:
+    wanted = spec(processes, "t1", f'echo "${variable}" > seen; exit 0')
+    wanted = msgspec.structs.replace(wanted, gpus=("GPU-a", "GPU-b"), gpu_delivery=delivery)
+    await processes.engine.create(wanted)
+    await processes.engine.start("t1")
+    await asyncio.wait_for(processes.engine.wait("t1"), DEADLINE)
+    assert (Path(wanted.job_folder) / "seen").read_text() == "GPU-a,GPU-b\n"
 
 
 async def test_the_memory_of_a_killed_task_goes_with_it(processes: ProcessWorld) -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from shim.schemas import Event, EventType
+from fairlead.wire.shim import Event, EventType
 from shim.state.events import EventLog
 
 

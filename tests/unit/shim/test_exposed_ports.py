@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.errors import Refused
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import GatewayKeys, TaskInfo, TaskStatus, TaskTimes
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord, render
 from shim.daemon import disk_threads
-from shim.schemas import GatewayKeys, TaskInfo, TaskStatus, TaskTimes
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords

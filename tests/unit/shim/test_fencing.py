@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import Refused
-from shim.schemas import Fence
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import Fence
+from shim.state import fencing
 from shim.state.fencing import FenceBook
 
 
@@ -57,6 +58,19 @@ def test_a_forgotten_task_is_refused_until_its_time() -> None:
     book.forget("r", "t", until=110.0, now=100.0)
     assert code_of(lambda: book.check_revival("r", "t", 109.0)) == "terminated"
     book.check_revival("r", "t", 111.0)
+
+
+@pytest.mark.parametrize("tasks", [3, 5, 8, 9, 12])
+def test_a_run_of_many_tasks_forgets_the_oldest_ids_alone(
+    monkeypatch: pytest.MonkeyPatch, tasks: int
+) -> None:
+    monkeypatch.setattr(fencing, "MAX_FORGOTTEN", 8)
+    book = FenceBook()
+    book.raise_to("r", Fence(1, 1), 0)
+    for number in range(tasks):
+        record = book.forget("r", f"t{number}", until=200.0 + number, now=100.0)
+    assert record is not None
+    assert list(record.forgotten) == [f"t{number}" for number in range(max(0, tasks - 8), tasks)]
 
 
 def test_a_run_without_tasks_is_dropped_when_its_time_has_come() -> None:

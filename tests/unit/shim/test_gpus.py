@@ -7,11 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.errors import Refused
-from shim.daemon import Daemon
-from shim.gpus import watch
-from shim.gpus.base import Vitals
-from shim.schemas import (
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     GpuRequest,
     TaskInfo,
     TaskRequest,
@@ -19,6 +16,9 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from shim.daemon import Daemon
+from shim.gpus import watch
+from shim.gpus.base import Vitals
 from tests.doubles.gpus import MemoryGpus
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import CALLER, GPU, Node, request, until

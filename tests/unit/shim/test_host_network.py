@@ -8,17 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.errors import Refused
-from shim import container_rules, main
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import ContainerOptions, HostNetwork, NetworkMode, TaskResources, TaskStatus
+from shim import main
+from shim.admission import container_rules
 from shim.daemon import Daemon
 from shim.errors import StartError
-from shim.schemas import (
-    ContainerOptions,
-    HostNetwork,
-    NetworkMode,
-    TaskResources,
-    TaskStatus,
-)
 from shim.settings import Settings
 from tests.doubles.engines import MemoryEngine
 from tests.unit.shim.parts import CALLER, Node, request, settings, until

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.wire.shim import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
 from shim.daemon import Daemon
 from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem, repository_of
-from shim.image_access import ImageAccess, PrivateImage
-from shim.schemas import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
+from shim.image_cache.access import ImageAccess, PrivateImage
 from shim.state.fencing import Caller
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.failing_engines import FailingEngine, HangingRegistry
@@ -167,6 +167,48 @@ async def test_an_image_that_the_registry_has_lost_is_pulled_anew_unless_the_pol
     async with node.shim(engine) as service:
         found = await ended(service, "r2", registry_auth=ANNA, pull_policy=policy)
         assert found.status is status
+
+
+ROGUE = "rogue:5000/mine:1"
+
+
+@pytest.mark.parametrize("auth", [None, BEN])
+async def test_a_registry_that_names_a_private_image_and_does_not_have_it_opens_it_to_nobody(
+    node: Node, auth: RegistryAuth | None
+) -> None:
+    """The engine compares ids alone, and fetches nothing that the node has."""
+    node.host.registry[ROGUE] = (IMAGE, None if auth is None else auth.password)
+    node.host.liars.add(ROGUE)
+    async with node.shim() as service:
+        await ended(service, "r1", registry_auth=ANNA)
+        refused = await ended(service, "r2", image=ROGUE, registry_auth=auth)
+        assert (refused.reason, refused.container_id) == ("image_pull_failed", None)
+        right = await ended(service, "r4", registry_auth=ANNA)
+        assert right.status is TaskStatus.RUNNING
+    async with node.shim() as service:
+        never = {"image": ROGUE, "pull_policy": PullPolicy.NEVER, "registry_auth": auth}
+        assert (await ended(service, "r5", **never)).reason == "image_pull_failed"
+
+
+async def test_a_registry_that_has_the_same_image_gives_it_once_it_has_proved_that(
+    node: Node,
+) -> None:
+    mirror = "mirror:5000/tool:1"
+    node.host.registry[mirror] = (IMAGE, None)
+    async with node.shim() as service:
+        await ended(service, "r1", registry_auth=ANNA)
+        assert (await ended(service, "r2", image=mirror)).status is TaskStatus.RUNNING
+        assert node.host.log == [PULLED, f"pull {mirror}", f"prove {mirror}"]
+
+
+async def test_a_private_pull_that_is_not_settled_yet_is_known_to_other_registries() -> None:
+    world = World()
+    await world.access.pull_begins(TOOL)
+    assert not await world.access.must_prove("r2", ROGUE, IMAGE)
+    world.host.local[TOOL] = IMAGE
+    assert await world.access.must_prove("r2", ROGUE, IMAGE)
+    own = msgspec.structs.replace(IMAGE, digest=None)
+    assert not await world.access.must_prove("r2", "word:first", own), "the operator's own name"
 
 
 class World:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from fairlead.wire.shim import NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem, pinned
-from shim.image_access import ImageAccess
-from shim.images import ImageRecord, Images, Watermarks
-from shim.schemas import NetworkMode, PullProgress, RegistryAuth
+from shim.image_cache.access import ImageAccess
+from shim.image_cache.images import ImageRecord, Images, Watermarks
 from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
 from tests.doubles.failing_engines import FullEngine
 from tests.doubles.records import MemoryRecords

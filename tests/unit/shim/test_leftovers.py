@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shim.engines import process, reaper
+from common import reaper
+from shim.engines import process
 from shim.errors import EngineError
 from tests.support.engine_contract import DEADLINE, spec
 from tests.support.waiting import eventually

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.wire.shim import GpuRequest, NodeMetrics, TaskResources, TaskStatus
 from shim.engines.docker.engine import DockerEngine
 from shim.gpus.base import Vitals
-from shim.metrics import Cgroup, collect, prometheus_text
-from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
+from shim.monitoring.metrics import Cgroup, collect, prometheus_text
 from tests.doubles.gpus import MemoryGpus
 from tests.unit.shim.parts import GPU, Node, put, request, settings, until
 

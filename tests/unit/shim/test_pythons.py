@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from shim.pythons import Pythons
+from shim.node.pythons import Pythons
 from shim.settings import Settings
 from tests.support.python_mirror import mirror
 

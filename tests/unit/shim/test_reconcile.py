@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim.schemas import TaskStatus, TerminateRequest
-from shim.tasks import driver, reconcile
+from fairlead.wire.shim import TaskStatus, TerminateRequest
+from shim.tasks import reconcile, stopping
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.records import MemoryRecords, books_in_memory
@@ -73,7 +73,7 @@ async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_aga
 async def test_a_stop_that_was_ordered_before_the_crash_is_carried_out_after_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await service.supervisor.put("t1", request(), CALLER)

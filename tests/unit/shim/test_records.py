@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shim.schemas import Fence, RegistryAuth
+from fairlead.wire.shim import Fence, RegistryAuth
+from shim.state import records as records_module
 from shim.state.records import DiskRecords, FenceRecord, Records, hash_of
 from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.unit.shim.parts import request
@@ -90,6 +93,33 @@ async def test_a_record_that_cannot_be_written_leaves_the_one_before(
             await book.save("r", msgspec.structs.replace(RECORD, incarnation=4))
     loaded = await book.load()
     assert (loaded.records, loaded.damaged) == ({"r": RECORD}, ())
+
+
+async def test_no_write_overtakes_one_that_waited_for_a_removal(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fences").mkdir()
+    book = DiskRecords(tmp_path / "fences", FenceRecord, executor)
+    begun, may_go = threading.Event(), threading.Event()
+    write_file = records_module.write_file
+
+    def slow_at_first(path: Path, body: bytes) -> None:
+        if not begun.is_set():
+            begun.set()
+            may_go.wait()
+        write_file(path, body)
+
+    monkeypatch.setattr(records_module, "write_file", slow_at_first)
+    removal = asyncio.create_task(book.delete("r"))
+    first = asyncio.create_task(book.save("r", RECORD))
+    await removal
+    await asyncio.to_thread(begun.wait)
+    later = msgspec.structs.replace(RECORD, incarnation=4)
+    second = asyncio.create_task(book.save("r", later))
+    await asyncio.wait({second}, timeout=0.05)
+    may_go.set()
+    await asyncio.gather(first, second)
+    assert (await book.load()).records == {"r": later}
 
 
 async def test_a_full_disk_refuses_to_keep_anything() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from fairlead.wire.shim import TaskStatus
 from shim.access.runner_socket import arrival
-from shim.schemas import TaskStatus
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import CALLER, Node, listen, put, until
 
@@ -99,5 +99,5 @@ def test_two_shims_with_their_sockets_in_one_folder_have_doors_of_their_own(
     node: Node,
 ) -> None:
     other = replace(node.settings, socket=node.settings.socket.with_name("other.sock"))
-    assert other.doors_folder != node.settings.doors_folder
-    assert other.doors_folder.parent == node.settings.doors_folder.parent
+    assert other.sockets_folder != node.settings.sockets_folder
+    assert other.sockets_folder.parent == node.settings.sockets_folder.parent

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shim import safe_files
 from shim.api.app import LogSource, find_segments, read_segments
+from shim.files import safe_files
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import asyncssh
 import msgspec
 import pytest
 
-from common.errors import Refused
-from common.ssh_keys import public_key
+from fairlead.wire.errors import Refused
+from fairlead.wire.public_keys import public_key
+from fairlead.wire.shim import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
 from shim.access.jump_keys import Visit, render
 from shim.daemon import Daemon
-from shim.schemas import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
 from tests.unit.shim.parts import CALLER, DEADLINE, Node, request, until, until_event
 
 ANNA = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq anna@home"
@@ -220,6 +220,11 @@ def test_a_key_of_several_tasks_is_one_line_since_sshd_takes_the_first() -> None
         f"fairlead\n"
         f'restrict,port-forwarding,permitopen="127.0.0.1:2" {ben} fairlead\n'
     )
+
+
+def test_a_key_opens_a_container_at_its_own_address() -> None:
+    text = render([Visit(host="172.30.252.9", port=10022, keys=(ANNA,))])
+    assert 'permitopen="172.30.252.9:10022" ' in text
 
 
 async def test_a_task_without_ssh_has_no_key_no_port_and_no_file(node: Node) -> None:

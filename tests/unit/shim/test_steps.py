@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from shim.daemon import disk_threads
-from shim.engines.base import ContainerState, ImageInfo, NodeFault
-from shim.errors import VolumeError
-from shim.gpus.base import GpuDelivery
-from shim.image_access import ImageAccess
-from shim.images import Images
-from shim.pythons import Pythons
-from shim.schemas import (
+from fairlead.wire.shim import (
     ContainerOptions,
     Fence,
     NetworkMode,
@@ -28,6 +21,13 @@ from shim.schemas import (
     VolumeKind,
     VolumeMount,
 )
+from shim.daemon import disk_threads
+from shim.engines.base import ContainerState, ImageInfo, NodeFault
+from shim.errors import VolumeError
+from shim.gpus.base import GpuDelivery
+from shim.image_cache.access import ImageAccess
+from shim.image_cache.images import Images
+from shim.node.pythons import Pythons
 from shim.state.events import EventLog
 from shim.state.records import TaskRecord, hash_of
 from shim.tasks import driver

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.shim import TaskStatus, TerminateRequest
 from runner.job import execution
-from shim import safe_files
 from shim.daemon import Daemon
-from shim.schemas import TaskStatus, TerminateRequest
-from shim.tasks import driver
+from shim.files import safe_files
+from shim.tasks import stopping
 from tests.doubles.failing_engines import ListeningEngine
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import CALLER, Node, listen, request, until
@@ -104,7 +104,7 @@ async def test_another_life_of_the_shim_tells_it_again(node: Node) -> None:
 async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
+    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     record = node.settings.job_folder("t1") / "exit.json"
     async with node.shim(engine) as service:
@@ -121,7 +121,7 @@ async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
 async def test_an_abort_leaves_no_time_for_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
+    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
@@ -143,7 +143,7 @@ async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
         replace_file(folder, name, content)
 
     monkeypatch.setattr(safe_files, "replace_file", refuse_the_order)
-    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)

@@ -9,18 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.errors import Refused
-from shim.daemon import Daemon
-from shim.engines.base import (
-    EngineUnavailable,
-    ImageError,
-    ImageInfo,
-    ImageProblem,
-    NodeFault,
-    NodeFull,
-)
-from shim.errors import EngineError
-from shim.schemas import (
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     EventType,
     Fence,
     GpuRequest,
@@ -31,9 +21,19 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from shim.daemon import Daemon
+from shim.engines.base import (
+    EngineUnavailable,
+    ImageError,
+    ImageInfo,
+    ImageProblem,
+    NodeFault,
+    NodeFull,
+)
+from shim.errors import EngineError
 from shim.state.fencing import Caller
 from shim.state.records import RecordBooks
-from shim.tasks import driver
+from shim.tasks import stopping
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine
 from tests.doubles.gpus import MemoryGpus
@@ -299,7 +299,7 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
 async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await put(service)

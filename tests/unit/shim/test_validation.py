@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import Refused
-from shim import validation
-from shim.schemas import (
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import (
     GpuRequest,
     TaskRequest,
     TaskResources,
@@ -16,6 +15,7 @@ from shim.schemas import (
     VolumeKind,
     VolumeMount,
 )
+from shim.admission import validation
 from tests.unit.shim.parts import request
 
 ENOUGH: dict[str, Any] = {"cpu": 1.0, "memory": 1 << 30}

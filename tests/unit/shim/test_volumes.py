@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shim import container_rules
+from fairlead.wire.container_rules import MAX_VOLUMES
+from fairlead.wire.shim import VolumeKind, VolumeMount
+from shim.admission import container_rules
 from shim.errors import VolumeError
-from shim.schemas import VolumeKind, VolumeMount
 
 
 def host(source: str, target: str = "/data", kind: VolumeKind = VolumeKind.HOST) -> VolumeMount:
@@ -58,7 +59,7 @@ def test_more_volumes_than_anybody_needs_are_refused() -> None:
 def test_shared_memory_may_be_a_tmpfs_of_its_own() -> None:
     shared = VolumeMount(kind=VolumeKind.TMPFS, target="/dev/shm", size=1 << 20)
     container_rules.check_volumes([shared])
-    assert container_rules.MOST_VOLUMES == 64
+    assert MAX_VOLUMES == 64
 
 
 def test_the_longest_prefix_that_the_operator_allows_counts() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.wire.shim import EventType, TaskStatus
 from shim.daemon import Daemon
-from shim.schemas import EventType, TaskStatus
-from shim.watchdog import ALIVE, READY, Systemd, Watchdog
+from shim.monitoring.watchdog import ALIVE, READY, Systemd, Watchdog
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually

@@ -13,6 +13,7 @@ from controller.lifecycle.model import (
     Incarnation,
     Job,
     JobSpec,
+    LimitPause,
     Node,
     NodeAddress,
     NodeCapacity,
@@ -25,14 +26,20 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
     RunType,
+    Seen,
+    Serving,
     StopCriteria,
+    Sweep,
+    SweepContent,
     Switch,
+    TaskDetails,
 )
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes
-from shim.schemas import PullPolicy, RegistryAuth
+from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.sweep import ParameterSets
+from fairlead.wire.shim import PullPolicy, RegistryAuth
 
 SECRET = "hunter2-is-secret"
 RESOURCES = Resources(
@@ -145,29 +152,31 @@ def an_attempt(
         pending_reason=NoNodeConnected(),
         exit_code=7,
         remove_at=1.0,
-        gpus=("GPU-1",),
-        ports={"ssh": 40022},
-        ssh_host_key="ssh-ed25519 AAAA",
-        address="172.30.252.2",
-        runner_socket="/run/x.sock",
-        ready=True,
         disconnected=True,
         cleanup_unknown=True,
-        container_started=True,
-        runner_exited=True,
-        container_gone=True,
-        logs_complete=True,
-        task_removed=True,
-        registered_at=1.0,
+        task=TaskDetails(
+            gpus=("GPU-1",),
+            ports={"ssh": 40022},
+            ssh_host_key="ssh-ed25519 AAAA",
+            address="172.30.252.2",
+            runner_socket="/run/x.sock",
+        ),
+        seen=Seen(
+            container_started=True,
+            container_started_at=103.0,
+            runner_exited=True,
+            container_gone=True,
+            logs_complete=True,
+            task_removed=True,
+        ),
+        serving=Serving(ready=True, registered_at=1.0),
         submitted_at=100.0,
         provisioned_at=101.0,
         pulling_at=102.0,
-        container_started_at=103.0,
         running_at=104.0,
         terminating_at=105.0,
         finished_at=finished_at,
-        limit_paused_since=1.0,
-        limit_paused_total=2.0,
+        limit_pause=LimitPause(since=1.0, total=2.0),
     )
 
 
@@ -284,3 +293,30 @@ def with_secret(run: RunState, secret: str = SECRET) -> RunState:
     spec = msgspec.structs.replace(run.jobs[0].spec, secrets={"S": secret})
     job = msgspec.structs.replace(run.jobs[0], spec=spec)
     return msgspec.structs.replace(run, jobs=(job, *run.jobs[1:]))
+
+
+def a_sweep(run_id: str = "r") -> RunState:
+    """Two parameter sets, of which the first has begun."""
+    spec = JobSpec(image="busybox", env={"KEY": "value"})
+    state = a_run(run_id)
+    job = msgspec.structs.replace(
+        state.jobs[0],
+        id=f"{run_id}-j",
+        group="main",
+        replica=0,
+        cookie=0,
+        index=0,
+        spec=spec,
+        attempts=(),
+    )
+    return msgspec.structs.replace(
+        state,
+        run=msgspec.structs.replace(
+            state.run,
+            status=RunStatus.RUNNING,
+            sweep=Sweep(total=2, begun=1, again=(0,), stopped=((1, 1),), max_parallel=1),
+        ),
+        jobs=(job,),
+        allocations=(),
+        sweep=SweepContent(sets=ParameterSets.of(["lr"], [[0.1], ["ä\u2028"]]), spec=spec),
+    )

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from controller.store.base import LeaseLost, StoreUnavailable
+from controller.store.errors import LeaseLost, StoreUnavailable
+from fairlead.queries import RunQuery
 from tests.doubles.failing_stores import (
     Crash,
     CrashAfterCommit,
@@ -65,7 +66,7 @@ async def test_a_crash_before_the_commit_keeps_nothing_and_one_after_it_everythi
     with pytest.raises(Crash):
         await CrashAfterCommit(inner).commit(submission(a_run("after")))
 
-    assert [state.run.id for state in await inner.list_runs()] == ["after"]
+    assert [state.run.id for state in await inner.list_runs(RunQuery(all=True))] == ["after"]
 
 
 async def test_a_killed_controllers_memory_can_be_taken_over_and_fences_it() -> None:

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from controller.store import schema
-from controller.store.base import StoreUnusable
+from controller.store.errors import StoreUnusable
 from controller.store.sqlite import SqliteDatabase
 
 

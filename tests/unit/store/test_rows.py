@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from controller.store.base import User
-from controller.store.rows import RowCodec
+from controller.lifecycle.model import Attempt, Inactivity, Interruption, LimitPause
+from controller.store.accounts import User
+from controller.store.rows import ATTEMPT, RowCodec
 
 
 class Thing(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +89,39 @@ def test_a_row_is_unchanged_if_all_its_parts_are_the_same_objects(
     changed: dict[str, object], same: bool
 ) -> None:
     assert CODEC.same(THING, msgspec.structs.replace(THING, **changed)) is same
+
+
+# Written by the release in which an attempt had all its fields itself.
+OLD_ROWS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("attempt_rows.json").read_bytes()
+)
+
+
+def loaded(row: dict[str, Any]) -> Attempt:
+    return ATTEMPT.value({**row, "rest": json.dumps(row["rest"])})
+
+
+@pytest.mark.parametrize("row", OLD_ROWS.values(), ids=OLD_ROWS)
+def test_an_attempts_row_stays_as_earlier_releases_wrote_it(row: dict[str, Any]) -> None:
+    again = ATTEMPT.row(loaded(row), run_id=row["run_id"])
+
+    assert {**again, "rest": json.loads(again["rest"])} == row
+
+
+def test_no_field_of_an_attempt_is_lost_between_releases() -> None:
+    whole = loaded(OLD_ROWS["full"])
+
+    assert whole.limit_pause == LimitPause(since=109.5, total=2.5)
+    assert whole.pull.progressed_at == 102.5
+    assert whole.task.runner_socket == "/run/shim.d/a1.sock"
+    assert whole.seen.allocation_released
+    assert whole.seen.outputs is not None
+    assert whole.serving.probes[1].in_a_row == 2
+    assert whole.inactivity == Inactivity(since=106.0, seen_at=107.0)
+    assert whole.interruption == Interruption(
+        requested_at=108.0, ends_at=118.0, paused_since=109.0, report_by=128.0
+    )
+
+
+def test_an_attempt_that_was_never_interrupted_has_no_interruption() -> None:
+    assert loaded(OLD_ROWS["bare"]).interruption is None

@@ -18,10 +18,9 @@ import pytest
 import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import RunStatus
 from controller.store import schema, scrubbing
-from controller.store.base import (
-    Changes,
+from controller.store.base import Changes
+from controller.store.errors import (
     LeaseHeld,
     LeaseLost,
     StoreRefused,
@@ -31,6 +30,8 @@ from controller.store.base import (
 from controller.store.lease import Lease
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from fairlead.model.statuses import RunStatus
+from fairlead.queries import EventQuery
 from tests.doubles.watched_databases import WatchedSqlite
 from tests.support.waiting import eventually, wait_until
 from tests.unit.store.samples import (
@@ -148,7 +149,7 @@ async def test_a_failed_commit_changes_nothing(store: SqlStore, folder: Path) ->
     with pytest.raises(StoreRefused, match="UNIQUE"):
         await store.commit(twice)
     assert await store.find_run("run1") == old
-    assert await store.events() == []
+    assert await store.events(EventQuery()) == []
 
 
 async def test_a_locked_database_is_unavailable_and_the_same_commit_works_later(
@@ -194,7 +195,7 @@ def everything_in(folder: Path) -> bytes:
 @pytest.fixture
 def quick_scrubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(scrubbing, "MOST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(scrubbing, "MAX_PAUSE_SECONDS", 0.02)
 
 
 async def is_anywhere(folder: Path, secret: str = SECRET) -> bool:

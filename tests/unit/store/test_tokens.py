@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from controller.store.base import StoredToken, digest, matching, new_token
+from common.tokens import digest, new_token
+from controller.store.accounts import StoredToken, matching
 
 TOKEN = new_token(lambda size: b"\x01" * size)
 

@@ -16,10 +16,11 @@ from alembic import command
 from alembic.config import Config
 
 from controller.lifecycle.model import Band, Fleet, NodeStatus, RunState
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store import schema
 from controller.store.base import Changes
 from controller.store.sql import Database, SqlStore
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.queries import EventQuery, RunQuery
 from tests.unit.store.samples import change
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -150,7 +151,7 @@ async def test_live_jobs_of_the_first_version_go_on(
     boot = await store.open()
     snapshot = await store.load()
     (state,) = snapshot.runs
-    assert await store.list_runs(band=Band.INTERACTIVE) == [state]
+    assert await store.list_runs(RunQuery(all=True, band=Band.INTERACTIVE)) == [state]
     await _goes_on(store, state)
     await store.close()
 
@@ -158,7 +159,7 @@ async def test_live_jobs_of_the_first_version_go_on(
     assert boot.restored_at is None
     (attempt,) = state.jobs[0].attempts
     assert (state.run.status, attempt.status) == (RunStatus.RUNNING, AttemptStatus.RUNNING)
-    assert (attempt.runner_socket, attempt.node_id) == ("/run/x.sock", "n1")
+    assert (attempt.task.runner_socket, attempt.node_id) == ("/run/x.sock", "n1")
     assert state.jobs[0].spec.commands == ("sleep 1000",)
     assert state.allocations[0].gpus == ("GPU-1",)
     (node,) = snapshot.nodes
@@ -179,8 +180,9 @@ async def _goes_on(store: SqlStore, state: RunState) -> None:
     )
     await store.commit(change(state, later))
     await store.commit(Changes(fleets={"f": Fleet(name="f", created_at=1.0)}))
-    assert await store.find_submission("admin", "key") == later
-    assert [stored.event.cause for stored in await store.events()] == ["submitted"]
+    found = await store.find_submissions([("admin", "key")])
+    assert found["admin", "key"] == later
+    assert [stored.event.cause for stored in await store.events(EventQuery())] == ["submitted"]
 
 
 def test_the_rows_are_all_that_the_first_version_had(first: Callable[[], Database]) -> None:

@@ -11,7 +11,10 @@ _PAGE = (_TESTS / "README.md").read_text()
 _QUOTED = re.findall(r"`([^`\n]+)`", _PAGE)
 _PATH = re.compile(r"(?:\w+/)+(?:\w+\.py)?|\w+(?:/\w+)+(?:\.py)?|test_\w+\.py")
 _BASES = {"_AtOneAct", "_Around", "Crash"}
-_PARTS = {"MemoryContainer"}
+_PARTS = {
+    "MemoryContainer",
+    *("AmdSmiException", "AmdSmiTemperatureMetric", "AmdSmiTemperatureType", "Card"),
+}
 
 
 def _classes(folder: str) -> set[str]:

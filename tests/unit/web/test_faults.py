@@ -19,9 +19,9 @@ from controller.lifecycle.model import (
     NodeStatus,
     RunState,
 )
-from controller.lifecycle.reasons import Reason
-from controller.service.faults import is_broken, was_hit
+from controller.service.machines.faults import is_broken, was_hit
 from controller.store.base import Changes
+from fairlead.model.reasons import Reason
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, submission
 from tests.unit.web.conftest import Browser
@@ -66,7 +66,7 @@ async def break_a_gpu(controller: Controller) -> None:
             a_run_of("long-gone", "admin", 100.0, 200.0),
         )
     )
-    await controller.turns.save_node(a_node(DEAD, WELL), "node1")
+    await controller.pipeline.save_node(a_node(DEAD, WELL), "node1")
 
 
 async def test_a_node_tells_which_jobs_its_broken_gpu_hit(
@@ -121,12 +121,12 @@ def test_what_an_admin_did_is_not_broken(node: Node, needs_a_person: bool) -> No
 async def test_the_list_shows_a_node_with_a_dead_gpu_as_such(
     admin: Browser, controller: Controller
 ) -> None:
-    await controller.turns.save_node(a_node(DEAD, WELL), "node1")
+    await controller.pipeline.save_node(a_node(DEAD, WELL), "node1")
     shown = await admin.fragment("/dashboard/nodes", "fleets")
     assert "1 node needs a person" in shown
     assert "1 of 2 GPUs is broken (Xid 79: fell off the bus)" in shown
     assert 'class="status refusal"><span aria-hidden="true">\N{BLACK UP-POINTING TRIANGLE}' in shown
-    await controller.turns.save_node(a_node(WELL), "node1")
+    await controller.pipeline.save_node(a_node(WELL), "node1")
     mended = await admin.fragment("/dashboard/nodes", "fleets")
     assert "a person" not in mended
     assert "is broken" not in mended
@@ -136,7 +136,7 @@ async def test_the_navigation_counts_what_is_broken(admin: Browser, controller: 
     quiet = await (await admin.open("/dashboard/runs")).text()
     async with await admin.stream() as stream:
         hello = await stream.content.readuntil(b"\n\n")
-        await controller.turns.save_node(a_node(DEAD, WELL), "node1")
+        await controller.pipeline.save_node(a_node(DEAD, WELL), "node1")
         told = await stream.content.readuntil(b"\n\n")
     loud = await (await admin.open("/dashboard/runs")).text()
 
@@ -150,7 +150,7 @@ async def test_a_node_that_is_not_heard_says_how_old_its_data_are(
     admin: Browser, controller: Controller
 ) -> None:
     lost = a_node(WELL, status=NodeStatus.LOST, last_seen_at=60.0)
-    await controller.turns.save_node(lost, "node1")
+    await controller.pipeline.save_node(lost, "node1")
     for path, block in (("nodes", "fleets"), ("nodes/node1", "node")):
         shown = await admin.fragment(f"/dashboard/{path}", block)
         assert 'as of <time datetime="1970-01-01T00:01:00.000Z">' in shown

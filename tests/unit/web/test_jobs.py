@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Attempt, RunPolicy, RunState
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.web.jobs import MAX_ATTEMPTS, ROWS, ran_for
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, an_attempt, submission
 from tests.unit.web.conftest import Browser
@@ -85,6 +85,27 @@ async def sweep(controller: Controller) -> RunState:
 
 def rows_in(fragment: str) -> list[int]:
     return [int(found) for found in re.findall(r'id="job-job-(\d+)"', fragment)]
+
+
+async def test_the_page_of_an_ended_run_reads_its_jobs_once(
+    admin: Browser, controller: Controller, sweep: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 jobs take 25 ms to read; the page, its events and its stream each need the run."""
+    asked: list[str] = []
+    find = controller.store.find_run
+
+    async def find_run(key: str, *, user: str | None = None) -> RunState | None:
+        asked.append(key)
+        return await find(key, user=user)
+
+    monkeypatch.setattr(controller.store, "find_run", find_run)
+    assert "1 to 50 of 300" in await (await admin.open(PATH)).text()
+    assert asked == ["sweep"]
+    (await admin.stream("sweep")).close()
+    assert asked == ["sweep"]
+    await controller.store.commit(submission(a_run("other", name="other", user="admin")))
+    assert (await admin.open("/dashboard/runs/other")).status == 200
+    assert asked == ["sweep", "other"]
 
 
 async def test_the_jobs_of_a_large_run_come_page_by_page(admin: Browser, sweep: RunState) -> None:

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.site import Site
+from common.refusals import Unauthenticated
 from controller.api.app import make_app
 from controller.clock import SystemClock
-from controller.proxy.site import Site
-from controller.service.errors import Unauthenticated
-from controller.service.users import Gate
+from controller.service.accounts.users import Gate
 from controller.web.app import Dashboard, session_key
 from controller.web.sessions import Sessions
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.site import Site
+from common.tokens import browser_secret, digest
 from controller.api.app import make_app
-from controller.proxy.site import Site
-from controller.store.base import browser_secret, digest
 from controller.web.app import Dashboard, session_key
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.web.conftest import Browser, submit

@@ -13,15 +13,16 @@ from msgspec.structs import replace
 
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Occurrence
-from controller.lifecycle.reasons import RunReason
-from controller.lifecycle.statuses import AttemptStatus, IrisState, RunStatus
 from controller.store.base import Changes
 from controller.web.durations import lasting
 from controller.web.pages import dated
 from controller.web.run import occurrence_rows, sentence_of
 from controller.web.runs import gpus_of
 from controller.web.states import LOOKS, badge, stylesheet
-from shim.schemas import GpuRequest
+from fairlead.model.reasons import RunReason
+from fairlead.model.statuses import AttemptStatus, IrisState, RunStatus
+from fairlead.wire.shim import GpuRequest
+from tests.support.attempts import attempt_with
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.store.samples import a_run
 from tests.unit.web.conftest import Browser, submit
@@ -48,8 +49,8 @@ def test_a_run_tells_which_gpus_it_holds_and_waits_for() -> None:
     run = a_run("r", user="ada", status=RunStatus.RUNNING)
     job, attempt = run.jobs[0], replace(run.jobs[0].attempts[0], status=AttemptStatus.RUNNING)
     wants = replace(job.spec, resources=replace(job.spec.resources, gpu=GpuRequest(count=8)))
-    waits = replace(job, spec=wants, attempts=(replace(attempt, gpus=()),))
-    holds = replace(waits, attempts=(replace(attempt, gpus=tuple("abcdefgh")),))
+    waits = replace(job, spec=wants, attempts=(attempt_with(attempt, gpus=()),))
+    holds = replace(waits, attempts=(attempt_with(attempt, gpus=tuple("abcdefgh")),))
     ended = replace(holds, attempts=(replace(attempt, status=AttemptStatus.DONE),))
 
     every = ((waits,), (holds,), (holds, waits), (ended,))
@@ -406,3 +407,12 @@ def test_a_duration_shows_its_two_largest_units() -> None:
     shown = [lasting(seconds) for seconds in (5.4, 65, 3700, 90000)]
 
     assert shown == ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+
+
+async def test_the_page_of_a_run_says_after_which_runs_it_begins(admin: Browser) -> None:
+    prepare = await submit(admin, name="prepare")
+    train = await submit(admin, after="prepare", start_before="4h")
+    page = await (await admin.open(f"/dashboard/runs/{train['id']}")).text()
+    assert f'<a href="/dashboard/runs/{prepare["id"]}">prepare</a> is done' in page
+    assert "after run prepare: waits until it is done" in page
+    assert "Must run by" in page

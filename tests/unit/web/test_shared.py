@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 
-from controller.web.shared import MOST_SECONDS, Fragment, SharedFragments
+from controller.web.shared import MAX_SECONDS, Fragment, SharedFragments
 from tests.unit.web.conftest import Browser, submit
 
 
@@ -53,7 +53,7 @@ async def test_a_fragment_is_shared_for_a_second_at_most() -> None:
     make = Maker()
     shared = SharedFragments(nullcontext(asyncio.Event()), lambda: now[0])
     await shared.get("a", make)
-    now[0] += MOST_SECONDS
+    now[0] += MAX_SECONDS
     assert said(await shared.get("a", make)) == "fragment 2"
 
 

@@ -8,8 +8,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from controller.api.documents import GpuView, ServiceGroupView
-from controller.api.nodes import node_view
+from controller.api.machines.nodes import node_view
 from controller.api.views import run_view
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
@@ -22,9 +21,8 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AllocationState
-from controller.service.nodes import Holder, NodeUse
-from controller.service.queue import QueueEntry
+from controller.service.machines.use import Holder, NodeUse
+from controller.service.runs.queue import QueueEntry
 from controller.store.base import Changes
 from controller.web.assets import Assets
 from controller.web.dev_environments import ways_of
@@ -32,6 +30,8 @@ from controller.web.nodes import GIB, bar, gpu_square, node_row
 from controller.web.pages import Renderer
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
+from fairlead.documents import GpuView, ServiceGroupView
+from fairlead.model.statuses import AllocationState
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
@@ -320,7 +320,7 @@ async def test_a_gpu_leads_its_owner_to_the_run_and_others_not(
         created_at=0.0,
     )
     attempt = job["attempts"][0]["id"]
-    await controller.turns.report(Placed(run_id=run["id"], attempt_id=attempt, allocation=place))
+    await controller.pipeline.report(Placed(run_id=run["id"], attempt_id=attempt, allocation=place))
     users = controller.service.gate.users
     own, other = (controller.service.nodes.holders(users[name]) for name in ("admin", "ada"))
     assert own["n1"]["GPU-1"] == Holder(run["id"], "secret-plan")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.errors import CliError
-from controller.cli.hosts.bundle import read_bundle
+from controller.commands.hosts.bundle import read_bundle
+from fairlead.cli.errors import CliError
 
 NAME = "fairlead-node-0.1.0+4f2a-amd64.tar"
 

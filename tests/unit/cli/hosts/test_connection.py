@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from controller.cli.hosts.connection import Host, HostError, Target, connect
-from controller.links.ssh import fingerprint, public_line
+from common.links.host_keys import fingerprint, public_line
+from controller.commands.hosts.connection import Host, HostError, Target, connect
 from tests.unit.links.sshd import CLIENT_KEY, HOST_KEYS, sshd
 
 HOST_KEY = public_line(HOST_KEYS["ed25519"])

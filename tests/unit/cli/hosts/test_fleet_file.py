@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from controller.cli.commands.apply import is_fleet
-from controller.cli.hosts.connection import Jump, Target
-from controller.cli.hosts.fleet_file import FleetWish, read_fleet
-from controller.cli.hosts.install import with_blocks
-from controller.configuration.convert import ConfigurationError
+from controller.commands.hosts.connection import Jump, Target
+from controller.commands.hosts.fleet_file import FleetWish, read_fleet
+from controller.commands.hosts.install import with_blocks
+from fairlead.cli.commands.runs.applying import is_fleet
+from fairlead.configuration.convert import ConfigurationError
 from fairlead.submission import read_document
 
 FILE = """\
@@ -128,3 +128,28 @@ def test_other_files_are_no_fleets(tmp_path: Path, data: Any) -> None:
 def test_blocks_are_set_beside_the_operators_own_options(before: str, after: str) -> None:
     assert with_blocks(before, "4") == after
     assert with_blocks(after, "4") == after
+
+
+RENTING = "type: fleet\nname: f\nmachines: {provider: lab, nodes: 0..2}\n"
+
+
+def test_a_fleet_may_have_machines_in_place_of_hosts(tmp_path: Path) -> None:
+    wish = read(tmp_path, RENTING + "budget: {per_hour: 3}\n")
+    assert wish.hosts == ()
+    assert wish.machines == {"provider": "lab", "nodes": "0..2"}
+    assert wish.budget == {"per_hour": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (RENTING + "budget: {per_hour: 0}\n", "budget.per_hour"),
+        (RENTING.replace("0..2", "3..2"), "machines.nodes"),
+        (RENTING.replace("provider: lab, ", ""), "machines.provider"),
+        ("type: fleet\nname: f\nhosts: [a]\nbudget: {per_hour: 1}\n", "budget"),
+    ],
+)
+def test_a_fleet_that_could_rent_nothing_is_refused(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(tmp_path, text)
+    assert refused.value.field == field

@@ -9,17 +9,17 @@ import asyncssh
 import msgspec
 import pytest
 
-from controller.api.documents import NodeView
-from controller.api.nodes import node_view
-from controller.cli.commands.install import install
-from controller.cli.errors import EXIT_USAGE, CliError
-from controller.cli.hosts.bundle import Bundle
-from controller.cli.hosts.connection import HostError, Target
-from controller.cli.hosts.install import HostPlan, NodesApi, options_of
-from controller.cli.hosts.preflight import Facts
+from common.links.host_keys import public_line
+from controller.api.machines.nodes import node_view
+from controller.commands.hosts.bundle import Bundle
+from controller.commands.hosts.connection import HostError, Target
+from controller.commands.hosts.install import HostPlan, NodesApi, options_of
+from controller.commands.hosts.preflight import Facts
+from controller.commands.install import install
 from controller.lifecycle.model import Node, NodeAddress
-from controller.links.ssh import public_line
-from controller.service.nodes import NodeUse
+from controller.service.machines.use import NodeUse
+from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.documents import NodeView
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient
 

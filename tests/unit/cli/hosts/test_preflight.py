@@ -7,7 +7,7 @@ import subprocess
 import msgspec
 import pytest
 
-from controller.cli.hosts.preflight import (
+from controller.commands.hosts.preflight import (
     FACTS_SCRIPT,
     BadFacts,
     Facts,
@@ -123,6 +123,13 @@ def test_without_docker_it_is_installed_required_or_done_without() -> None:
     assert found(Level.ERROR, wanting(docker="use"), docker="")[0].subject == "docker"
     (warning,) = found(Level.WARNING, wanting(docker="none"), docker="")
     assert "without isolation" in warning.message
+
+
+def test_podman_is_required_where_it_is_asked_for_and_docker_is_not() -> None:
+    wish = wanting(docker="podman")
+    assert found(Level.ERROR, wish, docker="")[0].fix == "install the packages podman, netavark"
+    assert found(Level.ERROR, wish, docker="", podman="4.3.1") == []
+    assert "3.4.4 was not tried" in found(Level.WARNING, wish, podman="3.4.4")[0].message
 
 
 def test_what_is_not_said_about_docker_stays_as_it_was_said_before() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.hosts.connection import HostError, Jump, Target
-from controller.cli.hosts.ssh_config import target_of
+from controller.commands.hosts.connection import HostError, Jump, Target
+from controller.commands.hosts.ssh_config import target_of
 from tests.unit.links.sshd import CLIENT_KEY
 
 CONFIG = """\

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.hosts.connection import HostError, Target
-from controller.cli.hosts.trust import UnknownHostKey, trusted_key
-from controller.links.ssh import fingerprint, public_line
+from common.links.host_keys import fingerprint, public_line
+from controller.commands.hosts.connection import HostError, Target
+from controller.commands.hosts.trust import UnknownHostKey, trusted_key
 from tests.unit.links.sshd import HOST_KEYS, STRANGER_KEY, sshd
 
 KEYS = (HOST_KEYS["ed25519"], HOST_KEYS["rsa"])

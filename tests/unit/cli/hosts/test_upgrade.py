@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from controller.cli.hosts.upgrade import End, Upgrade, roll
+from controller.commands.hosts.upgrade import End, Upgrade, roll
 
 NAMES = ("a", "b", "c", "d", "e")
 

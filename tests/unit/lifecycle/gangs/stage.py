@@ -10,9 +10,9 @@ from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Placed
-from controller.lifecycle.statuses import AttemptStatus
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play
 
 RETRY = RetryPolicy(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.lifecycle import gangs
+from controller.lifecycle.membership import ranks
 from controller.lifecycle.model import Group, JobSpec, RunPolicy
-from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.lifecycle.runs.submission import new_run
+from fairlead.model.spec import PlannedGroup
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import Play
 
@@ -38,7 +39,7 @@ def test_groups_without_a_gang_have_no_ranks_and_no_incarnation() -> None:
     play = Play(groups=[Group(name="data", nodes=2)])
     assert [job.rank for job in play.state.jobs] == [None, None]
     assert play.run.incarnation is None
-    assert not gangs.is_gang_run(play.run)
+    assert not ranks.is_gang_run(play.run)
 
 
 @pytest.mark.parametrize("size", [0, 3])

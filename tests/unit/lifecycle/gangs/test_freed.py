@@ -11,9 +11,9 @@ from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Allocation, Group, RetryPolicy
-from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import FreedAllocationLost, GangTooLarge, Placed
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason, SwitchReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 

@@ -9,8 +9,8 @@ import pytest
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase, check_move
 from controller.lifecycle.gangs.switching import SWITCHES
-from controller.lifecycle.reasons import SwitchReason
-from controller.lifecycle.statuses import IllegalMove
+from fairlead.model.reasons import SwitchReason
+from fairlead.model.statuses import IllegalMove
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 

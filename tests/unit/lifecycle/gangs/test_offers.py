@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Group
 from controller.lifecycle.pending_reasons import GangApart, GangInPart, VictimsLeave
 from controller.lifecycle.reports import Nominated, Placed
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from fairlead.model.statuses import AllocationState, AttemptStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 

@@ -12,9 +12,8 @@ from controller.lifecycle.decide import Decision, decide
 from controller.lifecycle.effects import releases
 from controller.lifecycle.gangs import freed, incarnation
 from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase
-from controller.lifecycle.gangs.queries import is_current, is_held
+from controller.lifecycle.membership.ranks import is_current, is_held
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
-from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     AllocationReleased,
     EngineGone,
@@ -24,7 +23,8 @@ from controller.lifecycle.reports import (
     Report,
     TaskMissing,
 )
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 
 JOBS = 5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle import gangs
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs.incarnation import Phase
+from controller.lifecycle.membership import ranks
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
 from controller.lifecycle.pending_reasons import VictimsLeave
-from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import NodeDrained, Nominated, Preempted, Report
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason, SwitchReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 from tests.unit.lifecycle.play import START
@@ -237,11 +237,11 @@ def test_a_reserved_job_takes_no_room_while_a_rank_beside_the_gang_is_tried_agai
     play.fail(1).clean_all()
     assert play.attempt(1).status is SUBMITTED
     assert play.attempt(2).reason is FAILED
-    assert gangs.waiting_reserved(play.state) == []
+    assert ranks.waiting_reserved(play.state) == []
     play.wait(15)
-    assert [a.id for a in gangs.waiting_ranked(play.state)] == [play.attempt(2).id]
+    assert [a.id for a in ranks.waiting_ranked(play.state)] == [play.attempt(2).id]
     play.send(play.placed_in(2))
-    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(1).id]
+    assert [a.id for a in ranks.waiting_reserved(play.state)] == [play.attempt(1).id]
 
 
 def test_the_lost_ranks_of_two_groups_go_to_reserved_jobs_of_their_own() -> None:
@@ -249,7 +249,7 @@ def test_the_lost_ranks_of_two_groups_go_to_reserved_jobs_of_their_own() -> None
     play.send(play.exited(0, FAILED), play.exited(4, FAILED)).clean_all()
     assert play.number == 2
     assert play.ranks() == [None, 1, 0, 0, None, 1]
-    assert [a.id for a in gangs.waiting_reserved(play.state)] == [
+    assert [a.id for a in ranks.waiting_reserved(play.state)] == [
         play.attempt(0).id,
         play.attempt(4).id,
     ]
@@ -259,7 +259,7 @@ def test_a_reserved_job_inherits_no_rank_of_another_group() -> None:
     play = GangPlay(gang(2, 2, name="train"), gang(3, 2, name="serve")).run_all()
     play.fail(0).clean_all()
     assert play.ranks() == [0, 1, 0, 1, None]
-    assert [a.job_id for a in gangs.waiting_ranked(play.state)] == [play.job(0).id]
+    assert [a.job_id for a in ranks.waiting_ranked(play.state)] == [play.job(0).id]
 
 
 def test_failures_of_all_gang_groups_count_together() -> None:
@@ -411,7 +411,7 @@ def test_a_whole_gang_that_is_preempted_switches_once_and_gives_its_places_back(
     play.clean_all()
     assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
     assert play.statuses() == [SUBMITTED] * 3
-    assert gangs.anchors(play.state) == []
+    assert ranks.anchors(play.state) == []
 
 
 # -- not whole in time ----------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_half_a_gang_there_when_the_time_is_over_starts_anew_as_a_whole() -> Non
     assert play.run.switches[-1].reason == SwitchReason.REINCARNATION_TIMEOUT
     play.clean_all()
     assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
-    assert gangs.anchors(play.state) == []
+    assert ranks.anchors(play.state) == []
     play.wait(60)
     assert play.statuses() == [SUBMITTED] * 5
 

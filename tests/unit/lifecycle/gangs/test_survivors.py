@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle import gangs
 from controller.lifecycle.effects import EffectKind, releases
 from controller.lifecycle.gangs.incarnation import Phase
+from controller.lifecycle.membership import ranks
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
-from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import AllocationReleased, GangTooLarge
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import Reason, SwitchReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 from tests.unit.lifecycle.play import START
 
@@ -37,19 +37,19 @@ def test_survivors_start_again_in_the_same_place_and_the_culprit_needs_a_new_one
 
 def test_the_scheduler_is_told_who_waits_and_where_the_survivors_are() -> None:
     play = GangPlay(gang(4, 3))
-    assert len(gangs.waiting_ranked(play.state)) == 3
-    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(3).id]
-    assert not gangs.ranked_hold_allocations(play.run, play.state.jobs)
-    assert gangs.anchors(play.state) == []
+    assert len(ranks.waiting_ranked(play.state)) == 3
+    assert [a.id for a in ranks.waiting_reserved(play.state)] == [play.attempt(3).id]
+    assert not ranks.ranked_hold_allocations(play.run, play.state.jobs)
+    assert ranks.anchors(play.state) == []
     play.run_all().fail(1).clean_all()
-    assert gangs.waiting_ranked(play.state) == []
-    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(1).id]
+    assert ranks.waiting_ranked(play.state) == []
+    assert [a.id for a in ranks.waiting_reserved(play.state)] == [play.attempt(1).id]
     play.run_all().fail(0)
     play.surround("n3")
     play.clean_all().wait(15)
-    assert [a.rank for a in gangs.waiting_ranked(play.state)] == [1]
-    assert not gangs.ranked_hold_allocations(play.run, play.state.jobs)
-    assert [a.placement for a in gangs.anchors(play.state)] == ["rack"] * 2
+    assert [a.rank for a in ranks.waiting_ranked(play.state)] == [1]
+    assert not ranks.ranked_hold_allocations(play.run, play.state.jobs)
+    assert [a.placement for a in ranks.anchors(play.state)] == ["rack"] * 2
 
 
 def test_a_place_on_a_node_that_is_not_healthy_does_not_survive() -> None:
@@ -134,8 +134,8 @@ def test_lost_ranks_go_to_reserved_survivors_by_cookie() -> None:
     assert play.ranks() == [0, None, 2, 1, None]
     assert play.attempt(3).status is AttemptStatus.PROVISIONING
     assert play.attempt(1).status is AttemptStatus.SUBMITTED
-    assert gangs.ranked_hold_allocations(play.run, play.state.jobs)
-    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(1).id]
+    assert ranks.ranked_hold_allocations(play.run, play.state.jobs)
+    assert [a.id for a in ranks.waiting_reserved(play.state)] == [play.attempt(1).id]
 
 
 def test_a_reserved_job_under_another_placement_value_inherits_no_rank() -> None:
@@ -146,9 +146,9 @@ def test_a_reserved_job_under_another_placement_value_inherits_no_rank() -> None
     assert play.ranks() == [0, 1, 2, None]
 
 
-@pytest.mark.parametrize(("lost", "ranks"), [(0, [None, 1, 2, 0]), (2, [0, 1, None, 2])])
+@pytest.mark.parametrize(("lost", "ranked"), [(0, [None, 1, 2, 0]), (2, [0, 1, None, 2])])
 def test_an_abandoned_rank_stays_with_its_job_and_is_counted(
-    lost: int, ranks: list[int | None]
+    lost: int, ranked: list[int | None]
 ) -> None:
     play = GangPlay(gang(4, 3)).run_all().change_job(1, abandoned=True)
     assert isinstance(play, GangPlay)
@@ -156,9 +156,9 @@ def test_an_abandoned_rank_stays_with_its_job_and_is_counted(
     assert play.number == 1
     play.fail(lost).clean_all()
     assert play.number == 2
-    assert play.ranks() == ranks
+    assert play.ranks() == ranked
     assert len(play.job(1).attempts) == 1
-    assert gangs.ranked_hold_allocations(play.run, play.state.jobs)
+    assert ranks.ranked_hold_allocations(play.run, play.state.jobs)
 
 
 # -- not whole in time ----------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_when_no_place_survived_the_gang_queues_whole() -> None:
     play.surround("n0", "n2")
     play.clean_all()
     assert play.statuses() == [AttemptStatus.SUBMITTED] * 3
-    assert gangs.anchors(play.state) == []
+    assert ranks.anchors(play.state) == []
 
 
 def test_a_gang_that_ends_for_no_capacity_queues_whole_after_fifteen_seconds() -> None:

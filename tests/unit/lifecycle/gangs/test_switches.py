@@ -8,7 +8,6 @@ from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import ALLOCATION_LOST, ROWS, Reason, RunReason, SwitchReason
 from controller.lifecycle.reports import (
     NotPlaced,
     Preempted,
@@ -16,7 +15,8 @@ from controller.lifecycle.reports import (
     SuspendRequested,
     TaskMissing,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from fairlead.model.reasons import ALLOCATION_LOST, ROWS, Reason, RunReason, SwitchReason
+from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import FAILED, RETRY, GangPlay, gang
 from tests.unit.lifecycle.play import START
 

@@ -13,12 +13,12 @@ import asyncssh
 import msgspec
 import pytest
 
+from fairlead.wire.runner import Repo, RepoCredentials
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children
-from runner.schemas import Repo, RepoCredentials
 from tests.support.git_server import commit, git
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from fairlead import upload
+from fairlead.wire.runner import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
-from runner.code.prepare import CodePreparer, CodeStore
+from runner.code.prepare import CodePreparer
+from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children
-from runner.schemas import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.validation import wanted_blobs
 from tests.support.git_server import GitServer, commit, git, serving
 from tests.unit.runner.code.hostile import file, tar

@@ -14,11 +14,18 @@ from itertools import combinations
 import msgspec
 from hypothesis import strategies as st
 
-from common.errors import Refused
-from common.gpu_names import is_called
+from fairlead.wire.errors import Refused
+from fairlead.wire.gpu_names import is_called
+from fairlead.wire.shim import (
+    AllocationInfo,
+    GpuInfo,
+    GpuLink,
+    GpuRequest,
+    TaskRequest,
+    TaskResources,
+)
 from shim.gpus.selection import tightness
 from shim.node.ledger import Capacity, Ledger
-from shim.schemas import AllocationInfo, GpuInfo, GpuLink, GpuRequest, TaskRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked, mig
 
 Order = tuple[int, int, int, int, int]

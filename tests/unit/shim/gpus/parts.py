@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shim.schemas import GpuInfo, GpuLink
+from fairlead.wire.shim import GpuInfo, GpuLink
 
 Link = Callable[[int, int], GpuLink]
 

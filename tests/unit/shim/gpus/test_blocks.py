@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import Refused
+from fairlead.wire.errors import Refused
+from fairlead.wire.shim import GpuRequest, TaskResources
 from shim.errors import StartError
 from shim.node.ledger import AUTO, Blocks, Capacity, Ledger, check, parse, resolve
-from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked
 from tests.unit.shim.parts import request
 

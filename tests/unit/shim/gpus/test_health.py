@@ -32,7 +32,7 @@ def test_without_the_drivers_verdict_an_unknown_xid_cordons() -> None:
 
 
 def test_the_page_names_the_xids_of_the_application() -> None:
-    page = (Path(__file__).parents[4] / "docs/nodes.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/gpus.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| XIDs of the application:")]
     named = {int(number) for number in re.findall(r"\d+", row)}
     assert named == APPLICATION

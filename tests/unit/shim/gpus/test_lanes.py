@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shim.gpus.base import GpuSilent
-from shim.gpus.nvidia.nvml import Lane
+from shim.gpus.lanes import Lane
 from tests.support.waiting import LONG
 
 

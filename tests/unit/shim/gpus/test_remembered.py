@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.wire.shim import GpuInfo
 from shim.gpus.base import GpuError
 from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
-from shim.schemas import GpuInfo
 from shim.state.records import DiskRecords, Records
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, MemoryRecords

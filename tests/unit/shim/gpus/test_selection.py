@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.gpu_names import is_called
+from fairlead.wire.gpu_names import is_called
+from fairlead.wire.shim import GpuInfo, GpuLink
 from shim.gpus.selection import choose, tightness
-from shim.schemas import GpuInfo, GpuLink
 from tests.unit.shim.gpus.parts import gpu, in_pairs, indexes, linked, mig
 
 EIGHT = linked(8, in_pairs)

@@ -1,0 +1,46 @@
+"""The refusals and failures that a client of a service sees from the proxy."""
+
+from __future__ import annotations
+
+from common.refusals import ServiceError
+
+
+class NotAllowed(ServiceError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class TooLarge(ServiceError):
+    status = 413
+    code = "too_large"
+
+
+class TooMany(ServiceError):
+    """`wait`: seconds until the next request may come."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, wait: float) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+class ReplicaFailed(ServiceError):
+    """No replica gave a usable answer."""
+
+    status = 502
+    code = "replica_failed"
+
+
+class NoReplica(ServiceError):
+    """No replica is ready; `wait`: seconds after which another try makes sense."""
+
+    status = 503
+    code = "no_replica"
+    wait = 5.0
+
+
+class ReplicaTimeout(ServiceError):
+    status = 504
+    code = "replica_timeout"

@@ -1,0 +1,84 @@
+"""Every failure leaves as the same JSON shape, never as a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+
+from common.http import BROKEN_BODY, error_response
+from common.refusals import ServiceError
+from controller.store.errors import StoreError, StoreRefused
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.wire.errors import Refused
+
+log = logging.getLogger(__name__)
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+def encoded(request: web.Request) -> web.Response | None:
+    """Return the refusal of a compressed body, else None."""
+    encoding = request.headers.get("Content-Encoding", "").strip()
+    if not request.body_exists or encoding.lower() in ("", "identity"):
+        return None
+    # Anyone may send it: no control characters go into answers and logs.
+    shown = "".join(char for char in encoding if char.isprintable())[:40]
+    return _answer(
+        400, "bad_body", f"the body has the Content-Encoding {shown}: send it without an encoding"
+    )
+
+
+def _answer(status: int, code: str, message: str, field: str | None = None) -> web.Response:
+    return error_response(Refused(status, code, message, field))
+
+
+def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    messages = {
+        400: " ".join((error.text or error.reason).split()),
+        404: f"there is no {request.path}; /v1/openapi.json lists all paths",
+        405: f"{request.path} does not support {request.method}",
+        413: f"the body is larger than {request.client_max_size} bytes",
+    }
+    answer = _answer(
+        error.status,
+        _HTTP_CODES.get(error.status, "bad_request"),
+        messages.get(error.status, error.reason),
+    )
+    # A 405 must name the methods (RFC 9110, 15.5.6).
+    if "Allow" in error.headers:
+        answer.headers["Allow"] = error.headers["Allow"]
+    return answer
+
+
+def as_response(request: web.Request, error: Exception) -> web.Response:
+    """Return the response for an error. An unexpected error is logged with its traceback and shown
+    without it."""
+    if isinstance(error, web.HTTPException):
+        return _of_http(request, error)
+    if isinstance(error, ServiceError):
+        answer = error_response(error)
+        # A 401 must name a way to log in (RFC 9110, 15.5.2).
+        if error.status == 401:
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
+    if isinstance(error, web.RequestPayloadError):
+        return _answer(400, "bad_body", BROKEN_BODY)
+    if isinstance(error, StoreError):
+        log.error("%s %s: %s", request.method, request.path, error)
+    elif not isinstance(error, ConfigurationError):
+        log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return error_response(as_refusal(error))
+
+
+def as_refusal(error: Exception) -> Refused:
+    """Return what a request, or a part of one, is told of an error of the service."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, ConfigurationError):
+        return Refused(400, "invalid_configuration", error.sentence(), error.field or None)
+    if isinstance(error, StoreRefused):
+        return Refused(500, "store_refused", str(error))
+    if isinstance(error, StoreError):
+        return Refused(503, "store_unavailable", str(error))
+    return Refused(500, "internal", "the controller failed on this request; see its log")

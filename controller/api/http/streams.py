@@ -1,0 +1,55 @@
+"""Common parts of requests that stay open: a stopping controller ends them at once.
+
+Each is registered in the application. Its reader reconnects and continues at its offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from aiohttp import web
+
+# Reverse proxies cut quiet streams: nginx after 60 s (proxy_read_timeout).
+HEARTBEAT_SECONDS = 10.0
+# A reader that answers no close must not hold up the controller's end.
+CLOSE_SECONDS = 1.0
+PROTOCOL = "fairlead"
+TOKEN_PROTOCOL = "fairlead.token."
+"""A browser offers `fairlead` and `fairlead.token.TOKEN` as subprotocols; the first is chosen."""
+Ending = Callable[[], Awaitable[object]]
+STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
+
+
+async def end_streams(app: web.Application) -> None:
+    """End all streams; for `on_shutdown`."""
+    endings = app[STREAMS]
+    # A copy: each stream that ends takes itself out of the set.
+    await asyncio.gather(*(end() for end in tuple(endings)))
+
+
+@contextmanager
+def registered(request: web.Request, end: Ending) -> Iterator[None]:
+    request.app[STREAMS].add(end)
+    try:
+        yield
+    finally:
+        request.app[STREAMS].discard(end)
+
+
+def cancel_this() -> Ending:
+    """Return a function that ends the present task."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def cancel() -> None:
+        task.cancel()
+
+    return cancel
+
+
+def reader_may_leave() -> suppress:
+    """Suppress aiohttp's errors about a reader that goes away before, in or after a write."""
+    # aiohttp raises ClientConnectionResetError on a write to a closing transport.
+    return suppress(ConnectionError)

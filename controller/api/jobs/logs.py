@@ -1,0 +1,226 @@
+"""The log of an attempt, as it is stored and as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import AsyncIterator, Coroutine
+from functools import partial
+from typing import Literal
+
+import msgspec
+from aiohttp import WSCloseCode, web
+
+from controller.api.http.routes import FRAMES, NDJSON, TEXT, Call, Route
+from controller.api.http.streams import (
+    CLOSE_SECONDS,
+    PROTOCOL,
+    cancel_this,
+    reader_may_leave,
+    registered,
+)
+from controller.clock import iso_of_job
+from controller.service.jobs.logs import follow_log
+from fairlead.queries import Offset, Query
+from fairlead.wire.frames import Decoder, Frame, Stream, tail_from
+from fairlead.wire.runner import LogsHeader
+
+
+class FollowQuery(Query, frozen=True):
+    """As `LogsQuery`. `format` of the messages: whole frames; for browsers one JSON object for each
+    frame, by which a reader can resume, or the text of each."""
+
+    attempt: str | None = None
+    job: str | None = None
+    offset: Offset = 0
+    format: Literal["frames", "json", "text"] = "frames"
+
+
+class LogsQuery(Query, frozen=True):
+    """`offset` counts bytes of the attempt's output; `job` defaults to the first, `attempt` to the
+    job's latest. `format`: frames, the output itself, or one JSON object on each line; by default
+    the one that `Accept` names."""
+
+    attempt: str | None = None
+    job: str | None = None
+    offset: Offset = 0
+    format: Literal["frames", "text", "ndjson"] | None = None
+
+
+# A type with the weight 0 is one that the client does not take (RFC 9110, 12.4.2).
+_NEVER = re.compile(r"q\s*=\s*0(\.0*)?", re.ASCII)
+
+
+_MEDIA = {"frames": FRAMES, "text": f"{TEXT}; charset=utf-8", "ndjson": NDJSON}
+
+
+async def read_logs(call: Call) -> web.StreamResponse:
+    """Send the stored log as raw frames, as text or as lines of JSON.
+
+    An attempt that has not begun has an empty log; a removed log is an error.
+    """
+    query: LogsQuery = call.query
+    state = await call.service.runs.get(call.path("run"))
+    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    await call.service.kept_logs.require(state, attempt)
+    form = query.format or accepted(call.request.headers.get("Accept", ""))
+    headers = {"Content-Type": _MEDIA[form]}
+    # nosniff: a browser that guesses could take a job's output for HTML and run its scripts.
+    headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Vary": "Accept"}
+    response = web.StreamResponse(headers=headers)
+    with registered(call.request, cancel_this()), reader_may_leave():
+        await response.prepare(call.request)
+        if attempt is not None:
+            pieces = call.service.logs.read(attempt.id, query.offset)
+            async for piece in formed(pieces, query.offset, form):
+                await response.write(piece)
+        await response.write_eof()
+    return response
+
+
+def accepted(accept: str) -> Literal["frames", "text", "ndjson"]:
+    """Return the form that an `Accept` header asks for: text for a browser's, else frames."""
+    wanted = set()
+    for one in accept.lower().split(","):
+        media, *parameters = (part.strip() for part in one.split(";"))
+        if not any(_NEVER.fullmatch(parameter) for parameter in parameters):
+            wanted.add(media)
+    if FRAMES in wanted:
+        return "frames"
+    if NDJSON in wanted:
+        return "ndjson"
+    return "text" if any(media.startswith("text/") for media in wanted) else "frames"
+
+
+async def formed(
+    pieces: AsyncIterator[bytes], offset: int, form: Literal["frames", "text", "ndjson"]
+) -> AsyncIterator[bytes]:
+    """Yield the output in these frames from `offset` on."""
+    if form == "frames":
+        async for piece in pieces:
+            yield piece
+        return
+    async for tails in _tails(pieces, offset):
+        if form == "text":
+            yield b"".join(tail.payload for tail in tails)
+        else:
+            yield "".join(as_line(tail) + "\n" for tail in tails).encode()
+
+
+async def _tails(pieces: AsyncIterator[bytes], offset: int) -> AsyncIterator[list[Frame]]:
+    """Yield what these frames hold from `offset` on, piece by piece."""
+    decoder = Decoder()
+    async for piece in pieces:
+        tails = (tail_from(frame, offset) for frame in decoder.feed(piece))
+        yield [tail for tail in tails if tail is not None]
+
+
+async def follow_logs(call: Call) -> web.StreamResponse:
+    """Send the log as the runner does: `LogsHeader` as text, then whole frames; closes with 1000 at
+    the end. JSON and text have no header."""
+    query: FollowQuery = call.query
+    state = await call.service.runs.get(call.path("run"))
+    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    await call.service.kept_logs.require(state, attempt)
+    socket = web.WebSocketResponse(
+        heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False, protocols=(PROTOCOL,)
+    )
+    await socket.prepare(call.request)
+    with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
+        if query.format == "frames":
+            header = LogsHeader(offset=query.offset)
+            await socket.send_str(msgspec.json.encode(header).decode())
+        if attempt is not None:
+            service = call.service
+            pieces = follow_log(service.runs, service.logs, state.run.id, attempt.id, query.offset)
+            send = {"frames": _send, "json": _send_json, "text": _send_text}[query.format]
+            await _send_until_gone(socket, send(socket, pieces, query.offset))
+        await socket.close(code=WSCloseCode.OK)
+    return socket
+
+
+async def _send_until_gone(
+    socket: web.WebSocketResponse, send: Coroutine[None, None, None]
+) -> None:
+    """Send and read at the same time: only then does aiohttp answer pings and see the other side
+    close."""
+    sending = asyncio.create_task(send)
+    reading = asyncio.create_task(_read_to_close(socket))
+    try:
+        await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        for task in (sending, reading):
+            task.cancel()
+        await asyncio.gather(sending, reading, return_exceptions=True)
+
+
+async def _send(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes], offset: int) -> None:
+    with reader_may_leave():
+        async for piece in pieces:
+            await socket.send_bytes(piece)
+
+
+async def _send_json(
+    socket: web.WebSocketResponse, pieces: AsyncIterator[bytes], offset: int
+) -> None:
+    with reader_may_leave():
+        async for tails in _tails(pieces, offset):
+            for tail in tails:
+                await socket.send_str(as_line(tail))
+
+
+async def _send_text(
+    socket: web.WebSocketResponse, pieces: AsyncIterator[bytes], offset: int
+) -> None:
+    """Send text; a character that is cut by the end of a frame comes whole with the next one."""
+    decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in Stream}
+    with reader_may_leave():
+        async for tails in _tails(pieces, offset):
+            text = "".join(decoders[tail.stream].decode(tail.payload) for tail in tails)
+            if text:
+                await socket.send_str(text)
+        rest = "".join(decoder.decode(b"", final=True) for decoder in decoders.values())
+        if rest:
+            await socket.send_str(rest)
+
+
+def as_line(frame: Frame) -> str:
+    """Return the frame as JSON; bytes that are not UTF-8 become marks."""
+    shown = {
+        "offset": frame.offset,
+        "end": frame.end,
+        "at": iso_of_job(frame.time_ns),
+        "stream": frame.stream.name.lower(),
+        "text": frame.payload.decode(errors="replace"),
+    }
+    return msgspec.json.encode(shown).decode()
+
+
+async def _read_to_close(socket: web.WebSocketResponse) -> None:
+    async for _ in socket:
+        pass
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/logs",
+        summary="The stored log as raw frames, text or JSON lines, by `format` or else `Accept`",
+        handler=read_logs,
+        query=LogsQuery,
+        media=FRAMES,
+        asked_for=(TEXT, NDJSON),
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/logs/ws",
+        summary="WebSocket: the log from an offset on, until the attempt has ended",
+        handler=follow_logs,
+        query=FollowQuery,
+        status=101,
+        media=FRAMES,
+    ),
+)

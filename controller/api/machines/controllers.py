@@ -1,0 +1,44 @@
+"""The controllers that share a database, as REST."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.api.http.routes import Call, Route
+from controller.clock import iso
+from controller.store.base import Peer, Sight
+from fairlead.documents import ControllerView
+
+
+class ControllersAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    controllers: tuple[ControllerView, ...]
+
+
+async def list_controllers(call: Call) -> ControllersAnswer:
+    sight = await call.service.controllers(call.caller)
+    if sight is None:
+        return ControllersAnswer(controllers=())
+    return ControllersAnswer(controllers=tuple(_view(sight, peer) for peer in sight.peers))
+
+
+def _view(sight: Sight, peer: Peer) -> ControllerView:
+    status = "leads" if peer.leads else "waits"
+    return ControllerView(
+        id=peer.id,
+        url=peer.url,
+        version=peer.version,
+        status=status if sight.is_alive(peer) else "gone",
+        started_at=iso(peer.started_at),
+        last_seen_at=iso(peer.seen_at),
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/controllers",
+        summary="The controllers that share the database, and which of them leads",
+        handler=list_controllers,
+        answer=ControllersAnswer,
+    ),
+)

@@ -1,0 +1,113 @@
+"""Rented machines as REST."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.api.http.paging import PageQuery, page
+from controller.api.http.routes import Call, Route
+from controller.api.machines.fleets import fleet_view
+from controller.api.views import derived
+from controller.clock import iso
+from controller.lifecycle.machines.model import Machine
+from fairlead.documents import FleetView, MachineView, OrphanView
+
+
+class MachinesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The sections `machines` and `budget` of a fleet's file; without `machines` the fleet rents no
+    more."""
+
+    machines: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
+
+
+class MachinesQuery(PageQuery, frozen=True, kw_only=True):
+    """`all`: those that have ended, too."""
+
+    all: bool = False
+
+
+class MachinesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    machines: tuple[MachineView, ...]
+    next_cursor: str | None
+
+
+class OrphansAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    orphans: tuple[OrphanView, ...]
+
+
+async def set_machines(call: Call) -> FleetView:
+    body: MachinesBody = call.body
+    fleet = await call.service.rented.set_machines(
+        call.path("fleet"), machines=body.machines, budget=body.budget, user=call.caller
+    )
+    return fleet_view(call, fleet)
+
+
+async def list_machines(call: Call) -> MachinesAnswer:
+    query: MachinesQuery = call.query
+    machines = call.service.rented.all(with_ended=query.all)
+    found, cursor = page(machines, query, lambda machine: machine.id)
+    return MachinesAnswer(
+        machines=tuple(_machine(call, machine) for machine in found), next_cursor=cursor
+    )
+
+
+async def list_orphans(call: Call) -> OrphansAnswer:
+    return OrphansAnswer(
+        orphans=tuple(
+            derived(OrphanView, orphan, ends_at=_ends_at(orphan.ends_at()))
+            for orphan in call.service.rented.orphans(call.caller)
+        )
+    )
+
+
+def _ends_at(at: float | None) -> str | None:
+    return None if at is None else iso(at)
+
+
+def _machine(call: Call, machine: Machine) -> MachineView:
+    offer, rented = machine.offer, call.service.rented
+    return derived(
+        MachineView,
+        machine,
+        status=rented.status_of(machine),
+        provider=offer.provider,
+        instance_type=offer.instance_type,
+        region=offer.region,
+        zone=offer.zone,
+        spot=offer.spot,
+        price=offer.price,
+        cost=rented.cost_of(machine),
+        end=None if machine.end is None else machine.end.value,
+        idle_since=None if machine.idle_since is None else iso(machine.idle_since),
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="PUT",
+        path="/v1/fleets/{fleet}/machines",
+        summary="Say what machines a fleet may rent",
+        handler=set_machines,
+        body=MachinesBody,
+        answer=FleetView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/machines",
+        summary="The rented machines",
+        handler=list_machines,
+        query=MachinesQuery,
+        answer=MachinesAnswer,
+    ),
+    Route(
+        method="GET",
+        path="/v1/machine-orphans",
+        summary="Machines at providers that no record knows",
+        handler=list_orphans,
+        answer=OrphansAnswer,
+    ),
+)

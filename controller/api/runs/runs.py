@@ -1,0 +1,335 @@
+"""Runs as REST: submit, list, show, act on and watch a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec.structs import asdict
+
+from controller.api.http.errors import as_refusal
+from controller.api.http.paging import cut, one_more
+from controller.api.http.routes import NDJSON, Call, Instead, Route
+from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.api.views import run_summary, run_view, with_collections
+from controller.lifecycle.model import RunState
+from controller.service.runs.submissions import IfExists, Submission, Submitted
+from fairlead.documents import MAX_BATCH, BatchAnswer, BatchItem, RunSummary, RunView, WatchLine
+from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from fairlead.queries import RunQuery
+from fairlead.wire.errors import ErrorDetail
+from fairlead.wire.shim import PullProgress
+
+ClientKey = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`configuration`: the YAML's content. The same `client_key` gives the same run again."""
+
+    configuration: dict[str, Any]
+    name: str | None = None
+    client_key: ClientKey | None = None
+    ssh_keys: tuple[str, ...] = ()
+    """OpenSSH public key lines: they give SSH access to the run's containers."""
+    if_exists: IfExists = IfExists.ERROR
+    """When a live run has the name: refuse, answer with that run (status 200), or stop it and
+    answer with it (status 202). In the last case the same request submits this run once the old one
+    has ended. Until then, and for 30 s after, the name is reserved for this client."""
+    parent: str | None = None
+    """Id or name of the live run that is this run's parent."""
+
+
+class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
+    runs: Annotated[tuple[SubmitBody, ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class SubmitTogetherBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Several runs as one act: all are submitted, or none. In `after`, a name among them means that
+    run. `if_exists` must be `error`."""
+
+    runs: tuple[SubmitBody, ...]
+
+
+class SubmittedTogether(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs, in the order of the request."""
+
+    runs: tuple[RunView, ...]
+
+
+class RunSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was submitted with, as far as it may be shown: values that may be secret are
+    `***`. Uploads are named by their digests, so that the same run can be submitted again."""
+
+    id: str
+    name: str
+    configuration: dict[str, Any]
+
+
+class StopBody(msgspec.Struct, frozen=True, kw_only=True):
+    abort: bool = False
+
+
+class SuspendBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`abort_running`: also end running jobs, with a grace of 10 s."""
+
+    abort_running: bool = False
+
+
+class ScaleBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`nodes`: the new number of jobs of the group."""
+
+    group: str
+    nodes: int
+
+
+class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    runs: tuple[RunSummary, ...]
+    next_cursor: str | None
+
+
+async def submit_run(call: Call) -> Instead | RunView:
+    body: SubmitBody = call.body
+    submission = Submission(**asdict(body))
+    submitted = await call.service.submissions.submit(submission, user=call.caller)
+    view = shown_run(call, submitted.state)
+    if submitted.kept or submitted.ending:
+        return Instead(answer=view, status=200 if submitted.kept else 202)
+    return view
+
+
+async def submit_runs(call: Call) -> BatchAnswer:
+    body: SubmitManyBody = call.body
+    submissions = [Submission(**asdict(one)) for one in body.runs]
+    results = await call.service.submissions.submit_all(submissions, user=call.caller)
+    return BatchAnswer(results=tuple(map(_batch_item, results)))
+
+
+def _batch_item(result: Submitted | Exception) -> BatchItem:
+    if isinstance(result, Exception):
+        refused = as_refusal(result)
+        detail = ErrorDetail(code=refused.code, message=refused.message, field=refused.field)
+        return BatchItem(status=refused.status, error=detail)
+    run = result.state.run
+    status = 200 if result.kept else 202 if result.ending else 201
+    return BatchItem(status=status, id=run.id, name=run.name)
+
+
+async def submit_together(call: Call) -> SubmittedTogether:
+    body: SubmitTogetherBody = call.body
+    submissions = [Submission(**asdict(one)) for one in body.runs]
+    states = await call.service.submissions.submit_together(submissions, user=call.caller)
+    return SubmittedTogether(runs=tuple(shown_run(call, state) for state in states))
+
+
+async def list_runs(call: Call) -> RunsAnswer:
+    query: RunQuery = call.query
+    states = await call.service.runs.page(one_more(query), user=call.caller)
+    names = call.service.nodes.names()
+    states, cursor = cut(states, query.limit, lambda state: state.run.id)
+    return RunsAnswer(runs=tuple(run_summary(state, names) for state in states), next_cursor=cursor)
+
+
+async def get_run(call: Call) -> RunView:
+    state = await call.service.runs.get(call.path("run"))
+    service = call.service
+    children, url = await service.runs.family(state), service.gateways.url(state.run)
+    view = run_view(state, service.nodes.names(), children, url, with_ended=True)
+    return with_collections(view, service.progress)
+
+
+async def get_submission(call: Call) -> RunSubmission:
+    state = await call.service.runs.get(call.path("run"))
+    return RunSubmission(
+        id=state.run.id, name=state.run.name, configuration=state.run.configuration
+    )
+
+
+def shown_run(call: Call, state: RunState) -> RunView:
+    service = call.service
+    children, url = service.runs.children(state), service.gateways.url(state.run)
+    view = run_view(state, service.nodes.names(), children, url)
+    return with_collections(view, service.progress)
+
+
+async def stop_run(call: Call) -> RunView:
+    body: StopBody = call.body
+    actions = call.service.actions
+    return shown_run(call, await actions.stop(call.path("run"), abort=body.abort, user=call.caller))
+
+
+async def complete_run(call: Call) -> RunView:
+    actions = call.service.actions
+    return shown_run(call, await actions.complete(call.path("run"), user=call.caller))
+
+
+async def suspend_run(call: Call) -> RunView:
+    body: SuspendBody = call.body
+    state = await call.service.actions.suspend(
+        call.path("run"), abort_running=body.abort_running, user=call.caller
+    )
+    return shown_run(call, state)
+
+
+async def resume_run(call: Call) -> RunView:
+    actions = call.service.actions
+    return shown_run(call, await actions.resume(call.path("run"), user=call.caller))
+
+
+async def scale_run(call: Call) -> RunView:
+    body: ScaleBody = call.body
+    state = await call.service.actions.scale(
+        call.path("run"), group=body.group, nodes=body.nodes, user=call.caller
+    )
+    return shown_run(call, state)
+
+
+def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict[str, PullProgress]:
+    """Return the progress of the attempts whose image is pulled or whose outputs are collected."""
+    current = (job.attempts[-1] for job in state.jobs if job.attempts)
+    return {
+        attempt.id: progress[attempt.id]
+        for attempt in current
+        if attempt.status in (AttemptStatus.PULLING, AttemptStatus.TERMINATING)
+        and attempt.id in progress
+    }
+
+
+async def watch_run(call: Call) -> web.StreamResponse:
+    """Send a line at once, one after each change, and a heartbeat when nothing changes; the final
+    state is the last line."""
+    run_id = (await call.service.runs.get(call.path("run"))).run.id
+    response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
+    with registered(call.request, cancel_this()), reader_may_leave():
+        await response.prepare(call.request)
+        async for line in _watch_lines(call, run_id):
+            await response.write(line + b"\n")
+        await response.write_eof()
+    return response
+
+
+async def _watch_lines(call: Call, run_id: str) -> AsyncIterator[bytes]:
+    heartbeat = msgspec.json.encode(WatchLine(run=None))
+    last = b""
+    async with call.service.runs.watch(run_id) as watch:
+        while True:
+            state = await watch.next(HEARTBEAT_SECONDS)
+            line = heartbeat if state is None else _watch_line(call, state)
+            if line != last or state is None:
+                yield line
+                last = last if state is None else line
+            if state is not None and state.run.status in FINAL_RUN_STATUSES:
+                return
+
+
+def _watch_line(call: Call, state: RunState) -> bytes:
+    return msgspec.json.encode(
+        WatchLine(
+            run=shown_run(call, state),
+            progress=progress_view(state, call.service.progress),
+        )
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/runs",
+        summary="Submit a run",
+        handler=submit_run,
+        body=SubmitBody,
+        answer=RunView,
+        status=201,
+        also={
+            200: "The live run that has the name and keeps it (`if_exists: keep`)",
+            202: "The live run that has the name, which is being stopped (`if_exists: replace`);"
+            " the same request submits the new one once it has ended",
+        },
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs:batch",
+        summary="Submit up to 1000 runs in one commit; each has an answer of its own",
+        handler=submit_runs,
+        body=SubmitManyBody,
+        answer=BatchAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/together",
+        summary="Submit several runs, which may wait for each other, as one act",
+        handler=submit_together,
+        body=SubmitTogetherBody,
+        answer=SubmittedTogether,
+        status=201,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs",
+        summary="The live runs, or all, newest first",
+        handler=list_runs,
+        query=RunQuery,
+        answer=RunsAnswer,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}",
+        summary="Everything about one run (id, or name: the live one, else the newest)",
+        handler=get_run,
+        answer=RunView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/submission",
+        summary="What a run was submitted with, to submit it again",
+        handler=get_submission,
+        answer=RunSubmission,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/stop",
+        summary="Stop a run, with the grace of its stop_duration; with `abort` at once",
+        handler=stop_run,
+        body=StopBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/complete",
+        summary="End a run as done now",
+        handler=complete_run,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/suspend",
+        summary="Suspend a run: no placements, retries, triggers or timeouts; running jobs stay",
+        handler=suspend_run,
+        body=SuspendBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/resume",
+        summary="Resume a run: jobs that ended while it was suspended are decided again",
+        handler=resume_run,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/scale",
+        summary="Change the number of jobs of an independent group",
+        handler=scale_run,
+        body=ScaleBody,
+        answer=RunView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/watch",
+        summary="The run now and after each change, one JSON line each, until it is final",
+        handler=watch_run,
+        answer=WatchLine,
+        media=NDJSON,
+    ),
+)

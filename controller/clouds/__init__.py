@@ -1,0 +1,4 @@
+"""Clouds: who rents machines, behind one small Protocol (`base`).
+
+`exec` asks a program of the operator.
+"""

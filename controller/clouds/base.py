@@ -1,0 +1,112 @@
+"""The seam to a provider of machines: six calls, the refusals that they may raise, and what a
+provider can do. Callers ask for abilities and never for a provider's name.
+
+Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.reconcile import Found
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider can do."""
+
+    idempotent: bool = False
+    """`create` with a token that is known returns the machine that it made before."""
+    visible_after: float = 60.0
+    """Seconds after a `create` from which a list has the machine, if it made one."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine to make. Each try of the same order is equal, byte for byte."""
+
+    machine_id: str
+    name: str
+    installation: str
+    fleet: str
+    offer: Offer
+    token: str
+    user_data: str
+    """cloud-init's. Secret: it has the machine's private host key."""
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider's id of the machine; `place`: its address, where that is known already."""
+
+    instance_id: str
+    place: Place | None = None
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that exists; `place` None: it has no address yet."""
+
+    place: Place | None = None
+
+
+class Cloud(Protocol):
+    """One provider."""
+
+    abilities: Abilities
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return everything that the provider rents out, with prices."""
+
+    async def create(self, order: Order) -> Created:
+        """Make the machine with the tags of installation, machine and fleet.
+
+        Raises NoCapacity, QuotaReached, Refused: no machine was made. Any other error: it is not
+        known whether one was made.
+        """
+
+    async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        """Return those of the machines that the provider shows now."""
+
+    async def terminate(self, instance_id: str) -> bool:
+        """Ask for the end of the machine; True: it does not exist any more."""
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        """Return all machines with the tag of this installation that exist. Raises when the list
+        would not be whole."""
+
+    async def console(self, instance_id: str) -> str | None:
+        """Return the latest output of the machine's console; None: there is none."""
+
+
+class CloudError(Exception):
+    """A call failed; the message is a sentence for operators."""
+
+
+class NoCapacity(CloudError):
+    """The offer is not to be had now. No machine was made."""
+
+
+class QuotaReached(CloudError):
+    """The account may have no more of this. No machine was made. The message names the quota."""
+
+
+class Refused(CloudError):
+    """The provider refuses the request as it is. No machine was made."""
+
+
+class Throttled(CloudError):
+    """There were too many calls. `after`: seconds to wait."""
+
+    def __init__(self, message: str, after: float = 5.0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Unauthorized(CloudError):
+    """The credentials are wrong, or do not allow the call."""
+
+
+class CloudAway(CloudError):
+    """The provider does not answer, or its answer makes no sense: the outcome is unknown."""

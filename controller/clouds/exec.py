@@ -1,0 +1,240 @@
+"""The operator's own program as a provider: each call is one JSON object on its standard input, the
+answer one on its standard output, as Slurm's ResumeProgram does it for nodes.
+
+docs/operators/machines.md has the calls. The program is started anew for each of them, so it keeps
+nothing in memory; what it writes to standard error is shown when the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from controller.clouds.base import (
+    Abilities,
+    CloudAway,
+    CloudError,
+    Created,
+    Described,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    Throttled,
+    Unauthorized,
+)
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import GpuOffer, Offer
+from controller.lifecycle.machines.reconcile import Found
+
+VERSION = 1
+DEFAULT_TIMEOUT_SECONDS = 300.0
+_MAX_ANSWER = 16 << 20
+_MAX_SHOWN = 300
+_GIB = 1 << 30
+T = TypeVar("T")
+
+
+class _GpuAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    count: int = 1
+    memory_gib: float
+
+
+class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    instance_type: str
+    region: str
+    zone: str | None = None
+    spot: bool = False
+    price: float
+    cpu: float
+    memory_gib: float
+    disk_gib: float
+    gpus: tuple[_GpuAnswer, ...] = ()
+
+
+class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    offers: tuple[_OfferAnswer, ...]
+
+
+class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`machine`: the id that `create` was given, of a list."""
+
+    id: str
+    machine: str | None = None
+    created_at: float = 0.0
+    host: str | None = None
+    port: int = 22
+    user: str | None = None
+    socket: str | None = None
+
+    def place(self) -> Place | None:
+        if self.host is None and self.socket is None:
+            return None
+        return Place(host=self.host, port=self.port, user=self.user, socket=self.socket)
+
+
+class _MachinesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    machines: tuple[_MachineAnswer, ...]
+
+
+class _GoneAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    gone: bool
+
+
+class _ConsoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    text: str | None
+
+
+class _ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    error: str
+    message: str = ""
+    after: float = 5.0
+
+
+_ERRORS: Mapping[str, type[CloudError]] = {
+    "no_capacity": NoCapacity,
+    "quota": QuotaReached,
+    "refused": Refused,
+    "unauthorized": Unauthorized,
+}
+
+
+class ExecCloud:
+    """A provider behind a program. `timeout`: seconds that one call may take."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        abilities: Abilities,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        self.abilities = abilities
+        self._name = name
+        self._command = tuple(command)
+        self._timeout = timeout
+
+    async def offers(self) -> Sequence[Offer]:
+        answer = await self._call(_OffersAnswer, "offers")
+        return [self._offer(one) for one in answer.offers]
+
+    def _offer(self, told: _OfferAnswer) -> Offer:
+        return Offer(
+            provider=self._name,
+            instance_type=told.instance_type,
+            region=told.region,
+            zone=told.zone,
+            spot=told.spot,
+            price=told.price,
+            cpu=told.cpu,
+            memory=int(told.memory_gib * _GIB),
+            disk=int(told.disk_gib * _GIB),
+            gpus=tuple(
+                GpuOffer(name=gpu.name, count=gpu.count, memory=int(gpu.memory_gib * _GIB))
+                for gpu in told.gpus
+            ),
+        )
+
+    async def create(self, order: Order) -> Created:
+        offer = order.offer
+        made = await self._call(
+            _MachineAnswer,
+            "create",
+            machine=order.machine_id,
+            name=order.name,
+            token=order.token,
+            installation=order.installation,
+            fleet=order.fleet,
+            instance_type=offer.instance_type,
+            region=offer.region,
+            zone=offer.zone,
+            spot=offer.spot,
+            user_data=order.user_data,
+        )
+        return Created(instance_id=made.id, place=made.place())
+
+    async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        answer = await self._call(_MachinesAnswer, "describe", ids=list(instance_ids))
+        return {one.id: Described(place=one.place()) for one in answer.machines}
+
+    async def terminate(self, instance_id: str) -> bool:
+        return (await self._call(_GoneAnswer, "terminate", id=instance_id)).gone
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        answer = await self._call(_MachinesAnswer, "list", installation=installation)
+        return [
+            Found(
+                instance_id=one.id,
+                machine_id=one.machine,
+                created_at=one.created_at,
+                place=one.place(),
+            )
+            for one in answer.machines
+        ]
+
+    async def console(self, instance_id: str) -> str | None:
+        return (await self._call(_ConsoleAnswer, "console", id=instance_id)).text
+
+    # -- the program ------------------------------------------------------------------------
+
+    async def _call(self, type_: type[T], call: str, **arguments: object) -> T:
+        wish = msgspec.json.encode({"version": VERSION, "call": call, **arguments})
+        status, answer, complaints = await self._run(call, wish)
+        told = complaints.decode(errors="replace").strip().splitlines()
+        try:
+            content: Any = msgspec.json.decode(answer)
+            if isinstance(content, dict) and "error" in content:
+                raise _error(msgspec.convert(content, _ErrorAnswer))
+            if status == 0:
+                return msgspec.convert(content, type_)
+        except msgspec.MsgspecError as error:
+            if status == 0:
+                raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
+        last = told[-1][:_MAX_SHOWN] if told else "it wrote nothing to standard error"
+        raise CloudAway(f"{self._shown(call)} ended with status {status}: {last}")
+
+    async def _run(self, call: str, wish: bytes) -> tuple[int, bytes, bytes]:
+        # Else the failed start would wait for its child in the event loop.
+        if not os.access(self._command[0], os.X_OK):
+            raise CloudAway(f"{self._shown(call)} is no program that can be run")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_MAX_ANSWER,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CloudAway(f"{self._shown(call)} cannot be started: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer, complaints = await process.communicate(wish)
+        except TimeoutError:
+            raise CloudAway(f"{self._shown(call)} took more than {self._timeout:g} s") from None
+        finally:
+            if process.returncode is None:
+                # With what it has started itself, which holds its standard output open.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        return process.returncode or 0, answer, complaints
+
+    def _shown(self, call: str) -> str:
+        return f"{self._command[0]} ({call})"
+
+
+def _error(told: _ErrorAnswer) -> CloudError:
+    message = told.message or told.error
+    if told.error == "throttled":
+        return Throttled(message, told.after)
+    return _ERRORS.get(told.error, CloudAway)(message)

@@ -1,0 +1,1 @@
+"""The commands of operators, which come with the daemons and not with the client."""

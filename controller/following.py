@@ -1,0 +1,89 @@
+"""A controller that waits for its turn to lead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from controller.identity import IDENTITY_NAME
+from controller.relay import Relay
+from controller.store.base import Sight
+from controller.store.errors import StoreUnavailable, StoreUnusable
+from controller.store.peers import Peers
+from controller.vault import SECRETS_KEY_NAME
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""It bounds what a takeover adds to the death of a leader."""
+_OLD_LEADER_SECONDS = 1.0
+MAX_CLOCK_DIFFERENCE = 300.0
+"""Seconds between this machine's clock and the database's."""
+
+
+class Wait:
+    """Looks at the other controllers until this one may lead, or `stop` is set."""
+
+    def __init__(self, peers: Peers, stop: asyncio.Event) -> None:
+        self._peers = peers
+        self._stop = stop
+        self._is_away = False
+        self._tried_at = float("-inf")
+
+    async def begin(self) -> None:
+        """Look for the first time: what cannot work is refused now. Raises StoreUnavailable,
+        StoreUnusable."""
+        sight = await self._look()
+        if sight is not None and abs(off := time.time() - sight.now) > MAX_CLOCK_DIFFERENCE:
+            word = "ahead of" if off > 0 else "behind"
+            raise StoreUnusable(
+                f"this machine's clock is {abs(off):.0f} s {word} the database's: set it right "
+                "(timedatectl), then start again"
+            )
+
+    async def until_it_may_lead(self, relay: Relay) -> bool:
+        """Return True when it is worth a try; False: `stop` was set. Meanwhile `relay` learns who
+        leads. Raises StoreUnusable."""
+        while not self._stop.is_set():
+            try:
+                sight = await self._look()
+                self._is_away = False
+            except StoreUnavailable as error:
+                # The leader may reach the database, and serves what it can in any case.
+                if not self._is_away:
+                    log.warning("%s", error)
+                self._is_away = True
+            else:
+                leader = None if sight is None else sight.leader
+                if self._may_try(sight):
+                    relay.lead_to(None)
+                    return True
+                relay.lead_to(None if leader is None else leader.url)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._stop.wait()
+        return False
+
+    def _may_try(self, sight: Sight | None) -> bool:
+        """A database that no controller of this version has opened shows nothing: then the lease
+        alone tells, and asking for it takes a transaction."""
+        if sight is not None:
+            return sight.may_lead
+        now = time.monotonic()
+        if now - self._tried_at < _OLD_LEADER_SECONDS:
+            return False
+        self._tried_at = now
+        return True
+
+    async def _look(self) -> Sight | None:
+        """Raises StoreUnavailable, StoreUnusable."""
+        sight = await asyncio.to_thread(self._peers.look)
+        for peer in () if sight is None else filter(sight.is_alive, sight.peers):
+            if peer.id != self._peers.id and peer.keys not in (None, self._peers.keys):
+                raise StoreUnusable(
+                    f"the controller {peer.url} has other keys: copy {IDENTITY_NAME} and "
+                    f"{SECRETS_KEY_NAME} from its data folder to this one's, then start again"
+                )
+        return sight

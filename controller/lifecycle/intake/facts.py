@@ -1,0 +1,374 @@
+"""Facts are what was seen on a node; this module writes them to the attempts.
+
+Facts only grow, so reports may repeat and come in any order. A fact also lands on a final attempt;
+a status moves only while the attempt is live. A report about an attempt that was never placed is
+dropped: nothing on a node can be about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle import outputs
+from controller.lifecycle.attempts import allocations, inactivity, limits
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs import freed
+from controller.lifecycle.gangs.incarnation import with_descriptor
+from controller.lifecycle.model import Attempt, LimitPause, TaskDetails
+from controller.lifecycle.reports import (
+    AllocationReleased,
+    ControllerStarted,
+    FreedAllocationLost,
+    InactivitySeen,
+    LogsComplete,
+    NodeDisconnected,
+    Nominated,
+    NominationEnded,
+    NotPlaced,
+    OutputsCollected,
+    Placed,
+    ProbeSeen,
+    RegistrationFailed,
+    ReplicaDrained,
+    ReplicaRegistered,
+    Report,
+    RunnerExited,
+    RunnerStarted,
+    TaskAccepted,
+    TaskMissing,
+    TaskRemoved,
+    TaskSeen,
+)
+from controller.lifecycle.services import readiness, rollout
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+
+_ORDER: dict[type, int] = {
+    ControllerStarted: 0,
+    NodeDisconnected: 0,
+    Placed: 1,
+    NotPlaced: 2,
+    TaskMissing: 3,
+    TaskAccepted: 4,
+    RunnerStarted: 5,
+    RunnerExited: 6,
+    TaskSeen: 7,
+    LogsComplete: 8,
+    OutputsCollected: 9,
+    TaskRemoved: 10,
+    AllocationReleased: 11,
+    FreedAllocationLost: 11,
+    ProbeSeen: 6,
+    InactivitySeen: 6,
+    RegistrationFailed: 6,
+    ReplicaRegistered: 7,
+    ReplicaDrained: 11,
+    NominationEnded: 12,
+    Nominated: 13,
+}
+"""The order along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted
+the task in this turn did not lose it, it did not have it yet."""
+
+_STEPS_OF_PROGRESS = 20
+"""A pull's progress is committed at most this many times within its limit; its shim reports it
+twice a second."""
+
+_ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
+
+
+def apply(draft: Draft, reports: Sequence[Report]) -> None:
+    """Apply the facts among the reports, in the order of an attempt's life."""
+    facts = [report for report in reports if type(report) in _ORDER]
+    if len(facts) > 1:
+        facts.sort(key=_place_in_turn)
+    for report in facts:
+        _apply_one(draft, report)
+
+
+def _place_in_turn(report: Report) -> tuple[int, str, int]:
+    # An event and the answer to a request can overtake each other; the shim's version orders them.
+    version = report.version if isinstance(report, TaskSeen) else 0
+    return _ORDER[type(report)], getattr(report, "attempt_id", ""), version
+
+
+def _apply_one(draft: Draft, report: Report) -> None:
+    match report:
+        case NodeDisconnected():
+            _node_disconnected(draft, report)
+        case Placed():
+            _placed(draft, report)
+        case NotPlaced():
+            attempt = draft.attempt(report.attempt_id)
+            if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
+                draft.change_attempt(attempt, pending_reason=report.pending_reason)
+        case Nominated():
+            allocations.nominate(draft, report)
+        case NominationEnded():
+            allocations.end_nomination(draft, report)
+        case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
+            _placed_attempt_fact(draft, report)
+        case TaskSeen() | LogsComplete() | OutputsCollected() | TaskRemoved():
+            _placed_attempt_fact(draft, report)
+        case AllocationReleased():
+            allocations.released_by_shim(draft, report.allocation_id)
+        case ProbeSeen():
+            readiness.note_probe(draft, report)
+        case ReplicaRegistered():
+            readiness.note_registration(draft, report)
+        case RegistrationFailed():
+            readiness.note_failed_registration(draft, report)
+        case ReplicaDrained():
+            readiness.drained(draft, report)
+        case ControllerStarted():
+            rollout.start_timeout_anew(draft)
+            readiness.start_registrations_anew(draft)
+        case InactivitySeen():
+            inactivity.note(draft, report)
+        case FreedAllocationLost():
+            freed.give_up(draft, report.allocation_id, report.cause)
+        case _:
+            pass
+
+
+def _placed_attempt_fact(
+    draft: Draft,
+    report: TaskMissing
+    | TaskAccepted
+    | RunnerStarted
+    | RunnerExited
+    | TaskSeen
+    | LogsComplete
+    | OutputsCollected
+    | TaskRemoved,
+) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.node_id is None:
+        return
+    match report:
+        case TaskAccepted():
+            _acknowledge(draft, attempt, report)
+        case RunnerStarted():
+            _runner_started(draft, attempt, report)
+        case RunnerExited():
+            attempt = _acknowledge(draft, attempt, report)
+            # The shim repeats the exit record once the container is gone: the first one counts.
+            exit_code = attempt.exit_code if attempt.seen.runner_exited else report.exit_code
+            seen = replace(attempt.seen, runner_exited=True)
+            draft.change_attempt(attempt, seen=seen, exit_code=exit_code)
+        case TaskSeen():
+            _task_seen(draft, attempt, report)
+        case TaskMissing() | TaskRemoved():
+            # A shim that has not accepted the task yet cannot have lost it.
+            if attempt.status in _ACKNOWLEDGED or attempt.status in FINAL_ATTEMPT_STATUSES:
+                gone_with_it = isinstance(report, TaskRemoved) and report.allocation_released
+                _nothing_left(draft, attempt, allocation_released=gone_with_it)
+        case LogsComplete():
+            draft.change_attempt(attempt, seen=replace(attempt.seen, logs_complete=True))
+        case OutputsCollected():
+            outputs.collected(draft, attempt, report)
+
+
+def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
+    words = ("connected", "disconnected")
+    before, after = words if report.disconnected else reversed(words)
+    cause = "NodeDisconnected" if report.disconnected else "NodeConnected"
+    for attempt in draft.live():
+        if attempt.node_id != report.node_id:
+            continue
+        if report.limits_anew:
+            attempt = _start_limits_anew(draft, attempt)
+        elif report.disconnected:
+            attempt = limits.pause_interruption(draft, attempt)
+        # Reported again, for example by a controller that has just begun.
+        if attempt.disconnected == report.disconnected:
+            continue
+        changes: dict[str, Any] = {"disconnected": report.disconnected}
+        if report.disconnected:
+            since = attempt.limit_pause.since or draft.now
+            changes["limit_pause"] = replace(attempt.limit_pause, since=since)
+        else:
+            changes |= _grace_from_now(draft, attempt)
+        draft.change_attempt(attempt, **changes)
+        draft.record(
+            EventKind.CONNECTION, cause, attempt=attempt, from_status=before, to_status=after
+        )
+
+
+def _grace_from_now(draft: Draft, attempt: Attempt) -> dict[str, Any]:
+    """Return the times of an attempt that ended while its node was silent: nobody could ask its job
+    to stop, so its grace begins now."""
+    ended_at, silent_since = attempt.terminating_at, attempt.limit_pause.since
+    if ended_at is None or silent_since is None or ended_at < silent_since:
+        return {}
+    if attempt.seen.runner_exited or attempt.seen.container_gone:
+        return {}
+    later = draft.now - ended_at
+    had_grace = attempt.remove_at is not None and attempt.remove_at > ended_at
+    return {
+        name: time + later
+        for name, time in (
+            ("remove_at", attempt.remove_at if had_grace else None),
+            ("drains_until", attempt.drains_until),
+        )
+        if time is not None
+    }
+
+
+def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
+    """Start the attempt's limit again, as if the node had been away since the limit began."""
+    pause = LimitPause(since=limits.limit_began_at(attempt))
+    probes = tuple(replace(one, paused=0.0) for one in attempt.serving.probes)
+    serving = replace(attempt.serving, probes=probes)
+    return draft.change_attempt(attempt, limit_pause=pause, serving=serving)
+
+
+def _placed(draft: Draft, report: Placed) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.status is not AttemptStatus.SUBMITTED:
+        return
+    # The pass planned with the state before this turn's requests.
+    if draft.run.suspended or draft.run.status is RunStatus.TERMINATING:
+        return
+    job = draft.job(attempt.job_id)
+    assert job is not None, "an attempt belongs to a job"
+    allocation = with_descriptor(draft.run, job, attempt.rank, report.allocation, draft.new_id)
+    draft.hold(attempt, allocation, "Placed")
+    for freed_id in report.instead_of:
+        freed.give_up(draft, freed_id, "a job of its run uses it")
+    draft.move_attempt(
+        attempt,
+        AttemptStatus.PROVISIONING,
+        "Placed",
+        allocation_id=allocation.id,
+        node_id=allocation.node_id,
+        node_name=allocation.node_name,
+        task=replace(attempt.task, gpus=allocation.gpus),
+        pending_reason=None,
+        provisioned_at=draft.now,
+        limit_pause=replace(attempt.limit_pause, total=0.0),
+    )
+
+
+def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
+    """Move the attempt to PULLING: any of these reports shows that the shim has recorded the
+    task."""
+    if attempt.status is not AttemptStatus.PROVISIONING:
+        return attempt
+    return draft.move_attempt(
+        attempt,
+        AttemptStatus.PULLING,
+        type(report).__name__,
+        pulling_at=draft.now,
+        limit_pause=limits.first_pause(draft, attempt),
+    )
+
+
+def _container_started(draft: Draft, attempt: Attempt) -> Attempt:
+    if attempt.seen.container_started:
+        return attempt
+    return draft.change_attempt(
+        attempt,
+        seen=replace(attempt.seen, container_started=True, container_started_at=draft.now),
+        limit_pause=limits.first_pause(draft, attempt),
+    )
+
+
+def _runner_started(draft: Draft, attempt: Attempt, report: RunnerStarted) -> None:
+    attempt = _container_started(draft, _acknowledge(draft, attempt, report))
+    if attempt.running_at is not None:
+        return
+    # The clock may have jumped since: RUNNING lies between the pull and this turn.
+    earliest = attempt.pulling_at or attempt.submitted_at
+    running_at = min(draft.now, max(report.at, earliest))
+    if attempt.status is AttemptStatus.PULLING:
+        draft.move_attempt(attempt, AttemptStatus.RUNNING, "RunnerStarted", running_at=running_at)
+    # The job began before it was to end; the report of it came late.
+    elif attempt.terminating_at is not None and running_at <= attempt.terminating_at:
+        draft.change_attempt(attempt, running_at=running_at)
+
+
+def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
+    attempt = _acknowledge(draft, attempt, report)
+    if report.container_started:
+        attempt = _container_started(draft, attempt)
+    elif attempt.status is AttemptStatus.PULLING and not attempt.seen.container_started:
+        attempt = _progressed(draft, attempt, report)
+    task, seen, pull = attempt.task, attempt.seen, attempt.pull
+    draft.change_attempt(
+        attempt,
+        exit_code=_exit_code(attempt, report),
+        # A late report is older, and lacks some of what is known already: that stays.
+        task=TaskDetails(
+            gpus=report.gpus or task.gpus,
+            ports=report.ports or task.ports,
+            ssh_host_key=report.ssh_host_key or task.ssh_host_key,
+            ssh_host=report.ssh_host or task.ssh_host,
+            address=report.address or task.address,
+            runner_socket=report.runner_socket or task.runner_socket,
+            image_digest=report.image_digest or task.image_digest,
+        ),
+        seen=replace(
+            seen,
+            container_gone=seen.container_gone or report.terminated,
+            has_outputs=seen.has_outputs or report.has_outputs,
+        ),
+        pull=replace(
+            pull,
+            creating_seen=pull.creating_seen or report.creating or report.container_started,
+            credentials_asked=_credentials_asked(attempt, report),
+        ),
+    )
+
+
+def _progressed(draft: Draft, attempt: Attempt, report: TaskSeen) -> Attempt:
+    """Record the progress of a pull. Any other number counts, not only a greater one: a pull that
+    starts again makes progress too."""
+    allowed = draft.run.policy.limits
+    shortest = min(allowed.waiting_container, allowed.reincarnation_timeout)
+    step = (allowed.waiting_container if attempt.rank is None else shortest) / _STEPS_OF_PROGRESS
+    since = limits.start_limit_began_at(attempt) or 0.0
+    further = report.progress != attempt.pull.progress and draft.now - since >= step
+    if not further and (attempt.pull.creating_seen or not report.creating):
+        return attempt
+    return draft.change_attempt(
+        attempt,
+        pull=replace(attempt.pull, progress=report.progress, progressed_at=draft.now),
+        limit_pause=limits.first_pause(draft, attempt),
+    )
+
+
+def _credentials_asked(attempt: Attempt, report: TaskSeen) -> int | None:
+    """Return the task version at which the shim last asked for credentials; None: it does not wait
+    for them.
+
+    An older report than the last request changes nothing. A late report may cause one needless
+    request: then the shim gets credentials that it has already.
+    """
+    asked = attempt.pull.credentials_asked
+    if report.needs_credentials:
+        return report.version if asked is None else max(asked, report.version)
+    return asked if asked is not None and report.version < asked else None
+
+
+def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:
+    """Return the job's exit code: the runner's, if the runner reported one, else the container's.
+
+    A runner that could not start the job reports no code, and the container's code is not the
+    job's.
+    """
+    has_one = attempt.seen.runner_exited or attempt.exit_code is not None
+    return attempt.exit_code if has_one else report.exit_code
+
+
+def _nothing_left(draft: Draft, attempt: Attempt, *, allocation_released: bool) -> None:
+    seen = replace(
+        attempt.seen,
+        container_gone=True,
+        logs_complete=True,
+        task_removed=True,
+        allocation_released=attempt.seen.allocation_released or allocation_released,
+    )
+    draft.change_attempt(attempt, seen=seen)

@@ -1,0 +1,232 @@
+"""The life of one machine's record: a pure function of reports, its node, and time.
+
+PROVISIONING ──► JOINED ──► TERMINATING ──► TERMINATED
+     │                          ▲               ▲
+     ├── boot limit, gang ──────┘               │
+     └── the provider refuses ──────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import MachinesPolicy, Node
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from fairlead.model.statuses import NodeStatus
+
+_DEFAULT_BOOT_LIMIT = 1200.0
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    machine_id: str
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the machine's shim is reached: by SSH at `host` as `user`, or without a host at a
+    socket of the controller's own machine. None: as on the images of Fairlead."""
+
+    host: str | None = None
+    port: int = 22
+    user: str | None = None
+    socket: str | None = None
+
+
+class InstanceKnown(_Report, frozen=True, kw_only=True):
+    """The provider made the machine, or lists it. `place` None: it has no address yet."""
+
+    instance_id: str
+    place: Place | None = None
+
+
+class OrderRefused(_Report, frozen=True, kw_only=True):
+    """The provider has definitely not made the machine. `after`: seconds before which it wants no
+    other try."""
+
+    end: MachineEnd
+    message: str
+    after: float | None = None
+
+
+class InstanceGone(_Report, frozen=True, kw_only=True):
+    """The provider says that the machine does not exist any more."""
+
+
+class InstanceLost(_Report, frozen=True, kw_only=True):
+    """The provider lists the machine no longer, and its node does not answer."""
+
+    message: str
+
+
+class ReleaseAnswered(_Report, frozen=True, kw_only=True):
+    """The shim of a closing machine tells whether it is empty."""
+
+    is_empty: bool
+
+
+class CallFailed(_Report, frozen=True, kw_only=True):
+    """A call about the machine failed and is repeated; shown to operators."""
+
+    message: str
+
+
+MachineReport = (
+    InstanceKnown | OrderRefused | InstanceGone | InstanceLost | ReleaseAnswered | CallFailed
+)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides about a machine besides its own record.
+
+    `is_used`: something of a run is on its node, or may be. `policy` None: its fleet rents no
+    machines any more. `may_release`: the fleet has more than its least. `is_broke`: the month's
+    budget is used up.
+    """
+
+    node: Node | None
+    is_used: bool = False
+    policy: MachinesPolicy | None = None
+    may_release: bool = True
+    is_broke: bool = False
+
+
+def moved(
+    machine: Machine, reports: Iterable[MachineReport], around: Surroundings, now: float
+) -> Machine:
+    """Return the record after these reports and at this time; the same object if nothing moved."""
+    for report in reports:
+        machine = _told(machine, report, around, now)
+    match machine.status:
+        case MachineStatus.PROVISIONING:
+            return _provisioning(machine, around, now)
+        case MachineStatus.JOINED:
+            return _joined(machine, around, now)
+    return machine
+
+
+def _told(machine: Machine, report: MachineReport, around: Surroundings, now: float) -> Machine:
+    if not machine.is_live:
+        return machine
+    match report:
+        case InstanceKnown() if machine.instance_id is None:
+            return replace(machine, instance_id=report.instance_id, trouble=None)
+        case OrderRefused() if machine.instance_id is None:
+            # It never existed, so it costs nothing: it ends when it was ordered.
+            end = machine.end or report.end
+            return replace(
+                machine,
+                status=MachineStatus.TERMINATED,
+                end=end,
+                message=machine.message or report.message,
+                terminated_at=machine.ordered_at,
+            )
+        case InstanceGone() if machine.status is MachineStatus.TERMINATING:
+            return replace(
+                machine, status=MachineStatus.TERMINATED, terminated_at=now, trouble=None
+            )
+        case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
+            return ending(machine, MachineEnd.LOST, report.message, now)
+        case ReleaseAnswered() if machine.closing:
+            if report.is_empty and not around.is_used:
+                return ending(machine, MachineEnd.IDLE, "nothing used it", now)
+            return replace(machine, closing=False, idle_since=None)
+        case CallFailed() if machine.trouble != report.message:
+            return replace(machine, trouble=report.message)
+    return machine
+
+
+def ending(machine: Machine, end: MachineEnd, message: str, now: float) -> Machine:
+    """Return the record of a machine that is to end."""
+    return replace(
+        machine,
+        status=MachineStatus.TERMINATING,
+        end=end,
+        message=message,
+        closing=False,
+        terminating_at=now,
+    )
+
+
+def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine:
+    node = around.node
+    if node is None:
+        return ending(machine, MachineEnd.ASKED, "its node was removed", now)
+    if node.status is NodeStatus.CONNECTED:
+        joined = replace(machine, status=MachineStatus.JOINED, joined_at=now, trouble=None)
+        return _joined(joined, around, now)
+    if now >= boots_until(machine, around.policy):
+        seconds = now - machine.ordered_at
+        message = f"it was no node {seconds:.0f} s after its order"
+        return ending(machine, MachineEnd.BOOT_FAILED, message, now)
+    return machine
+
+
+def _joined(machine: Machine, around: Surroundings, now: float) -> Machine:
+    node = around.node
+    if node is None:
+        return ending(machine, MachineEnd.ASKED, "its node was removed", now)
+    if node.status is NodeStatus.LOST:
+        return ending(machine, MachineEnd.LOST, "its node is lost", now)
+    if around.is_used:
+        if machine.idle_since is None and not machine.closing:
+            return machine
+        return replace(machine, idle_since=None, closing=False)
+    if machine.idle_since is None:
+        machine = replace(machine, idle_since=now)
+    due = release_at(machine, around)
+    if due is not None and now >= due and not machine.closing:
+        return replace(machine, closing=True)
+    return machine
+
+
+def boots_until(machine: Machine, policy: MachinesPolicy | None) -> float:
+    """Return the time by which the machine must be a node."""
+    limit = _DEFAULT_BOOT_LIMIT if policy is None else policy.boot_limit
+    return machine.ordered_at + limit
+
+
+def release_at(machine: Machine, around: Surroundings) -> float | None:
+    """Return when an unused machine is released; None: it is kept."""
+    if machine.idle_since is None:
+        return None
+    policy, node = around.policy, around.node
+    if policy is None or around.is_broke or (node is not None and node.draining):
+        return machine.idle_since
+    return machine.idle_since + policy.idle_duration if around.may_release else None
+
+
+def wakes_at(machine: Machine, around: Surroundings) -> float | None:
+    """Return when time alone next moves the record."""
+    match machine.status:
+        case MachineStatus.PROVISIONING:
+            return boots_until(machine, around.policy)
+        case MachineStatus.JOINED if not machine.closing:
+            return release_at(machine, around)
+    return None
+
+
+_NEVER_CAME = frozenset(
+    {
+        MachineEnd.NO_CAPACITY,
+        MachineEnd.QUOTA_REACHED,
+        MachineEnd.REFUSED,
+        MachineEnd.BOOT_FAILED,
+        MachineEnd.LOST,
+    }
+)
+
+
+def of_broken_orders(machines: Sequence[Machine]) -> list[Machine]:
+    """Return the live machines of gangs' orders of which one machine never came.
+
+    A gang gets all or nothing; what came would wait, and cost, for what does not come.
+    """
+    broken = {
+        one.group
+        for one in machines
+        if one.group is not None and one.joined_at is None and one.end in _NEVER_CAME
+    }
+    waiting = (MachineStatus.PROVISIONING, MachineStatus.JOINED)
+    return [one for one in machines if one.group in broken and one.status in waiting]

@@ -1,0 +1,145 @@
+"""The market: which offers a fleet allows, in which order they are tried, and what may be spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spot
+from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, cost_between
+from controller.lifecycle.machines.reasons import FleetAtMost, OverBudget
+
+_FIRST_PENALTY = {
+    # Karpenter leaves an offering out for 3 minutes after it had no capacity.
+    MachineEnd.NO_CAPACITY: 180.0,
+    MachineEnd.QUOTA_REACHED: 600.0,
+    MachineEnd.REFUSED: 600.0,
+    MachineEnd.BOOT_FAILED: 600.0,
+}
+_MAX_PENALTY = 3600.0
+_HOUR = 3600.0
+
+
+class Penalty(msgspec.Struct, frozen=True, kw_only=True):
+    """An offer that was refused is not tried again before `until`."""
+
+    until: float
+    wait: float
+
+
+class Penalties:
+    """What was refused, by the key of the offer. It is never stored: a restarted controller tries
+    each offer once more."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Penalty] = {}
+
+    def add(self, offer: Offer, end: MachineEnd, now: float, after: float | None = None) -> None:
+        """Leave the offer out for some time; each refusal in a row doubles it.
+
+        `after`: the least time that the provider asks for.
+        """
+        before = self._known.get(offer.key)
+        # Machines of one order are refused together: that is one refusal, not eight.
+        if before is not None and before.until > now:
+            return
+        first = _FIRST_PENALTY[end]
+        is_in_a_row = before is not None and now - before.until < before.wait
+        wait = min(_MAX_PENALTY, 2 * before.wait) if before and is_in_a_row else first
+        wait = max(wait, after or 0.0)
+        self._known[offer.key] = Penalty(until=now + wait, wait=wait)
+
+    def forget(self, offer: Offer) -> None:
+        """Forget refusals of the offer: a machine of it came."""
+        self._known.pop(offer.key, None)
+
+    def until(self, offer: Offer, now: float) -> float | None:
+        """Return when the offer may be tried again; None: now."""
+        known = self._known.get(offer.key)
+        return None if known is None or known.until <= now else known.until
+
+    def next_end(self, now: float) -> float | None:
+        """Return when the next penalty ends."""
+        return min((one.until for one in self._known.values() if one.until > now), default=None)
+
+
+class Market(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be bought now. `away`: why a provider tells no offers."""
+
+    offers: Mapping[str, Sequence[Offer]] = {}
+    """By provider."""
+    away: Mapping[str, str] = {}
+    penalties: Penalties
+    month_began: float = 0.0
+    """The start of the present month (Unix time)."""
+
+
+def allowed(policy: MachinesPolicy, offers: Iterable[Offer]) -> list[Offer]:
+    """Return the offers that the fleet's file allows; what a machine must have is not asked
+    here."""
+    return [
+        offer
+        for offer in offers
+        if (not policy.instance_types or offer.instance_type in policy.instance_types)
+        and (not policy.regions or offer.region in policy.regions)
+        and (not policy.zones or offer.zone in policy.zones)
+        and (policy.max_price is None or offer.price <= policy.max_price)
+        and not (policy.spot is Spot.NEVER and offer.spot)
+        and not (policy.spot is Spot.ONLY and not offer.spot)
+    ]
+
+
+def in_order(offers: Iterable[Offer], *, on_demand_first: bool = False) -> list[Offer]:
+    """Sort the offers as they are tried: spot first, then by price. `on_demand_first`: for a job
+    that lost a spot machine."""
+    return sorted(
+        offers, key=lambda one: (one.spot == on_demand_first, one.price, one.cpu, one.key)
+    )
+
+
+class Purse:
+    """What a fleet may still buy, counted down by each order of one turn."""
+
+    def __init__(
+        self, fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
+    ) -> None:
+        assert fleet.machines is not None
+        own = [one for one in machines if one.fleet == fleet.name]
+        live = [one for one in own if one.is_live]
+        self._fleet = fleet.name
+        self._most = fleet.machines.max
+        self._budget: Budget = fleet.budget
+        self._count = len(live)
+        self._per_hour = sum(one.offer.price for one in live)
+        self._spent = sum(cost_between(one, month_began, now) for one in own)
+
+    def refuses(self, offers: Sequence[Offer]) -> FleetAtMost | OverBudget | None:
+        """Return why these offers together may not be bought; None: they may."""
+        price = sum(offer.price for offer in offers)
+        if self._count + len(offers) > self._most:
+            return FleetAtMost(fleet=self._fleet, most=self._most)
+        if (most := self._budget.per_hour) is not None and self._per_hour + price > most:
+            return self._over("an hour", most, self._per_hour, price)
+        # All that is live may go on for an hour, the longest step in which providers bill.
+        soon = self._spent + self._per_hour
+        if (most := self._budget.per_month) is not None and soon + price > most:
+            return self._over("a month", most, soon, price)
+        return None
+
+    def take(self, offers: Sequence[Offer]) -> None:
+        self._count += len(offers)
+        self._per_hour += sum(offer.price for offer in offers)
+
+    @property
+    def count(self) -> int:
+        """The machines that are live or ordered."""
+        return self._count
+
+    @property
+    def is_over_month(self) -> bool:
+        """Whether the month's budget is used up."""
+        return self._budget.per_month is not None and self._spent >= self._budget.per_month
+
+    def _over(self, limit: str, most: float, spent: float, asked: float) -> OverBudget:
+        return OverBudget(fleet=self._fleet, limit=limit, allowed=most, spent=spent, asked=asked)

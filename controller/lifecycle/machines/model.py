@@ -1,0 +1,175 @@
+"""The record of a rented machine, and the offer that it was ordered by.
+
+Times are Unix seconds, sizes bytes, CPU is in cores, prices are per hour.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+from controller.lifecycle.inventory import Fleet, Node, NodeAddress, NodeCapacity, NodeGpu
+from fairlead.model.statuses import NodeStatus
+from fairlead.wire.gpu_names import GpuVendor
+
+_TOKEN_LENGTH = 52
+
+
+class GpuOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of an offer; `memory` of each, in bytes."""
+
+    name: str
+    count: int
+    memory: int
+    vendor: GpuVendor = GpuVendor.NVIDIA
+    compute_capability: str | None = None
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of machine that a provider rents in one zone."""
+
+    provider: str
+    """The provider's name in the controller's file."""
+    instance_type: str
+    region: str
+    zone: str | None = None
+    spot: bool = False
+    price: float
+    cpu: float
+    memory: int
+    disk: int
+    gpus: tuple[GpuOffer, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return what a refusal is remembered by."""
+        kind = "spot" if self.spot else "on-demand"
+        return "/".join((self.provider, self.region, self.zone or "-", self.instance_type, kind))
+
+    @property
+    def place(self) -> tuple[str, str, str | None]:
+        """Return the zone; the machines of one gang share it."""
+        return self.provider, self.region, self.zone
+
+    def words(self) -> str:
+        """Return the offer as users read it."""
+        where = self.zone or self.region
+        kind = "spot" if self.spot else "on demand"
+        return f"{self.instance_type} in {where} ({kind}, {self.price:g} an hour)"
+
+
+class MachineStatus(StrEnum):
+    """The stages of a record. A machine that is wanted and has no offer yet is PENDING: it has no
+    record, and the waiting job's explanation says why."""
+
+    PROVISIONING = "provisioning"
+    JOINED = "joined"
+    """It is a node: users see IDLE or BUSY, which follow from the node's allocations."""
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+
+
+class MachineEnd(StrEnum):
+    """Why a machine ends."""
+
+    IDLE = "idle"
+    NO_CAPACITY = "no_capacity"
+    QUOTA_REACHED = "quota_reached"
+    REFUSED = "refused"
+    GANG_INCOMPLETE = "gang_incomplete"
+    BOOT_FAILED = "boot_failed"
+    LOST = "lost"
+    FLEET_REMOVED = "fleet_removed"
+    ASKED = "asked"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that was ordered. Its id is also the id of its node."""
+
+    id: str
+    name: str
+    """The name of its node."""
+    fleet: str
+    offer: Offer
+    token: str
+    """The same at each try of the same order, so that a provider with idempotent requests makes one
+    machine."""
+    status: MachineStatus = MachineStatus.PROVISIONING
+    group: str | None = None
+    """The order of a gang: its machines come together, or none stays."""
+    instance_id: str | None = None
+    """The provider's id; None: no answer has told it yet."""
+    end: MachineEnd | None = None
+    message: str | None = None
+    """Why it ends, as a sentence."""
+    trouble: str | None = None
+    """Why the last call about it failed, as a sentence; None: it did not."""
+    closing: bool = False
+    """It was found idle and is closed to placement; its shim has not confirmed yet."""
+    ordered_at: float
+    joined_at: float | None = None
+    idle_since: float | None = None
+    terminating_at: float | None = None
+    terminated_at: float | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether it may cost money."""
+        return self.status is not MachineStatus.TERMINATED
+
+
+def token_of(installation: str, machine_id: str, offer: Offer) -> str:
+    """Return the token of an order: ASCII letters and digits, the same for the same order.
+
+    It names the offer, because providers refuse a known token with other parameters (EC2:
+    IdempotentParameterMismatch).
+    """
+    content = f"{installation}|{machine_id}|{offer.key}".encode()
+    return base64.b32encode(hashlib.sha256(content).digest()).decode()[:_TOKEN_LENGTH].lower()
+
+
+def cost_between(machine: Machine, start: float, end: float) -> float:
+    """Return what the machine has cost between two times; it counts from its order."""
+    until = end if machine.terminated_at is None else min(end, machine.terminated_at)
+    return max(0.0, until - max(start, machine.ordered_at)) / 3600.0 * machine.offer.price
+
+
+def node_of(offer: Offer, fleet: Fleet, machine_id: str, name: str) -> Node:
+    """Return the node that a machine of this offer will be, as if it were there and empty."""
+    gpus = tuple(
+        NodeGpu(
+            uuid=f"GPU-{number}-{part}",
+            vendor=gpu.vendor,
+            name=gpu.name,
+            memory=gpu.memory,
+            compute_capability=gpu.compute_capability,
+        )
+        for part, gpu in enumerate(offer.gpus)
+        for number in range(gpu.count)
+    )
+    return Node(
+        id=machine_id,
+        name=name,
+        fleet=fleet.name,
+        address=NodeAddress(shim_socket=""),
+        attributes=attributes_of_offer(offer),
+        status=NodeStatus.CONNECTED,
+        capacity=NodeCapacity(
+            cpu=offer.cpu, memory=offer.memory, disk=offer.disk, gpus=gpus, gateways=True
+        ),
+        created_at=0.0,
+    )
+
+
+def attributes_of_offer(offer: Offer) -> dict[str, str]:
+    """Return the attributes that each machine of the offer gets as a node."""
+    found = {
+        "provider": offer.provider,
+        "region": offer.region,
+        "instance-type": offer.instance_type,
+        "spot": "true" if offer.spot else "false",
+    }
+    return found if offer.zone is None else {**found, "zone": offer.zone}

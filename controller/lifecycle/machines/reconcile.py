@@ -1,0 +1,122 @@
+"""Reconciliation compares a provider's list with the records (docs/rules.md 12.9).
+
+The list is made first and the records are read afterwards. A record is committed before its machine
+is asked for, so a machine on the list without a record is no machine that is being made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from controller.lifecycle.machines.life import InstanceKnown, InstanceLost, Place
+from controller.lifecycle.machines.model import Machine, MachineStatus
+
+SPARED_SECONDS = 30.0
+"""A younger machine is never ended (Karpenter's rule for AWS)."""
+ORPHAN_GRACE_SECONDS = 600.0
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as its provider lists it, with this installation's tag. `machine_id`: its tag."""
+
+    instance_id: str
+    machine_id: str | None
+    created_at: float
+    place: Place | None = None
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of this installation that no record knows.
+
+    `quarantined`: it is older than a restore of the database, whose backup may not know it; only an
+    admin ends it.
+    """
+
+    provider: str
+    instance_id: str
+    machine_id: str | None
+    created_at: float
+    seen_at: float
+    """When it was first listed without a record."""
+    is_duplicate: bool = False
+    quarantined: bool = False
+
+    def ends_at(self) -> float | None:
+        """Return when it is ended; None: it is not."""
+        if self.quarantined:
+            return None
+        if self.is_duplicate:
+            return self.created_at + SPARED_SECONDS
+        return max(self.created_at + SPARED_SECONDS, self.seen_at + ORPHAN_GRACE_SECONDS)
+
+
+class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows from one whole list. `missing`: live machines that are not on it, which counts
+    once the next list lacks them too."""
+
+    reports: tuple[InstanceKnown | InstanceLost, ...]
+    orphans: tuple[Orphan, ...]
+    missing: frozenset[str]
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list is judged by. `missing` and `orphans`: of the list before. `answering`: ids of
+    machines whose node answers. `visible_after`: seconds after which a list must have a machine."""
+
+    provider: str
+    missing: frozenset[str] = frozenset()
+    orphans: Sequence[Orphan] = ()
+    answering: frozenset[str] = frozenset()
+    visible_after: float
+    restored_at: float | None = None
+
+
+def reconcile(
+    found: Iterable[Found], machines: Mapping[str, Machine], case: Circumstances, now: float
+) -> Reconciled:
+    """Return what a whole list tells. `machines`: the committed records, read after the list."""
+    listed = list(found)
+    reports: list[InstanceKnown | InstanceLost] = []
+    orphans: list[Orphan] = []
+    for one in listed:
+        machine = machines.get(one.machine_id or "")
+        if machine is None or not machine.is_live:
+            orphans.append(_orphan(one, case, now, is_duplicate=False))
+        elif machine.instance_id not in (None, one.instance_id):
+            orphans.append(_orphan(one, case, now, is_duplicate=True))
+        else:
+            reports.append(
+                InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
+            )
+    there = {one.instance_id for one in listed}
+    missing = frozenset(
+        machine.id
+        for machine in machines.values()
+        if machine.offer.provider == case.provider
+        and machine.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
+        and machine.instance_id is not None
+        and machine.instance_id not in there
+        and now - machine.ordered_at > case.visible_after
+    )
+    lost = (missing & case.missing) - case.answering
+    reports += [
+        InstanceLost(machine_id=machine_id, message="the provider lists it no longer")
+        for machine_id in sorted(lost)
+    ]
+    return Reconciled(reports=tuple(reports), orphans=tuple(orphans), missing=missing)
+
+
+def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) -> Orphan:
+    before = next((was for was in case.orphans if was.instance_id == one.instance_id), None)
+    restored = case.restored_at
+    return Orphan(
+        provider=case.provider,
+        instance_id=one.instance_id,
+        machine_id=one.machine_id,
+        created_at=one.created_at,
+        seen_at=now if before is None else before.seen_at,
+        is_duplicate=is_duplicate,
+        quarantined=not is_duplicate and restored is not None and one.created_at < restored,
+    )

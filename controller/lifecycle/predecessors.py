@@ -1,0 +1,56 @@
+"""The runs that must come first for another one, and what is known of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.model.beginning import SameJob, When
+from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+
+
+class PredecessorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a run so far. No fact is ever taken back, so the order in which a
+    dependent run learns of them does not matter.
+
+    `done`, `failed`, `over` and `began` are indices of jobs; those that are `over` come not back.
+    """
+
+    status: RunStatus
+    has_run: bool = False
+    """One of its jobs was RUNNING once."""
+    done: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()
+    over: frozenset[int] = frozenset()
+    began: frozenset[int] = frozenset()
+    jobs: frozenset[int] = frozenset()
+    """All its jobs but those that were scaled down."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL_RUN_STATUSES
+
+
+class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that must come first. Its name became an id at the submission, so a later run of that
+    name means nothing here."""
+
+    run_id: str
+    name: str
+    when: When = When.DONE
+    job: SameJob = SameJob.ALL
+    met: bool = False
+    """Its condition came true. For `job: same`: the run is over, and nothing more is to come."""
+    ended: PredecessorFacts | None = None
+    """How it ended, once it has: what remains to be known of it when its history is gone."""
+
+    def sentence(self) -> str:
+        """Return what it waits for, for people."""
+        return f"after run {self.name}: waits until {SENTENCES[self.when]}"
+
+
+SENTENCES = {
+    When.DONE: "it is done",
+    When.ENDED: "it has ended",
+    When.FAILED: "it has failed",
+    When.RUNNING: "it runs",
+}

@@ -1,0 +1,5 @@
+"""Runs: how a run begins, goes on and ends, as its jobs tell.
+
+`submission` makes its first state, `status` derives its status from its jobs, `schedules` starts
+its occurrences, and `ending` closes it. `compaction` drops old attempts from its state.
+"""

@@ -1,0 +1,85 @@
+"""A run begins when its time has come and the runs that it waits for have come so far.
+
+Until then it is PENDING and none of its jobs has an attempt, so nothing of it is in the queue
+(docs/rules.md 4.17). A run that does not run by its `start_before` ends as unschedulable (4.18).
+"""
+
+from __future__ import annotations
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.model import Job, Run
+from controller.lifecycle.runs import dependencies, ending
+from fairlead.model.reasons import RunReason
+from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+
+
+def waits(run: Run, now: float) -> bool:
+    """Return whether no job of the run may begin yet."""
+    at = begins_at(run)
+    return dependencies.waits_for_runs(run) or (at is not None and now < at)
+
+
+def begins_at(run: Run) -> float | None:
+    """Return the earliest time at which its jobs may begin; None: at once."""
+    begin = run.policy.begin
+    return None if begin is None else begin.after(run.submitted_at)
+
+
+def must_start_at(run: Run) -> float | None:
+    """Return the time by which one of its jobs must have been RUNNING; None: there is none."""
+    latest = run.policy.start_before
+    return None if latest is None else latest.after(run.submitted_at)
+
+
+def why_waits(run: Run, job: Job | None = None) -> str | None:
+    """Return what the run, or a job of it without attempts, waits for before it begins; None: for
+    nothing that is known here."""
+    if run.status in (*FINAL_RUN_STATUSES, RunStatus.TERMINATING) or not run.policy.is_held_back:
+        return None
+    if job is not None and (job.attempts or job.scaled_down or job.abandoned):
+        return None
+    # A run that has left PENDING was let in by its time. What is known without a clock comes first.
+    begin = run.policy.begin if run.status is RunStatus.PENDING else None
+    begins = None if begin is None else f"begins {begin.words()}"
+    return dependencies.why_waits(run, job) or begins
+
+
+def settle(draft: Draft) -> None:
+    """Give first attempts to the jobs that may begin, or end the run if none ever can."""
+    dependencies.settle(draft)
+    if draft.run.status is RunStatus.TERMINATING or draft.run.suspended:
+        return
+    latest = draft.run.policy.start_before
+    if latest is not None and _is_late(draft):
+        message = f"none of its jobs was running by its start_before, {latest.words()}"
+        ending.end_run(draft, RunReason.UNSCHEDULABLE, "limit start_before", message)
+    elif draft.run.policy.is_held_back and not waits(draft.run, draft.now):
+        dependencies.first_attempts(draft, [job for job in draft.jobs if _is_new(job)])
+
+
+def timer(draft: Draft) -> float | None:
+    """Return when `settle` has something to do although nothing is reported; None: never."""
+    run = draft.run
+    if run.suspended or run.status is RunStatus.TERMINATING:
+        return None
+    at = begins_at(run)
+    times = [] if at is None or at <= draft.now else [at]
+    latest = must_start_at(run)
+    if latest is not None and not _has_begun(draft):
+        times.append(latest)
+    return min(times, default=None)
+
+
+def _is_late(draft: Draft) -> bool:
+    latest = must_start_at(draft.run)
+    return latest is not None and draft.now >= latest and not _has_begun(draft)
+
+
+def _has_begun(draft: Draft) -> bool:
+    if draft.run.past_running.seconds > 0:
+        return True
+    return any(one.running_at is not None for job in draft.jobs for one in job.attempts)
+
+
+def _is_new(job: Job) -> bool:
+    return not (job.attempts or job.abandoned or job.scaled_down)

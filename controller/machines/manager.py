@@ -1,0 +1,106 @@
+"""MachineManager keeps a worker for each provider, and wakes them after each commit of records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from controller.clock import Clock
+from controller.clouds.base import Cloud, Order
+from controller.lifecycle.machines.model import Machine, Offer
+from controller.lifecycle.machines.reconcile import Orphan
+from controller.lifecycle.model import Node
+from controller.machines.worker import Desk, Worker
+from controller.pipelines.rentals import Pinned, Rentals
+from fairlead.model.statuses import NodeStatus
+
+
+class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The providers by name, and what machines boot with.
+
+    `boot_data` returns the user-data of a machine, byte for byte the same at each call; `pin` what
+    the controller keeps of it.
+    """
+
+    clouds: Mapping[str, Cloud]
+    boot_data: Callable[[Machine], str]
+    pin: Callable[[str], Pinned]
+
+
+class MachineManager:
+    """Calls the providers for all machines."""
+
+    def __init__(
+        self,
+        rentals: Rentals,
+        nodes: Mapping[str, Node],
+        settings: MachineSettings,
+        clock: Clock,
+        *,
+        installation: str,
+        is_empty: Callable[[str], Awaitable[bool]],
+        restored_at: float | None = None,
+    ) -> None:
+        self._rentals = rentals
+        self._nodes = nodes
+        self._boot_data = settings.boot_data
+        self._installation = installation
+        desk = Desk(
+            installation=installation,
+            records=lambda: rentals.committed.values(),
+            post=rentals.post,
+            order_of=self._order,
+            answers=self._answering,
+            is_empty=is_empty,
+            restored_at=restored_at,
+        )
+        self.workers = {
+            name: Worker(name, cloud, desk, clock) for name, cloud in settings.clouds.items()
+        }
+        self._known = set(rentals.committed)
+
+    @property
+    def orphans(self) -> list[Orphan]:
+        """The machines of this installation that no record knows, as last listed."""
+        return [one for worker in self.workers.values() for one in worker.orphans]
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self.workers.values():
+                group.create_task(worker.run())
+                group.create_task(worker.keep_offers(self._tell))
+            while True:
+                self._rentals.changed.clear()
+                self._look()
+                await self._rentals.changed.wait()
+
+    def _tell(self, provider: str, told: Sequence[Offer] | str) -> None:
+        self._rentals.set_offers(provider, told)
+
+    def _look(self) -> None:
+        for machine in self._rentals.committed.values():
+            if machine.id not in self._known:
+                self._known.add(machine.id)
+                if (worker := self.workers.get(machine.offer.provider)) is not None:
+                    worker.ordered(machine.id)
+        for worker in self.workers.values():
+            worker.look()
+
+    def _order(self, machine: Machine) -> Order:
+        return Order(
+            machine_id=machine.id,
+            name=machine.name,
+            installation=self._installation,
+            fleet=machine.fleet,
+            offer=machine.offer,
+            token=machine.token,
+            user_data=self._boot_data(machine),
+        )
+
+    def _answering(self) -> frozenset[str]:
+        return frozenset(
+            one.id for one in self._nodes.values() if one.status is NodeStatus.CONNECTED
+        )

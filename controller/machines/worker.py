@@ -1,0 +1,390 @@
+"""A worker makes the calls to one provider. All of them follow from committed records, and each can
+be repeated: a controller that was killed between two steps goes on from the records alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import msgspec
+
+from controller.clock import Clock
+from controller.clouds.base import (
+    Cloud,
+    CloudError,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    Throttled,
+)
+from controller.lifecycle.machines.life import (
+    CallFailed,
+    InstanceGone,
+    InstanceKnown,
+    InstanceLost,
+    MachineReport,
+    OrderRefused,
+    ReleaseAnswered,
+)
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.machines.reconcile import (
+    Circumstances,
+    Found,
+    Orphan,
+    reconcile,
+)
+
+log = logging.getLogger(__name__)
+CALLS_AT_ONCE = 16
+OFFERS_EVERY_SECONDS = 600.0
+LIST_EVERY_SECONDS = 60.0
+LIST_AT_START_SECONDS = 10.0
+_START_SECONDS = 180.0
+DESCRIBE_EVERY_SECONDS = 5.0
+"""One call for all machines whose address is not known yet."""
+_FIRST_RETRY_SECONDS = 2.0
+_MAX_RETRY_SECONDS = 60.0
+_FIRST_END_SECONDS = 2.0
+_MAX_END_SECONDS = 600.0
+_RELEASE_RETRY_SECONDS = 10.0
+_DEFINITE = {
+    NoCapacity: MachineEnd.NO_CAPACITY,
+    QuotaReached: MachineEnd.QUOTA_REACHED,
+    Refused: MachineEnd.REFUSED,
+}
+
+
+class Desk(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs of the controller.
+
+    `records`: the committed ones, newest. `order_of`: the same bytes at each call. `answers`: ids
+    of machines whose node is connected. `is_empty` asks a machine's shim whether it has no task; it
+    raises when the shim does not answer.
+    """
+
+    installation: str
+    records: Callable[[], Iterable[Machine]]
+    post: Callable[[MachineReport], None]
+    order_of: Callable[[Machine], Order]
+    answers: Callable[[], frozenset[str]]
+    is_empty: Callable[[str], Awaitable[bool]]
+    restored_at: float | None = None
+
+
+class Worker:
+    """Calls one provider."""
+
+    def __init__(self, provider: str, cloud: Cloud, desk: Desk, clock: Clock) -> None:
+        self.orphans: tuple[Orphan, ...] = ()
+        """The machines that the last whole list had and no record knows."""
+        self.listed_at: float | None = None
+        """When the last whole list was made (Unix time)."""
+        self.trouble: str | None = None
+        """Why the last call for a list failed; None: it did not."""
+        self._provider = provider
+        self._cloud = cloud
+        self._desk = desk
+        self._clock = clock
+        self._began = clock.now()
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._asked_at: dict[str, float] = {}
+        """When the provider was last asked to make a machine, by the machine's id."""
+        self._fresh: set[str] = set()
+        """Machines that this controller itself ordered: nobody can have asked for them before."""
+        self._answered: set[str] = set()
+        """Machines whose request has been answered; the answer is not committed yet."""
+        self._missing: frozenset[str] = frozenset()
+
+    # -- what follows from the records -------------------------------------------------------
+
+    def ordered(self, machine_id: str) -> None:
+        """Note that this controller has just committed the order."""
+        self._fresh.add(machine_id)
+
+    def look(self) -> None:
+        """Begin what the committed records ask for and is not under way."""
+        for machine in self._own():
+            if machine.id in self._busy:
+                continue
+            work = self._work_for(machine)
+            if work != self._create:
+                self._answered.discard(machine.id)
+            elif machine.id in self._answered:
+                # A second request for what was refused would make a machine without a record.
+                continue
+            if work is not None:
+                task = asyncio.create_task(self._perform(machine.id, work), name="machine")
+                self._busy[machine.id] = task
+
+    def _own(self) -> list[Machine]:
+        records = self._desk.records()
+        return [one for one in records if one.is_live and one.offer.provider == self._provider]
+
+    def _record(self, machine_id: str) -> Machine | None:
+        return next((one for one in self._own() if one.id == machine_id), None)
+
+    def _work_for(self, machine: Machine) -> Callable[[str], Awaitable[None]] | None:
+        match machine.status:
+            case MachineStatus.PROVISIONING if machine.instance_id is None:
+                return self._create
+            case MachineStatus.TERMINATING:
+                return self._end
+            case MachineStatus.JOINED if machine.closing:
+                return self._release
+        return None
+
+    async def _perform(self, machine_id: str, work: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await work(machine_id)
+        except Exception:
+            # A fault of ours about one machine must not stop the calls about all others.
+            log.exception("internal error: machine %s", machine_id)
+            await asyncio.sleep(_MAX_RETRY_SECONDS)
+        finally:
+            del self._busy[machine_id]
+        # What was posted meanwhile may be committed by now, and nothing else wakes this worker.
+        self.look()
+
+    async def close(self) -> None:
+        tasks = list(self._busy.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- making a machine ---------------------------------------------------------------------
+
+    async def _create(self, machine_id: str) -> None:
+        """Ask until the outcome is known. A list between two tries finds what an earlier one
+        made."""
+        wait = _FIRST_RETRY_SECONDS
+        first = machine_id in self._fresh
+        self._fresh.discard(machine_id)
+        while (machine := self._record(machine_id)) is not None:
+            if self._work_for(machine) != self._create:
+                return
+            if not first and not self._cloud.abilities.idempotent and await self._adopt(machine):
+                return
+            first = False
+            try:
+                async with self._slots:
+                    self._asked_at[machine_id] = self._clock.now()
+                    created = await self._cloud.create(self._desk.order_of(machine))
+            except (NoCapacity, QuotaReached, Refused) as refusal:
+                self._answered.add(machine_id)
+                self._refused(machine_id, refusal)
+                return
+            except CloudError as error:
+                self._asked_at[machine_id] = self._clock.now()
+                pause = max(wait, error.after if isinstance(error, Throttled) else 0.0)
+                self._failed(machine_id, error)
+                await asyncio.sleep(pause)
+                wait = min(_MAX_RETRY_SECONDS, 2 * wait)
+                continue
+            self._answered.add(machine_id)
+            self._desk.post(
+                InstanceKnown(
+                    machine_id=machine_id, instance_id=created.instance_id, place=created.place
+                )
+            )
+            return
+
+    def _refused(self, machine_id: str, refusal: CloudError) -> None:
+        end = _DEFINITE[type(refusal)]
+        self._desk.post(OrderRefused(machine_id=machine_id, end=end, message=str(refusal)))
+
+    def _failed(self, machine_id: str, error: CloudError) -> None:
+        log.warning("machine %s: %s", machine_id, error)
+        self._desk.post(CallFailed(machine_id=machine_id, message=str(error)))
+
+    async def _adopt(self, machine: Machine) -> bool:
+        """Return whether a list has the machine, once it must have what was asked for."""
+        return await self._found(machine.id) is not None
+
+    async def _found(self, machine_id: str) -> Found | None:
+        """Return the machine as listed when everything that was asked for is visible; None: no call
+        has made it."""
+        # A former controller may have asked right before this one began.
+        asked_at = self._asked_at.get(machine_id, self._began)
+        while True:
+            visible_at = asked_at + self._cloud.abilities.visible_after
+            begun = self._clock.now()
+            listed = await self._list()
+            for one in listed or ():
+                if one.machine_id == machine_id:
+                    self._desk.post(
+                        InstanceKnown(
+                            machine_id=machine_id, instance_id=one.instance_id, place=one.place
+                        )
+                    )
+                    return one
+            if listed is not None and begun >= visible_at:
+                return None
+            await asyncio.sleep(max(_FIRST_RETRY_SECONDS, min(visible_at - begun, 15.0)))
+
+    # -- ending one ---------------------------------------------------------------------------
+
+    async def _end(self, machine_id: str) -> None:
+        """Ask until the provider says that the machine is gone."""
+        wait = _FIRST_END_SECONDS
+        while (machine := self._record(machine_id)) is not None:
+            if machine.status is not MachineStatus.TERMINATING:
+                return
+            instance = machine.instance_id
+            if instance is None:
+                found = await self._found(machine_id)
+                if found is None:
+                    self._desk.post(InstanceGone(machine_id=machine_id))
+                    return
+                instance = found.instance_id
+            try:
+                async with self._slots:
+                    is_gone = await self._cloud.terminate(instance)
+                if is_gone:
+                    self._desk.post(InstanceGone(machine_id=machine_id))
+                    return
+            except CloudError as error:
+                self._failed(machine_id, error)
+            await asyncio.sleep(wait)
+            wait = min(_MAX_END_SECONDS, 2 * wait)
+
+    async def _release(self, machine_id: str) -> None:
+        """Ask the shim of a closing machine whether it is empty."""
+        while (machine := self._record(machine_id)) is not None and machine.closing:
+            try:
+                is_empty = await self._desk.is_empty(machine_id)
+            except Exception as error:
+                # Its session reports a node that is away, and ends this in the end.
+                log.info("machine %s does not answer: %s", machine.name, error)
+                await asyncio.sleep(_RELEASE_RETRY_SECONDS)
+                continue
+            self._desk.post(ReleaseAnswered(machine_id=machine_id, is_empty=is_empty))
+            await asyncio.sleep(_RELEASE_RETRY_SECONDS)
+
+    # -- comparing ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Compare the provider's list with the records until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._reconcile_for_ever())
+                group.create_task(self._find_places())
+        finally:
+            await self.close()
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            await self._reconcile()
+            is_new = self._clock.now() < self._began + _START_SECONDS
+            await asyncio.sleep(LIST_AT_START_SECONDS if is_new else LIST_EVERY_SECONDS)
+
+    async def _reconcile(self) -> None:
+        found = await self._list()
+        if found is None:
+            return
+        # The records are read after the list: one that was committed meanwhile is among them.
+        records = {one.id: one for one in self._desk.records()}
+        case = Circumstances(
+            provider=self._provider,
+            missing=self._missing,
+            orphans=self.orphans,
+            answering=self._desk.answers(),
+            visible_after=self._cloud.abilities.visible_after,
+            restored_at=self._desk.restored_at,
+        )
+        now = self._clock.now()
+        result = reconcile(found, records, case, now)
+        self._missing = result.missing
+        self._note_orphans(result.orphans)
+        for report in result.reports:
+            if self._is_news(report, records):
+                self._desk.post(report)
+        for orphan in result.orphans:
+            ends_at = orphan.ends_at()
+            if ends_at is not None and ends_at <= now:
+                await self._end_orphan(orphan)
+
+    @staticmethod
+    def _is_news(report: InstanceKnown | InstanceLost, records: dict[str, Machine]) -> bool:
+        """Return whether the report can change anything."""
+        if isinstance(report, InstanceLost):
+            return True
+        machine = records[report.machine_id]
+        waits = machine.status is MachineStatus.PROVISIONING and report.place is not None
+        return machine.instance_id is None or waits
+
+    def _note_orphans(self, orphans: tuple[Orphan, ...]) -> None:
+        known = {one.instance_id for one in self.orphans}
+        for one in orphans:
+            if one.instance_id not in known:
+                kept = "it is kept for an admin" if one.quarantined else "it will be ended"
+                log.warning(
+                    "orphan at %s: machine %s (of %s) has no record; %s",
+                    self._provider,
+                    one.instance_id,
+                    one.machine_id,
+                    kept,
+                )
+        self.orphans = orphans
+
+    async def _end_orphan(self, orphan: Orphan) -> None:
+        try:
+            await self._cloud.terminate(orphan.instance_id)
+        except CloudError as error:
+            log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)
+
+    async def _list(self) -> list[Found] | None:
+        """Return the whole list; None: there was none."""
+        try:
+            async with self._slots:
+                found = list(await self._cloud.list_tagged(self._desk.installation))
+        except CloudError as error:
+            self.trouble = str(error)
+            log.warning("provider %s tells no list: %s", self._provider, error)
+            return None
+        self.listed_at, self.trouble = self._clock.now(), None
+        return found
+
+    async def _find_places(self) -> None:
+        """Ask for addresses of machines that have none yet, all with one call."""
+        while True:
+            await asyncio.sleep(DESCRIBE_EVERY_SECONDS)
+            self.look()
+            answering = self._desk.answers()
+            wanted = {
+                one.instance_id: one.id
+                for one in self._own()
+                if one.status is MachineStatus.PROVISIONING
+                and one.instance_id is not None
+                and one.id not in answering
+            }
+            if not wanted:
+                continue
+            try:
+                described = await self._cloud.describe(list(wanted))
+            except CloudError as error:
+                log.info("provider %s tells no addresses: %s", self._provider, error)
+                continue
+            for instance_id, state in described.items():
+                if state.place is not None and instance_id in wanted:
+                    self._desk.post(
+                        InstanceKnown(
+                            machine_id=wanted[instance_id],
+                            instance_id=instance_id,
+                            place=state.place,
+                        )
+                    )
+
+    async def keep_offers(self, tell: Callable[[str, Sequence[Offer] | str], None]) -> None:
+        """Tell the provider's offers, or why there are none, until cancelled."""
+        while True:
+            pause = OFFERS_EVERY_SECONDS
+            try:
+                tell(self._provider, tuple(await self._cloud.offers()))
+            except CloudError as error:
+                tell(self._provider, str(error))
+                pause = 30.0
+            await asyncio.sleep(pause)

@@ -1,0 +1,66 @@
+"""The live runs that wait for others, and what a turn tells them (docs/rules.md 4.17).
+
+A dependent run is decided again in the turn in which something that it waits for changes, so both
+are in one commit and no crash comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from controller.lifecycle.model import RunState
+from controller.lifecycle.predecessors import PredecessorFacts
+from controller.lifecycle.runs.dependencies import facts, open_ids
+
+FindRun = Callable[[str], RunState | None]
+
+
+class PredecessorGone(Exception):
+    """A run that a new one waits for is not live, and the new one does not know how it ended."""
+
+
+class Dependents:
+    """The live runs that wait for each run."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[str, None]] = {}
+        self._of: dict[str, tuple[str, ...]] = {}
+
+    def note(self, state: RunState) -> None:
+        """Take over for which runs this one waits now; a run that has ended waits for none."""
+        run_id, wanted = state.run.id, open_ids(state.run)
+        before = self._of.get(run_id, ())
+        if wanted == before:
+            return
+        self.forget(run_id)
+        if wanted:
+            self._of[run_id] = wanted
+        for predecessor in wanted:
+            self._waiting.setdefault(predecessor, {})[run_id] = None
+
+    def forget(self, run_id: str) -> None:
+        for predecessor in self._of.pop(run_id, ()):
+            waiting = self._waiting[predecessor]
+            del waiting[run_id]
+            if not waiting:
+                del self._waiting[predecessor]
+
+    def of(self, run_id: str) -> tuple[str, ...]:
+        """Return the ids of the runs that wait for this one, in the order in which they came."""
+        return tuple(self._waiting.get(run_id, ()))
+
+
+def facts_for(state: RunState, find: FindRun) -> dict[str, PredecessorFacts]:
+    """Return what is known of the runs that this one waits for; `find`: as they are now."""
+    found = ((run_id, find(run_id)) for run_id in open_ids(state.run))
+    return {run_id: facts(one) for run_id, one in found if one is not None}
+
+
+def unknown_predecessors(
+    states: Iterable[RunState], live: Mapping[str, object]
+) -> list[tuple[RunState, str]]:
+    """Return the runs that wait for one that is not live, with its id. A commit that the database
+    refused for one of both can leave it so when the controller ends."""
+    return [
+        (state, run_id) for state in states for run_id in open_ids(state.run) if run_id not in live
+    ]

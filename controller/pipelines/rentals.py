@@ -1,0 +1,393 @@
+"""Rentals decide about machines inside the turn, after the scheduler's pass.
+
+So what was placed in this turn counts: a machine is never found idle while a job gets an allocation
+on it, and nothing is ordered for what has just been placed. Everything that is decided becomes part
+of the turn's commit; what calls providers (`controller.machines`) sees committed records alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration
+from controller.lifecycle.machines import life
+from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
+from controller.lifecycle.machines.market import Market, Penalties, Purse
+from controller.lifecycle.machines.model import (
+    Machine,
+    MachineEnd,
+    MachineStatus,
+    Offer,
+    attributes_of_offer,
+    token_of,
+)
+from controller.lifecycle.machines.reasons import MachineReason
+from controller.scheduling.demand import Order, demand
+from controller.scheduling.index import CapacityIndex
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import NodeStatus
+
+log = logging.getLogger(__name__)
+DEMAND_EVERY_SECONDS = 0.5
+"""Demand looks at the whole queue, and turns can be many in a second."""
+_ANYWAY_SECONDS = 60.0
+"""After this time demand is looked at although nothing changed: a month may have ended."""
+CLOSED = "its machine is being given back"
+SHIM_SOCKET = "/run/fairlead/shim.sock"
+_REFUSALS = frozenset(
+    {
+        MachineEnd.NO_CAPACITY,
+        MachineEnd.QUOTA_REACHED,
+        MachineEnd.REFUSED,
+        MachineEnd.BOOT_FAILED,
+    }
+)
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows of a machine before it boots: its public host key, and the digest
+    of the token with which it tells its address."""
+
+    host_key: str
+    token_digest: str
+
+
+class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`pin` derives from a machine's id what its user-data will hold. `month_of` returns the start
+    of the month of a time (both Unix seconds)."""
+
+    installation: str
+    pin: Callable[[str], Pinned]
+    new_id: Callable[[], str]
+    month_of: Callable[[float], float]
+
+
+class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose machine is gone: its runs must be told. `removed`: the node, too."""
+
+    node_id: str
+    reason: Reason
+    message: str
+    removed: bool
+
+
+class Turned(msgspec.Struct, frozen=True, kw_only=True):
+    """What one turn changes; a node of None is removed."""
+
+    machines: Mapping[str, Machine] = {}
+    nodes: Mapping[str, Node | None] = {}
+    gone: Sequence[GoneNode] = ()
+
+
+class Rentals:
+    """The records of machines, and the market as providers tell it."""
+
+    def __init__(
+        self, index: CapacityIndex, settings: RentalSettings, machines: Iterable[Machine] = ()
+    ) -> None:
+        self.machines = {machine.id: machine for machine in machines}
+        """As decided last; what is committed is in `committed`."""
+        self.committed = dict(self.machines)
+        self.changed = asyncio.Event()
+        """Set when records were committed."""
+        self.reasons: Mapping[str, MachineReason] = {}
+        """What is done for waiting attempts, or why nothing is, by id."""
+        self.penalties = Penalties()
+        self._index = index
+        self._settings = settings
+        self._offers: dict[str, Sequence[Offer]] = {}
+        self._away: dict[str, str] = {}
+        self._inbox: dict[str, list[MachineReport]] = {}
+        self._next_demand = 0.0
+        self._looked_at = float("-inf")
+        self._is_dirty = True
+        """Something changed since the last look at demand."""
+        self._wake: Callable[[], None] = lambda: None
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """`wake` makes a turn follow."""
+        self._wake = wake
+
+    def post(self, report: MachineReport) -> None:
+        """Hand in a report about a machine; the next turn decides it."""
+        self._inbox.setdefault(report.machine_id, []).append(report)
+        self._is_dirty = True
+        self._wake()
+
+    def set_offers(self, provider: str, offers: Sequence[Offer] | str) -> None:
+        """Take the provider's offers, or why it tells none; offers that are known stay then."""
+        if isinstance(offers, str):
+            self._away[provider] = offers
+        else:
+            self._offers[provider] = offers
+            self._away.pop(provider, None)
+        self._is_dirty = True
+        self._wake()
+
+    def offers_of(self, provider: str) -> Sequence[Offer]:
+        return self._offers.get(provider, ())
+
+    def note_change(self) -> None:
+        """Note that runs, nodes or fleets changed in this turn."""
+        self._is_dirty = True
+
+    def decide(
+        self,
+        nodes: Mapping[str, Node],
+        fleets: Mapping[str, Fleet],
+        is_used: Callable[[str], bool],
+        now: float,
+    ) -> Turned:
+        """Return what changes now. It counts as decided; `stored` must follow the commit."""
+        inbox, self._inbox = self._inbox, {}
+        turn = _Turn(self, nodes, fleets, is_used, now, self._settings)
+        for machine in list(self.machines.values()):
+            if machine.is_live:
+                turn.move(machine, inbox.get(machine.id, ()))
+        turn.end_broken_orders()
+        if now >= self._next_demand and self._must_look(now):
+            self._next_demand, self._is_dirty = now + DEMAND_EVERY_SECONDS, False
+            self._looked_at = now
+            shop = Market(
+                offers=self._offers,
+                away=self._away,
+                penalties=self.penalties,
+                month_began=self._settings.month_of(now),
+            )
+            found = demand(self._index, self.machines.values(), shop, now)
+            self.reasons = found.reasons
+            turn.order(found.orders)
+        return turn.result()
+
+    def _must_look(self, now: float) -> bool:
+        """Return whether a look at demand could find something else than the last one."""
+        ended = self.penalties.next_end(self._looked_at)
+        return self._is_dirty or self._look_anyway_at <= now or (ended is not None and ended <= now)
+
+    @property
+    def _look_anyway_at(self) -> float:
+        return self._looked_at + _ANYWAY_SECONDS
+
+    def stored(self, machines: Mapping[str, Machine]) -> None:
+        """Take over what was committed."""
+        if machines:
+            self.committed.update(machines)
+            self.changed.set()
+
+    def wakes_at(
+        self, nodes: Mapping[str, Node], fleets: Mapping[str, Fleet], now: float
+    ) -> float | None:
+        """Return when time alone next changes something."""
+        times = [self.penalties.next_end(now)]
+        if self._is_dirty:
+            times.append(self._next_demand)
+        elif self._index.units:
+            times.append(self._look_anyway_at)
+        standing = self.standing(fleets, now)
+        for machine in self.machines.values():
+            if machine.is_live:
+                around = _around(machine, nodes.get(machine.id), standing.get(machine.fleet))
+                times.append(life.wakes_at(machine, around))
+        return min((max(at, now + DEMAND_EVERY_SECONDS) for at in times if at), default=None)
+
+    def standing(self, fleets: Mapping[str, Fleet], now: float) -> dict[str, _Standing]:
+        """Return how each fleet stands that rents machines."""
+        month = self._settings.month_of(now)
+        return {
+            name: _Standing(fleet, self.machines.values(), now, month)
+            for name, fleet in fleets.items()
+            if fleet.machines is not None
+        }
+
+
+class _Standing:
+    """How a fleet that rents machines stands in this turn."""
+
+    def __init__(
+        self, fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
+    ) -> None:
+        assert fleet.machines is not None
+        own = [machine for machine in machines if machine.fleet == fleet.name]
+        self.policy = fleet.machines
+        self.is_broke = Purse(fleet, own, now, month_began).is_over_month
+        self.staying = sum(
+            one.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED) and not one.closing
+            for one in own
+        )
+        """The machines that nothing has decided to end."""
+
+
+def _around(
+    machine: Machine, node: Node | None, standing: _Standing | None, *, is_used: bool = False
+) -> Surroundings:
+    if standing is None:
+        return Surroundings(node=node, is_used=is_used)
+    return Surroundings(
+        node=node,
+        is_used=is_used,
+        policy=standing.policy,
+        may_release=standing.staying > standing.policy.min,
+        is_broke=standing.is_broke,
+    )
+
+
+class _Turn:
+    """One turn's decisions about machines."""
+
+    def __init__(
+        self,
+        rentals: Rentals,
+        nodes: Mapping[str, Node],
+        fleets: Mapping[str, Fleet],
+        is_used: Callable[[str], bool],
+        now: float,
+        settings: RentalSettings,
+    ) -> None:
+        self._rentals = rentals
+        self._nodes = nodes
+        self._fleets = fleets
+        self._is_used = is_used
+        self._now = now
+        self._settings = settings
+        self._standing = rentals.standing(fleets, now)
+        self._machines: dict[str, Machine] = {}
+        self._changed_nodes: dict[str, Node | None] = {}
+        self._gone: list[GoneNode] = []
+
+    def result(self) -> Turned:
+        return Turned(machines=self._machines, nodes=self._changed_nodes, gone=self._gone)
+
+    def move(self, machine: Machine, reports: Sequence[MachineReport]) -> None:
+        standing = self._standing.get(machine.fleet)
+        used = self._is_used(machine.id)
+        around = _around(machine, self._nodes.get(machine.id), standing, is_used=used)
+        after = life.moved(machine, reports, around, self._now)
+        for report in reports:
+            if isinstance(report, InstanceKnown) and report.place is not None:
+                self._reach(after, report.place)
+        if after is machine:
+            return
+        stays = after.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
+        if standing is not None and not machine.closing and (after.closing or not stays):
+            standing.staying -= 1
+        self._remember_refusal(machine, after, reports)
+        self._put(machine, after)
+
+    def _remember_refusal(
+        self, before: Machine, after: Machine, reports: Sequence[MachineReport]
+    ) -> None:
+        penalties = self._rentals.penalties
+        if after.status is MachineStatus.JOINED and before.status is not MachineStatus.JOINED:
+            penalties.forget(after.offer)
+        if after.end is not before.end and after.end in _REFUSALS:
+            asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
+            penalties.add(after.offer, after.end, self._now, next(asked, None))
+
+    def _put(self, before: Machine, after: Machine) -> None:
+        self._rentals.machines[after.id] = self._machines[after.id] = after
+        node = self._node(after.id)
+        if after.closing is not before.closing and node is not None and after.is_live:
+            closed = after.closing or after.status is MachineStatus.TERMINATING
+            self._changed_nodes[node.id] = replace(
+                node, cordoned=closed, cordon_reason=CLOSED if closed else None
+            )
+        if after.status is before.status:
+            return
+        if after.status is MachineStatus.TERMINATING:
+            self._close(after)
+        elif after.status is MachineStatus.TERMINATED:
+            log.info("machine %s (%s) is gone: %s", after.name, after.id, after.message)
+            self._changed_nodes[after.id] = None
+            self._tell_runs(after, removed=True)
+
+    def _node(self, node_id: str) -> Node | None:
+        if node_id in self._changed_nodes:
+            return self._changed_nodes[node_id]
+        return self._nodes.get(node_id)
+
+    def _close(self, machine: Machine) -> None:
+        """Let nothing new onto a machine that ends; what it lost is told to its runs at once."""
+        log.info("machine %s (%s) ends: %s", machine.name, machine.id, machine.message)
+        node = self._node(machine.id)
+        if node is not None:
+            self._changed_nodes[node.id] = replace(node, cordoned=True, cordon_reason=CLOSED)
+        if machine.end is MachineEnd.LOST:
+            self._tell_runs(machine, removed=False)
+
+    def _tell_runs(self, machine: Machine, *, removed: bool) -> None:
+        spot = machine.offer.spot
+        reason = Reason.INTERRUPTED_BY_NO_CAPACITY if spot else Reason.INSTANCE_UNREACHABLE
+        message = f"its machine is gone: {machine.message}"
+        self._gone.append(
+            GoneNode(node_id=machine.id, reason=reason, message=message, removed=removed)
+        )
+
+    def _reach(self, machine: Machine, place: Place) -> None:
+        """Give an expected node its address. A machine that tells it by itself may come first."""
+        node = self._node(machine.id)
+        if node is None or node.status is not NodeStatus.EXPECTED:
+            return
+        if place.host is None:
+            address = NodeAddress(shim_socket=place.socket or SHIM_SOCKET, local_socket=True)
+        else:
+            address = replace(
+                node.address,
+                host=place.host,
+                port=place.port,
+                user=place.user or node.address.user,
+                shim_socket=place.socket or node.address.shim_socket,
+            )
+        self._changed_nodes[node.id] = replace(
+            node, address=address, status=NodeStatus.CONNECTING, registration=None, message=None
+        )
+
+    def end_broken_orders(self) -> None:
+        machines = list(self._rentals.machines.values())
+        for machine in life.of_broken_orders(machines):
+            if machine.status is MachineStatus.JOINED and self._is_used(machine.id):
+                continue
+            message = "another machine of its gang did not come"
+            after = life.ending(machine, MachineEnd.GANG_INCOMPLETE, message, self._now)
+            self._put(machine, after)
+
+    def order(self, orders: Sequence[Order]) -> None:
+        groups: dict[int, str] = {}
+        for order in orders:
+            group = None
+            if order.group is not None:
+                group = groups.setdefault(order.group, self._settings.new_id())
+            machine_id = self._settings.new_id()
+            machine = Machine(
+                id=machine_id,
+                name=f"{order.fleet[:40]}-{machine_id[:8]}",
+                fleet=order.fleet,
+                offer=order.offer,
+                token=token_of(self._settings.installation, machine_id, order.offer),
+                group=group,
+                ordered_at=self._now,
+            )
+            log.info("machine %s is ordered: %s", machine.name, order.offer.words())
+            self._rentals.machines[machine.id] = self._machines[machine.id] = machine
+            self._changed_nodes[machine.id] = self._expected(machine)
+
+    def _expected(self, machine: Machine) -> Node:
+        pinned = self._settings.pin(machine.id)
+        fleet = self._fleets[machine.fleet]
+        # Its own limit ends the machine; the token must live as long as that takes.
+        expires_at = life.boots_until(machine, fleet.machines)
+        return Node(
+            id=machine.id,
+            name=machine.name,
+            fleet=machine.fleet,
+            attributes=attributes_of_offer(machine.offer),
+            address=NodeAddress(shim_socket=SHIM_SOCKET, host_key=pinned.host_key),
+            status=NodeStatus.EXPECTED,
+            registration=Registration(expires_at=expires_at, token_digest=pinned.token_digest),
+            message="its machine was ordered",
+            created_at=self._now,
+        )

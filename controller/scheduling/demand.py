@@ -1,0 +1,420 @@
+"""Demand: which machines the queue needs that no node, and no ordered machine, could hold.
+
+The waiting units are taken in the order of the queue. Each goes into what is on order first, and
+then onto a new machine. A gang goes into one zone as a whole, or nowhere. All of it is a pure
+function of the index, the records of machines and the market.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import Fleet, MachinesPolicy
+from controller.lifecycle.machines import market
+from controller.lifecycle.machines.market import Market, Purse
+from controller.lifecycle.machines.model import Machine, MachineStatus, Offer, node_of
+from controller.lifecycle.machines.reasons import (
+    BuysMachine,
+    MachineReason,
+    NoCapacity,
+    NoOffer,
+    ProviderAway,
+)
+from controller.lifecycle.model import Resources
+from controller.scheduling.fitting.capacity import Need
+from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
+from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
+from controller.scheduling.gang_placement import (
+    allocate,
+    domains_for,
+    hardest_first,
+    has_room,
+    whole_of,
+)
+from controller.scheduling.index import CapacityIndex, TrialCapacity, is_usable
+from controller.scheduling.queue import Kind, Member, Unit, in_order
+from fairlead.model.reasons import Reason
+
+Zone = tuple[str, str, str | None]
+"""Provider, region and zone."""
+MAX_TRIES = 25
+"""The number of offers that one unit tries in one look at the queue."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine to order. `group`: equal for the machines of one gang."""
+
+    fleet: str
+    offer: Offer
+    group: int | None = None
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasons`: what is done, or why nothing is, by the id of the waiting attempt."""
+
+    orders: tuple[Order, ...] = ()
+    reasons: Mapping[str, MachineReason] = {}
+
+
+class _Bin:
+    """A machine that is on its way, or would be ordered, and the room left on it."""
+
+    def __init__(self, fleet: Fleet, offer: Offer, free: Room) -> None:
+        self.fleet = fleet
+        self.offer = offer
+        # Starts pace a node that is there; they are no reason to buy another one.
+        self.room = replace(free, starts=0)
+        self.attributes = attributes_of(free.node, fleet)
+
+    def holds(self, need: Need) -> bool:
+        fleets, constraints = need.scope
+        if fleets and self.fleet.name not in fleets:
+            return False
+        return unmet(constraints, self.attributes) is None and not shortfalls(
+            need.resources, self.room
+        )
+
+    def put(self, unit: Unit, member: Member) -> None:
+        taken = allocate(unit, member, self.room, None, 0.0, str)
+        self.room = replace(less(self.room, taken.resources, taken.gpus), starts=0)
+
+
+def _fresh(fleet: Fleet, offer: Offer) -> _Bin:
+    """Return an empty machine of this offer."""
+    return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()))
+
+
+def demand(index: CapacityIndex, machines: Iterable[Machine], shop: Market, now: float) -> Demand:
+    """Return what to order now, and why each waiting job gets no more than that."""
+    return _Look(index, list(machines), shop, now).take()
+
+
+class _Look:
+    """One look at the queue; use it once."""
+
+    def __init__(
+        self, index: CapacityIndex, machines: list[Machine], shop: Market, now: float
+    ) -> None:
+        index.refresh()
+        self._index = index
+        self._shop = shop
+        self._now = now
+        self._trial = TrialCapacity(index)
+        self._fleets = {
+            name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
+        }
+        self._purses = {
+            name: Purse(fleet, machines, now, shop.month_began)
+            for name, fleet in self._fleets.items()
+        }
+        self._offers = {one.id: one.offer for one in machines if one.is_live}
+        self._bins = [
+            _fresh(fleet, one.offer)
+            for one in machines
+            if (fleet := self._fleets.get(one.fleet)) is not None and self._is_coming(one)
+        ]
+        self._orders: list[Order] = []
+        self._reasons: dict[str, MachineReason] = {}
+        self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
+        self._first: dict[Need, int] = {}
+        """The first bin that may hold a need: bins only fill up during a look."""
+        self._groups = 0
+
+    def _is_coming(self, machine: Machine) -> bool:
+        """Return whether the machine will be a node that the scheduler does not see yet."""
+        if machine.closing or machine.status is not MachineStatus.PROVISIONING:
+            return False
+        node = self._index.nodes.get(machine.id)
+        return node is None or not is_usable(node)
+
+    def take(self) -> Demand:
+        if self._fleets:
+            every = (unit for units in self._index.units.values() for unit in units)
+            for unit in in_order(every, self._index.use, self._now):
+                if not unit.nominated:
+                    self._serve(unit)
+            for fleet in self._fleets.values():
+                self._keep_least(fleet)
+        return Demand(orders=tuple(self._orders), reasons=self._reasons)
+
+    def _serve(self, unit: Unit) -> None:
+        fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
+        if not fleets:
+            return
+        if unit.kind is Kind.RESERVED:
+            return  # It goes where the ranks are, and takes over what they leave.
+        if unit.kind is Kind.TOGETHER:
+            reason = self._serve_together(unit, fleets)
+        else:
+            reason = self._serve_one(unit, unit.members[0], fleets)
+        if reason is not None:
+            self._reasons |= {member.attempt.id: reason for member in unit.members}
+
+    # -- one job ----------------------------------------------------------------------------
+
+    def _serve_one(self, unit: Unit, member: Member, fleets: list[Fleet]) -> MachineReason | None:
+        need = member.need
+        if self._waits_for_pace(need):
+            return None
+        known = self._first_that_holds(need)
+        if known is not None:
+            known.put(unit, member)
+            return BuysMachine(offer=known.offer.words(), fleet=known.fleet.name)
+        rather_on_demand = _lost_a_spot_machine(member)
+        key = need, rather_on_demand
+        if key in self._in_vain:
+            return self._in_vain[key]
+        refusal: MachineReason | None = None
+        for fleet in fleets:
+            chosen = self._choose(fleet, need, on_demand_first=rather_on_demand)
+            if isinstance(chosen, Offer):
+                self._buy(fleet, [chosen], None)[0].put(unit, member)
+                return BuysMachine(offer=chosen.words(), fleet=fleet.name)
+            refusal = refusal or chosen
+        if refusal is not None:
+            self._in_vain[key] = refusal
+        return refusal
+
+    def _waits_for_pace(self, need: Need) -> bool:
+        """Return whether a node has room, and the next turns place the job."""
+        rooms = (one for _, one, _ in self._trial.sorted(need.scope).bins(self._trial.rooms))
+        return any(not shortfalls(need.resources, replace(one, starts=0)) for one in rooms)
+
+    def _first_that_holds(self, need: Need) -> _Bin | None:
+        for at in range(self._first.get(need, 0), len(self._bins)):
+            if self._bins[at].holds(need):
+                self._first[need] = at
+                return self._bins[at]
+        self._first[need] = len(self._bins)
+        return None
+
+    def _choose(
+        self, fleet: Fleet, need: Need, *, on_demand_first: bool = False
+    ) -> Offer | MachineReason:
+        """Return the first offer that may be bought for the need, or why there is none."""
+        fitting = self._fitting(fleet, need)
+        if not isinstance(fitting, list):
+            return fitting
+        ordered = market.in_order(fitting, on_demand_first=on_demand_first)[:MAX_TRIES]
+        open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
+        if not open_:
+            return self._no_capacity(fleet, ordered)
+        purse = self._purses[fleet.name]
+        affordable = next((one for one in open_ if purse.refuses([one]) is None), None)
+        if affordable is not None:
+            return affordable
+        refusal = purse.refuses(open_[:1])
+        assert refusal is not None
+        return refusal
+
+    def _fitting(self, fleet: Fleet, need: Need | None) -> list[Offer] | MachineReason:
+        """Return the offers that the fleet allows and that could hold the need."""
+        policy = _policy(fleet)
+        if policy.provider not in self._shop.offers:
+            detail = self._shop.away.get(policy.provider, "its offers are not known yet")
+            return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
+        known = market.allowed(policy, self._shop.offers[policy.provider])
+        if not known:
+            return NoOffer(fleet=fleet.name, lacks="its provider has no offer that its file allows")
+        bins = [_fresh(fleet, offer) for offer in known]
+        enough = [one for one in bins if _has_least(policy, one.room)]
+        if not enough:
+            return NoOffer(fleet=fleet.name, lacks="no offer has the `resources` of its file")
+        if need is None:
+            return [one.offer for one in enough]
+        holding = [one.offer for one in enough if one.holds(need)]
+        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough))
+
+    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity:
+        until = [self._shop.penalties.until(one, self._now) for one in tried]
+        first = min(at for at in until if at is not None)
+        return NoCapacity(
+            fleet=fleet.name,
+            tried=tuple(one.words() for one in tried),
+            next_try=first - self._now,
+        )
+
+    # -- a gang -----------------------------------------------------------------------------
+
+    def _serve_together(self, unit: Unit, fleets: list[Fleet]) -> MachineReason | None:
+        whole = whole_of(unit)
+        if has_room(self._trial, unit):
+            return None
+        refusal: MachineReason | None = None
+        for fleet in fleets:
+            result = self._cheapest_zone(whole, fleet)
+            if isinstance(result, _Plan):
+                self._take_plan(whole, fleet, result)
+                first = (result.new or result.used)[0]
+                return BuysMachine(
+                    offer=first.offer.words(), fleet=fleet.name, count=max(1, len(result.new))
+                )
+            refusal = refusal or result
+        return refusal
+
+    def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
+        needs = {member.need for member in unit.members}
+        offers: dict[str, Offer] = {}
+        for need in needs:
+            fitting = self._fitting(fleet, need)
+            if not isinstance(fitting, list):
+                return fitting
+            offers |= {one.key: one for one in fitting}
+        on_demand = any(map(_lost_a_spot_machine, unit.members))
+        ordered = market.in_order(offers.values(), on_demand_first=on_demand)
+        open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
+        if not open_:
+            return self._no_capacity(fleet, ordered[:MAX_TRIES])
+        plans = [
+            plan
+            for zone in dict.fromkeys(one.place for one in open_)
+            if (plan := self._plan(unit, fleet, zone, open_)) is not None
+        ]
+        if not plans:
+            lacks = "no zone's offers could hold the whole gang where its other jobs are"
+            return NoOffer(fleet=fleet.name, lacks=lacks)
+        purse, refusal = self._purses[fleet.name], None
+        for plan in sorted(plans, key=lambda one: one.price):
+            if (refusal := purse.refuses([one.offer for one in plan.new])) is None:
+                return plan
+        assert refusal is not None
+        return refusal
+
+    def _plan(self, unit: Unit, fleet: Fleet, zone: Zone, offers: Sequence[Offer]) -> _Plan | None:
+        """Return how the whole gang fits into one zone, the hardest jobs first; None: it does
+        not."""
+        here = [one for one in offers if one.place == zone and self._is_with_anchors(unit, one)]
+        plan = _Plan()
+        rooms = {id(one): one.room for one in self._bins}
+        bins = [one for one in self._bins if one.fleet is fleet and one.offer.place == zone]
+        bins += self._joined_in(fleet, zone)
+        for member in hardest_first(unit.members):
+            bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
+            if bin_ is None:
+                fresh = (_fresh(fleet, offer) for offer in here)
+                bin_ = next((one for one in fresh if one.holds(member.need)), None)
+                if bin_ is None:
+                    break
+                plan.new.append(bin_)
+            else:
+                plan.used.append(bin_)
+            bin_.put(unit, member)
+        else:
+            plan.rooms = {id(one): one.room for one in self._bins}
+            plan.is_whole = True
+        for one in self._bins:
+            one.room = rooms[id(one)]
+        return plan if plan.is_whole else None
+
+    def _joined_in(self, fleet: Fleet, zone: Zone) -> Iterator[_Bin]:
+        """Yield the fleet's machines in the zone that are nodes, with what they have free."""
+        for node_id, free in self._index.rooms.items():
+            offer = self._offers.get(node_id)
+            if offer is not None and free.node.fleet == fleet.name and offer.place == zone:
+                yield _Bin(fleet, offer, free)
+
+    def _is_with_anchors(self, unit: Unit, offer: Offer) -> bool:
+        """Return whether a machine of the offer would be where the gang's other jobs are."""
+        if not unit.anchors:
+            return True
+        anchor = unit.anchors[0].node_id
+        known = self._offers.get(anchor)
+        if known is not None and known.place != offer.place:
+            return False
+        domains = domains_for(self._index, unit)
+        fleets = self._index.fleets
+        return any(
+            domain_of(node_of(offer, fleets[domain.fleet], "", ""), fleets) == domain
+            for domain in domains
+            if domain.fleet in fleets
+        )
+
+    def _take_plan(self, unit: Unit, fleet: Fleet, plan: _Plan) -> None:
+        for one in self._bins:
+            one.room = plan.rooms.get(id(one), one.room)
+        self._groups += 1
+        group = self._groups if len(plan.new) > 1 else None
+        self._bins += plan.new
+        self._note(fleet, [one.offer for one in plan.new], group)
+
+    # -- orders -----------------------------------------------------------------------------
+
+    def _keep_least(self, fleet: Fleet) -> None:
+        purse, policy = self._purses[fleet.name], _policy(fleet)
+        while purse.count < policy.min:
+            chosen = self._fitting(fleet, None)
+            if not isinstance(chosen, list):
+                return
+            open_ = [
+                one
+                for one in market.in_order(chosen)
+                if self._shop.penalties.until(one, self._now) is None
+                and purse.refuses([one]) is None
+            ]
+            if not open_:
+                return
+            self._buy(fleet, open_[:1], None)
+
+    def _buy(self, fleet: Fleet, offers: Sequence[Offer], group: int | None) -> list[_Bin]:
+        bins = [_fresh(fleet, offer) for offer in offers]
+        self._bins += bins
+        self._note(fleet, offers, group)
+        return bins
+
+    def _note(self, fleet: Fleet, offers: Sequence[Offer], group: int | None) -> None:
+        self._purses[fleet.name].take(offers)
+        self._orders += (Order(fleet=fleet.name, offer=one, group=group) for one in offers)
+
+
+class _Plan:
+    """How a gang fits: the machines to order, and what is left of those on order. `used` and `new`
+    hold each bin once or more."""
+
+    def __init__(self) -> None:
+        self.new: list[_Bin] = []
+        self.used: list[_Bin] = []
+        self.rooms: dict[int, Room] = {}
+        self.is_whole = False
+
+    @property
+    def price(self) -> float:
+        return sum(one.offer.price for one in self.new)
+
+
+def _policy(fleet: Fleet) -> MachinesPolicy:
+    assert fleet.machines is not None
+    return fleet.machines
+
+
+def _is_asked(unit: Unit, fleet: Fleet) -> bool:
+    """Return whether all jobs of the unit may go to the fleet."""
+    return all(
+        not member.need.scope[0] or fleet.name in member.need.scope[0] for member in unit.members
+    )
+
+
+def _has_least(policy: MachinesPolicy, free: Room) -> bool:
+    least: Resources | None = policy.resources
+    return least is None or not shortfalls(least, free)
+
+
+def _lost_a_spot_machine(member: Member) -> bool:
+    attempts = member.job.attempts
+    return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
+
+
+def _why_none(need: Need, bins: Sequence[_Bin]) -> str:
+    """Return what the nearest offer lacks, as a sentence's end."""
+    _, constraints = need.scope
+    reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
+    if not reachable:
+        return "no offer has the attributes that the job asks for"
+    nearest = closest(need.resources, [one.room for one in reachable])
+    if not nearest.lacks:
+        return "no offer could hold it"
+    needed, has = nearest.lacks[0].words()
+    offer = next(one.offer for one in reachable if one.offer.key == nearest.node)
+    return f"it needs {needed}, and the nearest offer, {offer.instance_type}, has {has}"

@@ -1,0 +1,142 @@
+"""Requests about rented machines: what a fleet may rent, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from common.refusals import Invalid, Unavailable
+from controller.clock import Clock, month_began
+from controller.lifecycle.inventory import Budget, MachinesPolicy, Spot
+from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
+from controller.lifecycle.machines.reconcile import Orphan
+from controller.lifecycle.model import Fleet
+from controller.machines.manager import MachineManager
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.accounts.rights import require_admin
+from controller.service.machines.fleets import FleetService
+from controller.store.accounts import User
+from fairlead.configuration.convert import convert
+from fairlead.configuration.values.machines import BudgetFields, MachinesFields, check_machines
+from fairlead.configuration.values.resources import ResourcesFields
+from fairlead.model.needs import GpuNeed, Resources
+
+_IDLE, _BUSY = "idle", "busy"
+
+
+class RentedService:
+    """`manager` None: this controller has no providers."""
+
+    def __init__(
+        self,
+        pipeline: RunPipeline,
+        fleets: FleetService,
+        clock: Clock,
+        manager: MachineManager | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._fleets = fleets
+        self._clock = clock
+        self._manager = manager
+
+    async def set_machines(
+        self,
+        name: str,
+        *,
+        machines: dict[str, Any] | None,
+        budget: dict[str, Any] | None,
+        user: User,
+    ) -> Fleet:
+        """Say what a fleet may rent; None: nothing any more, and its idle machines are given back.
+
+        Raises ConfigurationError, Invalid, NotFound, Forbidden.
+        """
+        require_admin(user, "let a fleet rent machines")
+        fleet = self._fleets.get(name)
+        policy, limits = None, Budget()
+        if machines is not None:
+            policy, limits = policy_of(machines, budget or {})
+            self._require_provider(policy.provider)
+        elif budget is not None:
+            raise Invalid("a fleet without machines has no budget", field="budget")
+        changed = msgspec.structs.replace(fleet, machines=policy, budget=limits)
+        await self._pipeline.save_fleet(changed, name)
+        return changed
+
+    def _require_provider(self, provider: str) -> None:
+        known = {} if self._manager is None else self._manager.workers
+        if provider not in known:
+            names = ", ".join(known) or "none: `providers` in the file of `--config` names them"
+            raise Invalid(
+                f"there is no provider {provider!r}; this controller has {names}",
+                field="machines.provider",
+            )
+
+    def all(self, *, with_ended: bool = False) -> list[Machine]:
+        """Return the machines, the oldest first."""
+        rentals = self._pipeline.rentals
+        known = () if rentals is None else rentals.committed.values()
+        found = [one for one in known if with_ended or one.is_live]
+        return sorted(found, key=lambda one: (one.ordered_at, one.id))
+
+    def orphans(self, user: User) -> list[Orphan]:
+        """Return the machines that no record knows. Raises Forbidden, Unavailable."""
+        require_admin(user, "list machines without a record")
+        if self._manager is None:
+            raise Unavailable("this controller has no providers of machines")
+        return self._manager.orphans
+
+    def status_of(self, machine: Machine) -> str:
+        """Return the status as users read it."""
+        if machine.status is MachineStatus.JOINED:
+            return _BUSY if machine.idle_since is None else _IDLE
+        return machine.status.value
+
+    def cost_of(self, machine: Machine) -> float:
+        """Return what the machine has cost so far."""
+        return cost_between(machine, 0.0, self._clock.now())
+
+    def month_cost(self, fleet: str) -> float:
+        """Return what the fleet's machines have cost in this month of UTC."""
+        now = self._clock.now()
+        return sum(
+            cost_between(one, month_began(now), now)
+            for one in self.all(with_ended=True)
+            if one.fleet == fleet
+        )
+
+
+def policy_of(
+    machines: Mapping[str, Any], budget: Mapping[str, Any]
+) -> tuple[MachinesPolicy, Budget]:
+    """Return what the two sections of a fleet's file say. Raises ConfigurationError."""
+    fields = convert(dict(machines), MachinesFields, within="machines")
+    limits = convert(dict(budget), BudgetFields, within="budget")
+    check_machines(fields, limits)
+    least, most = fields.nodes
+    policy = MachinesPolicy(
+        provider=fields.provider,
+        min=least,
+        max=most,
+        resources=None if fields.resources is None else _least(fields.resources),
+        instance_types=fields.instance_types,
+        regions=fields.regions,
+        zones=fields.availability_zones,
+        spot=Spot(fields.spot),
+        idle_duration=float(fields.idle_duration),
+        boot_limit=float(fields.boot_limit),
+        max_price=fields.max_price,
+    )
+    return policy, Budget(per_hour=limits.per_hour, per_month=limits.per_month)
+
+
+def _least(written: ResourcesFields) -> Resources:
+    return Resources(
+        cpu=0.0 if written.cpu is None else float(written.cpu),
+        memory=int(written.memory or 0),
+        disk=int(written.disk or 0),
+        gpu=GpuNeed() if written.gpu is None else written.gpu.need,
+        infiniband=bool(written.infiniband),
+    )

@@ -1,0 +1,48 @@
+"""Plans: where a run would go now, without submitting it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle.model import RunState
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.feasibility import as_begun, why_queued
+from controller.service.accounts.rights import names_for
+from controller.service.runs.submissions import Submission, SubmissionService
+from controller.store.accounts import User
+from fairlead.model.answers import PlannedPlace
+
+
+class PlanService:
+    def __init__(self, pipeline: RunPipeline, submissions: SubmissionService, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._submissions = submissions
+        self._clock = clock
+
+    def plan(self, submission: Submission, *, user: User) -> Preview:
+        """Preview a submission. Raises ConfigurationError, Invalid, Refused (a band that was not
+        granted)."""
+        state = as_begun(self._submissions.would_make(submission, user=user))
+        nodes = tuple(self._pipeline.nodes.values())
+        never = self._submissions.why_not_changed(state, user)
+        never = never or self._pipeline.scheduler.why_never(state)
+        if never is not None:
+            field, sentence = never
+            return Preview(state=state, refused=sentence, field=field)
+        scheduler, now = self._pipeline.scheduler, self._clock.now()
+        allocations = tuple(scheduler.preview(state, now, names_for(user)))
+        warnings = (self._submissions.why_not_named_so(state, user), why_queued(state, nodes))
+        warning = "; ".join(one for one in warnings if one is not None)
+        return Preview(state=state, allocations=allocations, warning=warning or None)
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """The planned placement of a run. `refused`: why a submit would be refused, and `field` the
+    field; then nothing is planned."""
+
+    state: RunState
+    allocations: tuple[PlannedPlace, ...] = ()
+    refused: str | None = None
+    field: str | None = None
+    warning: str | None = None

@@ -1,0 +1,105 @@
+"""The runs that must come first: their names become ids when a run is submitted.
+
+A run can wait only for runs that exist, so no two wait for each other, and a later run with the
+same name changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from common.refusals import Invalid, NotFound
+from controller.lifecycle.membership.ranks import is_gang_run
+from controller.lifecycle.model import RunState
+from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.runs.dependencies import facts
+from controller.lifecycle.runs.schedules import is_scheduled
+from controller.service.jobs.access import Runs
+from controller.store.accounts import User
+from fairlead.configuration.plan import Plan
+from fairlead.model.beginning import After, SameJob, When
+
+
+class RunLookup(Runs, Protocol):
+    """Finds runs by name or id, and those that a user may see."""
+
+    async def seen(self, key: str, user: User) -> RunState: ...
+
+
+async def resolved(
+    plan: Plan,
+    runs: RunLookup,
+    user: User,
+    known: Sequence[Predecessor] = (),
+    together: Mapping[str, RunState] = {},
+) -> tuple[Predecessor, ...]:
+    """Return the runs that the plan's run waits for.
+
+    `known`: what the names meant before, if they were looked up already. `together`: runs that are
+    submitted in the same act, by their names, which come before all others. Raises NotFound
+    (another user's run, too), Invalid, StoreUnavailable, each with the field.
+    """
+    found = []
+    for number, asked in enumerate(plan.policy.after):
+        field = f"after[{number}].run"
+        key = known[number].run_id if known else asked.run
+        state = together.get(key) or await _found(runs, key, user, field)
+        _check(plan, asked, state, field)
+        found.append(_predecessor(asked, state))
+    return tuple(found)
+
+
+def without_predecessors(plan: Plan) -> Plan:
+    """Return the plan of a run that waits for nothing, as a preview of its places needs it."""
+    return replace(plan, policy=replace(plan.policy, after=(), begin=None))
+
+
+async def _found(runs: RunLookup, key: str, user: User, field: str) -> RunState:
+    try:
+        return await runs.seen(key, user)
+    except NotFound:
+        raise NotFound(
+            f"you have no run {key!r}: a run waits only for runs of its own user that were "
+            f"submitted before it, or together with it (`fairlead apply -f A -f B`)",
+            field=field,
+        ) from None
+
+
+def _check(plan: Plan, asked: After, state: RunState, field: str) -> None:
+    """Raise Invalid for a condition that cannot be meant."""
+    run = state.run
+    if is_scheduled(run) and asked.when is not When.RUNNING:
+        raise Invalid(
+            f"run {run.name} is scheduled: it ends only when a user stops it; wait until it is "
+            f"`running`, or put both into one run",
+            field=field,
+        )
+    if asked.job is not SameJob.SAME:
+        return
+    if is_gang_run(run):
+        raise Invalid(
+            f"run {run.name} has a gang, whose jobs end together: leave `job: same` out",
+            field=field,
+        )
+    own = sum(group.group.nodes for group in plan.groups)
+    theirs = sum(not job.scaled_down for job in state.jobs)
+    if own != theirs:
+        raise Invalid(
+            f"run {run.name} has {theirs} jobs and this one {own}: with `job: same` both need as "
+            f"many",
+            field=field,
+        )
+
+
+def _predecessor(asked: After, state: RunState) -> Predecessor:
+    seen = facts(state)
+    return Predecessor(
+        run_id=state.run.id,
+        name=state.run.name,
+        when=asked.when,
+        job=asked.job,
+        ended=seen if seen.is_final else None,
+    )

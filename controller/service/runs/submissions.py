@@ -1,0 +1,620 @@
+"""Submissions: how a run is made, and how a name is taken over.
+
+A run is checked completely before anything live changes, then made durable. A name belongs to one
+live run at a time. A user that replaces a run does not keep a request open: the client submits
+again once the old run has ended. Until then, and for a while after, the name is reserved for that
+client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from common.refusals import Conflict, Forbidden, Invalid, NotFound, ServiceError, Unprocessable
+from controller.aio import in_stretches
+from controller.blobs import BlobStore
+from controller.clock import Chance, Clock
+from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
+from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.runs.submission import new_run
+from controller.pipelines.dependents import PredecessorGone
+from controller.pipelines.live_state import ParentGone
+from controller.pipelines.run_pipeline import NameTaken, RunPipeline
+from controller.service.accounts.rights import require_band, require_control, sees_all
+from controller.service.accounts.secrets import SecretService
+from controller.service.runs.earlier import EarlierRuns
+from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
+from controller.service.runs.takeovers import Owner, Takeovers
+from controller.service.runs.together import MAX_TOGETHER, in_order
+from controller.service.ssh_keys import user_keys
+from controller.store.accounts import User
+from controller.store.base import Store
+from controller.store.errors import StoreError
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.configuration.values.names import generate_name, is_run_name
+from fairlead.model.service import ServicePolicy
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.wire.errors import Refused
+
+_SAME_MOMENT_SECONDS = 1.0
+
+
+class IfExists(StrEnum):
+    """The reaction to a live run that already has the name."""
+
+    ERROR = "error"
+    KEEP = "keep"
+    REPLACE = "replace"
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
+    run."""
+
+    configuration: object
+    name: str | None = None
+    client_key: str | None = None
+    ssh_keys: tuple[str, ...] = ()
+    if_exists: IfExists = IfExists.ERROR
+    parent: str | None = None
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The result. `kept`: another submission made this run, which lives and keeps its name.
+    `ending`: this run is being stopped; the same submission makes the new run once it has ended."""
+
+    state: RunState
+    kept: bool = False
+    ending: bool = False
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    plan: Plan
+    user: User
+    submission: Submission
+    parent: RunState | None
+    after: tuple[Predecessor, ...] = ()
+
+
+class _Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several submissions. `earlier`: the run that it made before."""
+
+    name: str
+    order: _Order
+    earlier: RunState | None = None
+
+
+@contextlib.contextmanager
+def _numbered(number: int) -> Iterator[None]:
+    """Put the number of a submission before the fields of what is refused."""
+    try:
+        yield
+    except (Refused, ConfigurationError) as error:
+        error.field = f"runs[{number}].{error.field}" if error.field else f"runs[{number}]"
+        raise
+
+
+class _Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that was checked, and its run, which nothing knows yet."""
+
+    order: _Order
+    state: RunState
+
+
+class _Batch:
+    """The submissions of one request so far. `earlier`: the runs that client keys made before."""
+
+    def __init__(self, earlier: Mapping[str, RunState]) -> None:
+        self.earlier = earlier
+        self.ready: list[_Ready] = []
+        self._outcomes: list[Submitted | Exception | _Ready] = []
+        self._by_key: dict[str, tuple[Submission, Submitted | Exception | _Ready]] = {}
+        self._last: tuple[Submission, Plan] | None = None
+
+    def add(self, one: Submission, outcome: Submitted | Exception | _Ready) -> None:
+        self._outcomes.append(outcome)
+        if one.client_key is not None and one.client_key not in self._by_key:
+            self._by_key[one.client_key] = (one, outcome)
+            if isinstance(outcome, _Ready):
+                self.ready.append(outcome)
+        elif one.client_key is None and isinstance(outcome, _Ready):
+            self.ready.append(outcome)
+
+    def same_key(self, one: Submission) -> Submitted | Exception | _Ready | None:
+        """Return the outcome of an earlier submission of this request with the same client key.
+        Raises Conflict when that had another configuration."""
+        before, outcome = self._by_key.get(one.client_key or "", (None, None))
+        if before is not None and before.configuration != one.configuration:
+            raise _key_used(before.name or "in this request")
+        return outcome
+
+    def plan_of(self, one: Submission, plan: Callable[[Submission], Plan]) -> Plan:
+        """Return the submission's plan: that of the one before, if both ask for the same."""
+        if self._last is not None:
+            before, known = self._last
+            if (before.configuration, before.ssh_keys) == (one.configuration, one.ssh_keys):
+                return known
+        made = plan(one)
+        self._last = (one, made)
+        return made
+
+    def results(self, made: Mapping[str, Submitted | Exception]) -> list[Submitted | Exception]:
+        return [
+            made[one.state.run.id] if isinstance(one, _Ready) else one for one in self._outcomes
+        ]
+
+
+class Gateways(Protocol):
+    """The gateways, as a submission needs them."""
+
+    def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
+        """Return the plan with its gateway's name. Raises Unprocessable."""
+
+    async def claim(self, service: ServicePolicy | None, name: str) -> None:
+        """Reserve the host name of a service. Raises Unavailable, Conflict."""
+
+
+class SubmissionService:
+    def __init__(
+        self,
+        *,
+        pipeline: RunPipeline,
+        store: Store,
+        clock: Clock,
+        chance: Chance,
+        defaults: Defaults,
+        blobs: BlobStore,
+        runs: RunLookup,
+        secrets: SecretService,
+        gateways: Gateways,
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._defaults = defaults
+        self._blobs = blobs
+        self._runs = runs
+        self._secrets = secrets
+        self._gateways = gateways
+        self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._takeovers = Takeovers(clock)
+        self._earlier = EarlierRuns(store)
+
+    async def submit(self, submission: Submission, *, user: User) -> Submitted:
+        """Return the run that this submission made, or that the same `client_key` made before.
+
+        With REPLACE it may be the old run, which is still ending. Raises ConfigurationError,
+        Conflict (a live run has the name, or the parent has ended), Forbidden, NotFound (the
+        parent, or a run that must come first), Unprocessable (no node could ever hold it),
+        StoreUnavailable.
+        """
+        written = _mapping(submission.configuration)
+        client_key = submission.client_key
+        if client_key is None:
+            return await self._admit(submission, user)
+        # A client that had no answer sends the same key again while the first request still works.
+        async with self._lock(user, client_key):
+            earlier = await self._earlier.of(user.name, client_key)
+            if earlier is not None:
+                return self._made_before(earlier, written)
+            return await self._admit(submission, user)
+
+    async def submit_all(
+        self, submissions: Sequence[Submission], *, user: User
+    ) -> list[Submitted | Exception]:
+        """Return for each submission, in their order, what `submit` would return or raise.
+
+        The new runs are committed in one turn. A refused one keeps none of the others from being
+        made. Raises StoreUnavailable when client keys cannot be looked up.
+        """
+        keys = sorted({one.client_key for one in submissions if one.client_key is not None})
+        async with AsyncExitStack() as alone:
+            # In one order in all requests, so that no two of them wait for each other.
+            for key in keys:
+                await alone.enter_async_context(self._lock(user, key))
+            found = await self._store.find_submissions([(user.name, key) for key in keys])
+            batch = _Batch({key: state for (_, key), state in found.items()})
+            async for one in in_stretches(submissions):
+                batch.add(one, await self._outcome(batch, one, user))
+            return batch.results(await self._make_all(batch.ready))
+
+    async def _outcome(
+        self, batch: _Batch, one: Submission, user: User
+    ) -> Submitted | Exception | _Ready:
+        try:
+            written = _mapping(one.configuration)
+            if one.client_key is not None:
+                if (earlier := batch.earlier.get(one.client_key)) is not None:
+                    return self._made_before(earlier, written)
+                if (same := batch.same_key(one)) is not None:
+                    return same
+            return await self._ready(one, batch.plan_of(one, self._plan), user)
+        except (ServiceError, ConfigurationError, StoreError) as error:
+            return error
+
+    def _lock(self, user: User, client_key: str) -> asyncio.Lock:
+        return self._submitting.setdefault((user.name, client_key), asyncio.Lock())
+
+    async def submit_together(
+        self, submissions: Sequence[Submission], *, user: User
+    ) -> tuple[RunState, ...]:
+        """Submit several runs as one act: all of them, or none. In `after`, a name among them means
+        that run. Return their states in the order of the submissions.
+
+        The same client keys give the same runs again. Raises as `submit` does, with the number of
+        the submission in the field.
+        """
+        if not 1 <= len(submissions) <= MAX_TOGETHER:
+            raise Invalid(f"give 1 to {MAX_TOGETHER} runs", field="runs")
+        key = submissions[0].client_key
+        if key is None:
+            return await self._admit_together(submissions, user)
+        async with self._lock(user, key):
+            return await self._admit_together(submissions, user)
+
+    async def _admit_together(
+        self, submissions: Sequence[Submission], user: User
+    ) -> tuple[RunState, ...]:
+        ready = [await self._member(n, one, user) for n, one in enumerate(submissions)]
+        earlier = [one.earlier for one in ready if one.earlier is not None]
+        if len(earlier) == len(ready):
+            return tuple(earlier)
+        order = in_order(
+            [one.name for one in ready], [one.order.plan.policy.after for one in ready]
+        )
+        made: dict[str, RunState] = {}
+        for number in order:
+            name, asked = ready[number].name, ready[number].order
+            with _numbered(number):
+                after = await resolved(asked.plan, self._runs, user, together=made)
+                made[name] = self._new(name, msgspec.structs.replace(asked, after=after))
+                self._require_place(made[name])
+                await self._gateways.claim(made[name].run.service, name)
+        try:
+            await self._pipeline.admit_together([made[ready[number].name] for number in order])
+        except NameTaken as error:
+            raise self._taken(str(error), user) from None
+        except PredecessorGone:
+            return await self._admit_together(submissions, user)  # it has ended meanwhile
+        return tuple([await self._runs.get(made[one.name].run.id) for one in ready])
+
+    async def _member(self, number: int, submission: Submission, user: User) -> _Member:
+        """Return what is known of one of several submissions before their runs are made."""
+        with _numbered(number):
+            if submission.if_exists is not IfExists.ERROR:
+                raise Invalid("several runs at once are only submitted anew", field="if_exists")
+            plan = self._allowed(self._plan(submission), user)
+            name = self._name(_wanted_name(submission, plan))
+            parent = await self._parent(submission.parent, user)
+            order = _Order(plan=plan, user=user, submission=submission, parent=parent)
+            if submission.client_key is not None:
+                earlier = await self._earlier.of(user.name, submission.client_key)
+                if earlier is not None:
+                    before = self._made_before(earlier, _mapping(submission.configuration))
+                    return _Member(name=name, order=order, earlier=before.state)
+            live_id = self._live_id(name)
+            if live_id is not None or self._takeovers.is_anothers(
+                name, (user.name, submission.client_key), live_id
+            ):
+                raise self._taken(name, user)
+            await self._require_blobs(plan, user)
+            return _Member(name=name, order=order)
+
+    def would_make(self, submission: Submission, *, user: User) -> RunState:
+        """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
+        upload is needed.
+
+        Raises ConfigurationError, Invalid, Unprocessable (the band was not granted, or no gateway
+        can serve it).
+        """
+        plan = self._plan(submission)
+        require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
+        name = self._name(_wanted_name(submission, plan))
+        plan = self._gateways.chosen(plan, self._live_run_of(user, name))
+        order = _Order(
+            plan=without_predecessors(plan), user=user, submission=submission, parent=None
+        )
+        return self._new(name, order)
+
+    def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
+        """Return the plan of a submission; nothing is stored. `present`: the live service that it
+        changes. Raises as `would_make` does."""
+        plan = self._plan(submission)
+        require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
+        return self._gateways.chosen(plan, present)
+
+    async def require_uploads(self, plan: Plan, user: User) -> None:
+        """Raise Conflict unless all uploads of the plan are there."""
+        await self._require_blobs(plan, user)
+
+    def _plan(self, submission: Submission) -> Plan:
+        written = _mapping(submission.configuration)
+        return to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
+
+    def _made_before(self, found: RunState, written: dict[str, object]) -> Submitted:
+        if found.run.configuration != public(written):
+            raise _key_used(found.run.name)
+        return Submitted(state=self._pipeline.runs.get(found.run.id, found))
+
+    async def _admit(self, submission: Submission, user: User) -> Submitted:
+        ready = await self._ready(submission, self._plan(submission), user)
+        if isinstance(ready, Submitted):
+            return ready
+        made = (await self._make_all([ready]))[ready.state.run.id]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | _Ready:
+        """Check everything before anything changes, but for the end of a run to be replaced."""
+        plan = self._allowed(plan, user)
+        parent = await self._parent(submission.parent, user)
+        name = self._name(_wanted_name(submission, plan))
+        after = await resolved(plan, self._runs, user)
+        order = _Order(plan=plan, user=user, submission=submission, parent=parent, after=after)
+        state = self._new(name, order)
+        self._require_place(state)
+        await self._require_blobs(plan, user)
+        owner = (user.name, submission.client_key)
+        live_id = self._live_id(name)
+        if self._takeovers.is_anothers(name, owner, live_id):
+            raise Conflict(
+                f"the live run {name} is being replaced by another submission; give another name",
+                code="name_taken",
+                field="name",
+            )
+        if live_id is not None and submission.if_exists is IfExists.KEEP:
+            return Submitted(state=await self._kept(name, user), kept=True)
+        if live_id is not None and submission.if_exists is IfExists.REPLACE:
+            self._require_other_family(live_id, parent)
+            ending = await self._end(name, live_id, owner, user)
+            if ending is not None:
+                return Submitted(state=ending, ending=True)
+        if self._live_id(name) is not None:
+            raise self._taken(name, user)
+        await self._gateways.claim(plan.service, name)
+        # A gateway, or the end of another run, took its time.
+        if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
+            state = self._new(name, order)
+        return _Ready(order=order, state=state)
+
+    def _allowed(self, plan: Plan, user: User) -> Plan:
+        """Return the plan with its gateway, if this user may have it."""
+        require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
+        return self._gateways.chosen(plan)
+
+    async def _make_all(self, ready: Sequence[_Ready]) -> dict[str, Submitted | Exception]:
+        """Make the runs in one turn. Return the result of each by the run's id."""
+        refusals = await self._pipeline.admit_all([one.state for one in ready])
+        return {
+            one.state.run.id: await self._result(one, refusal)
+            for one, refusal in zip(ready, refusals, strict=True)
+        }
+
+    async def _result(self, ready: _Ready, refusal: Exception | None) -> Submitted | Exception:
+        run, user = ready.state.run, ready.order.user
+        # Name and parent were checked before the gateway was asked, which takes time.
+        if isinstance(refusal, NameTaken):
+            return self._taken(run.name, user)
+        if isinstance(refusal, ParentGone):
+            return await self._parent_ended(run.parent_id or "")
+        if isinstance(refusal, PredecessorGone):
+            # It ended since it was looked up, and how it ended is stored now.
+            return await self._made_again(ready)
+        if refusal is not None:
+            return refusal
+        self._takeovers.end(run.name, (user.name, run.client_key))
+        return Submitted(state=await self._runs.get(run.id))
+
+    async def _made_again(self, ready: _Ready) -> Submitted | Exception:
+        order = await self._looked_up_again(ready.order)
+        state = self._new(ready.state.run.name, order)
+        return (await self._make_all([_Ready(order=order, state=state)]))[state.run.id]
+
+    async def _looked_up_again(self, order: _Order) -> _Order:
+        after = await resolved(order.plan, self._runs, order.user, known=order.after)
+        return msgspec.structs.replace(order, after=after)
+
+    def _new(self, name: str, order: _Order) -> RunState:
+        plan, parent = order.plan, order.parent
+        return new_run(
+            name=name,
+            user=order.user.name,
+            groups=plan.groups,
+            now=self._clock.now(),
+            new_id=self._chance.new_id,
+            type=plan.type,
+            policy=plan.policy,
+            configuration=plan.configuration,
+            client_key=order.submission.client_key,
+            parent_id=None if parent is None else parent.run.id,
+            after=order.after,
+            service=plan.service,
+            sweep=plan.sweep,
+        )
+
+    async def _parent(self, key: str | None, user: User) -> RunState | None:
+        if key is None:
+            return None
+        try:
+            parent = await self._runs.get(key)
+            require_control(user, parent.run)
+        except (NotFound, Forbidden) as error:
+            error.field = "parent"
+            raise
+        if parent.run.status in FINAL_RUN_STATUSES:
+            raise await self._parent_ended(parent.run.id)
+        return parent
+
+    async def _parent_ended(self, run_id: str) -> Conflict:
+        parent = (await self._runs.get(run_id)).run
+        return Conflict(
+            f"the parent {parent.name} has already ended ({parent.status})",
+            code="parent_ended",
+            field="parent",
+        )
+
+    async def _kept(self, name: str, user: User) -> RunState:
+        state = await self._runs.get(name)
+        require_control(user, state.run)
+        return state
+
+    async def _end(self, name: str, live_id: str, owner: Owner, user: User) -> RunState | None:
+        """Make this run end; None when it has already ended."""
+        if live_id not in self._pipeline.runs:
+            # Its name is taken before it is committed, and only a committed run can be stopped.
+            await self._pipeline.settled()
+        live = self._pipeline.runs.get(live_id)
+        if live is None:
+            return None
+        require_control(user, live.run)
+        self._takeovers.begin(name, owner, live_id)
+        await self._pipeline.report(StopRequested(run_id=live_id, abort=False, by=user.name))
+        return self._pipeline.runs.get(live_id) if self._live_id(name) == live_id else None
+
+    def _require_other_family(self, replaced: str, parent: RunState | None) -> None:
+        """Raise Conflict if the parent would end with the run that its child replaces."""
+        ancestor = parent
+        while ancestor is not None:
+            if ancestor.run.id == replaced:
+                raise Conflict(
+                    f"the run that is to be replaced is {ancestor.run.name}, with which the parent "
+                    f"would end; give another parent or another name",
+                    code="parent_replaced",
+                    field="parent",
+                )
+            ancestor = self._pipeline.runs.get(ancestor.run.parent_id or "")
+
+    def _require_place(self, state: RunState) -> None:
+        never = self._pipeline.scheduler.why_never(state)
+        if never is not None:
+            field, sentence = never
+            raise Unprocessable(sentence, code="cannot_fit", field=field)
+
+    async def _require_blobs(self, plan: Plan, user: User) -> None:
+        for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
+            if await self._blobs.size_for(digest, user.name) is None:
+                raise Conflict(
+                    f"the upload {digest} of {user.name} is missing or expired; apply the run "
+                    f"again",
+                    code="not_uploaded",
+                    field="repos" if any(spec.repos for spec in plan.specs) else "files",
+                )
+
+    def _name(self, wanted: str | None) -> str:
+        if wanted is None:
+            return generate_name(self._pick, lambda name: self._live_id(name) is not None)
+        if not is_run_name(wanted):
+            raise Invalid(
+                f"{wanted!r} is not a run name: a lowercase letter, then up to 40 lowercase "
+                f"letters, digits and hyphens",
+                field="name",
+            )
+        return wanted
+
+    def _taken(self, name: str, user: User) -> Conflict:
+        live = self._pipeline.runs.get(self._live_id(name) or "")
+        if live is not None and not sees_all(user) and live.run.user != user.name:
+            return Conflict(
+                f"a live run of {live.run.user} is named {name} already; give another name",
+                code="name_taken",
+                field="name",
+            )
+        known = "being submitted" if live is None else f"{live.run.status}, id {live.run.id}"
+        return Conflict(
+            f"a live run is named {name} already ({known}); stop it (`fairlead stop {name}`), "
+            f"give another name, or say --if-exists keep or replace",
+            code="name_taken",
+            field="name",
+        )
+
+    def why_not_named_so(self, state: RunState, user: User) -> str | None:
+        """Return why `submit` would refuse the run's name; None: it is free, or the live service
+        with this name would be changed in place."""
+        run = state.run
+        if self._live_id(run.name) is None:
+            return None
+        live = self._live_run_of(user, run.name)
+        if live is not None and live.service is not None and run.service is not None:
+            return None
+        return str(self._taken(run.name, user))
+
+    def why_not_changed(self, state: RunState, user: User) -> tuple[str, str] | None:
+        """Return the field and the sentence by which the live service with the run's name would
+        refuse to become this run."""
+        run = state.run
+        live = self._live_run_of(user, run.name)
+        if live is None or live.service is None or run.service is None:
+            return None
+        return why_not_in_place(live, run.type, run.policy, run.service)
+
+    def _live_run_of(self, user: User, name: str) -> Run | None:
+        """Return the live run with this name, which the user's submission would change in place."""
+        live = self._pipeline.runs.get(self._live_id(name) or "")
+        return live.run if live is not None and live.run.user == user.name else None
+
+    def _live_id(self, name: str) -> str | None:
+        return self._pipeline.live_run_named(name)
+
+    def _pick(self, below: int) -> int:
+        return int(self._chance.new_id(), 16) % below
+
+
+def _key_used(run: str) -> Conflict:
+    return Conflict(
+        f"the client key was used for another configuration (run {run}); give each submission a "
+        f"key of its own",
+        code="client_key_used",
+        field="client_key",
+    )
+
+
+def why_not_in_place(
+    present: Run, type: RunType, policy: RunPolicy, service: ServicePolicy | None
+) -> tuple[str, str] | None:
+    """Return the first field that a live service cannot change in place, and a sentence."""
+    for field, before, after in (
+        ("type", present.type, type),
+        ("band", present.policy.band, policy.band),
+        ("gateway", _gateway(present.service), _gateway(service)),
+        ("on_parent_end", present.policy.on_parent_end, policy.on_parent_end),
+    ):
+        if before != after:
+            return field, (
+                f"{field} cannot change in place from {before} to {after}: replace the run with "
+                f"--if-exists replace"
+            )
+    return None
+
+
+def _gateway(service: ServicePolicy | None) -> str:
+    return (service and service.gateway) or "none"
+
+
+def _wanted_name(submission: Submission, plan: Plan) -> str | None:
+    """Return the requested name. An empty name is an error, not a missing name: it may come from a
+    variable that is not set."""
+    return plan.name if submission.name is None else submission.name
+
+
+def _mapping(configuration: object) -> dict[str, object]:
+    """Return the configuration as a mapping; `parse` refuses anything else."""
+    if not isinstance(configuration, dict):
+        parse(configuration)
+    assert isinstance(configuration, dict)
+    return configuration

@@ -1,0 +1,199 @@
+"""The sets of a sweep, as users list, choose, stop and retry them (docs/rules.md 11)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from common.refusals import Conflict, Invalid, NotFound
+from controller.lifecycle.model import Attempt, Job, Run, RunState, Sweep
+from controller.lifecycle.reports import Report, SetsRetried, SetsStopped, SweepResized
+from controller.lifecycle.sweeps.sets import by_set, in_ranges, is_ending, numbers_in, status_of
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.accounts.rights import require_control
+from controller.service.jobs.access import Runs
+from controller.service.runs.actions import require_life
+from controller.store.accounts import User
+from fairlead.configuration.values.sweep import MAX_SETS
+from fairlead.model.reasons import Reason
+from fairlead.model.sweep import SetStatus, Value, as_text
+from fairlead.queries import SetQuery
+
+_NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+_NOT_BY_ITSELF = frozenset({None, Reason.DONE_BY_RUNNER, Reason.SIBLING_FAILED})
+
+
+class ListedSet(msgspec.Struct, frozen=True, kw_only=True):
+    """One set. `jobs`: in the order of their ranks; empty while it has never begun."""
+
+    number: int
+    parameters: dict[str, Value]
+    status: SetStatus
+    jobs: tuple[Job, ...]
+
+    @property
+    def last(self) -> Attempt | None:
+        """The attempt that tells what became of the set: the first that failed by itself, else
+        that of rank 0."""
+        lasts = [job.attempts[-1] for job in self.jobs if job.attempts]
+        ended = (one for one in lasts if one.reason not in _NOT_BY_ITSELF)
+        return next(ended, lasts[0] if lasts else None)
+
+    @property
+    def finished_at(self) -> float | None:
+        """When the last of its attempts became final; None: not yet, or it has none."""
+        ends = [job.attempts[-1].finished_at for job in self.jobs if job.attempts]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
+
+class SweepService:
+    def __init__(self, pipeline: RunPipeline, runs: Runs) -> None:
+        self._pipeline = pipeline
+        self._runs = runs
+
+    def page(self, state: RunState, query: SetQuery) -> list[ListedSet]:
+        """Return the chosen sets in the order of their numbers, one more than the limit. Raises
+        Conflict (no sweep), Invalid."""
+        found = chosen(state, query.which, query.statuses)
+        after = -1 if query.cursor is None else _number(query.cursor)
+        left = (one for one in found if one.number > after)
+        return [one for one, _ in zip(left, range(query.limit + 1), strict=False)]
+
+    async def stop(self, key: str, *, which: str | None, user: User) -> RunState:
+        """Stop sets of a live run; None: all that wait or are active."""
+        state = await self._own(key, user, "stopped")
+        wanted = {SetStatus.WAITING, SetStatus.ACTIVE}
+        sets = in_ranges(one.number for one in chosen(state, which) if one.status in wanted)
+        _require_some(sets, which, "waits or is active")
+        return await self._report(SetsStopped(run_id=state.run.id, sets=sets, by=user.name), state)
+
+    async def retry(self, key: str, *, which: str | None, user: User) -> RunState:
+        """Retry sets of a live run that failed or were stopped; None: all that failed."""
+        state = await self._own(key, user, "retried")
+        wanted = {SetStatus.FAILED} | ({SetStatus.STOPPED} if which is not None else set())
+        sets = in_ranges(one.number for one in chosen(state, which) if one.status in wanted)
+        _require_some(sets, which, "failed" if which is None else "failed or was stopped")
+        return await self._report(SetsRetried(run_id=state.run.id, sets=sets, by=user.name), state)
+
+    async def resize(self, key: str, *, max_parallel: int | None, user: User) -> RunState:
+        """Change how many sets may be active at once."""
+        state = await self._own(key, user, "scaled")
+        if max_parallel is not None and not 1 <= max_parallel <= MAX_SETS:
+            raise Invalid(
+                f"{max_parallel} is not a number of sets (allowed: 1 to {MAX_SETS})",
+                field="max_parallel",
+            )
+        report = SweepResized(run_id=state.run.id, max_parallel=max_parallel, by=user.name)
+        return await self._report(report, state)
+
+    async def _own(self, key: str, user: User, done: str) -> RunState:
+        state = await self._runs.get(key)
+        require_control(user, state.run)
+        sweep_of(state.run)
+        try:
+            require_life(state, done)
+        except Conflict as error:
+            if done != "retried":
+                raise
+            again = f"; `fairlead apply -f FILE --failed-of {state.run.name}` runs its failed sets"
+            raise Conflict(f"{error}{again}", code=error.code, field=error.field) from None
+        return state
+
+    async def _report(self, report: Report, state: RunState) -> RunState:
+        if state.run.id in self._pipeline.runs:
+            await self._pipeline.report(report)
+        return await self._runs.get(state.run.id)
+
+
+def sweep_of(run: Run) -> Sweep:
+    """Return the run's sweep. Raises Conflict (`no_sweep`)."""
+    if run.sweep is None:
+        raise Conflict(
+            f"{run.name} is no sweep: it has no parameter sets", code="no_sweep", field="run"
+        )
+    return run.sweep
+
+
+def chosen(
+    state: RunState, which: str | None = None, statuses: Iterable[SetStatus] = ()
+) -> Iterator[ListedSet]:
+    """Yield the chosen sets in the order of their numbers. Raises Conflict (no sweep), NotFound (a
+    number or name that the sweep has not), Invalid."""
+    sweep, content = sweep_of(state.run), state.sweep
+    assert content is not None, "a sweep has its content"
+    numbers, conditions = _read(which, content.sets.names, sweep.total)
+    wanted = frozenset(statuses)
+    begun = by_set(state.all_jobs)
+    again = frozenset(sweep.again)
+    stopped = frozenset(numbers_in(sweep.stopped))
+    for number in range(sweep.total) if numbers is None else numbers:
+        jobs = tuple(begun.get(number, ()))
+        status = _status(state.run, number, jobs, again, stopped)
+        if wanted and status not in wanted:
+            continue
+        parameters = content.sets.at(number)
+        if all(as_text(parameters[name]) == value for name, value in conditions):
+            yield ListedSet(number=number, parameters=parameters, status=status, jobs=jobs)
+
+
+def _status(
+    run: Run, number: int, jobs: Sequence[Job], again: frozenset[int], stopped: frozenset[int]
+) -> SetStatus:
+    if number in stopped:
+        return SetStatus.STOPPED
+    if not jobs or number in again:
+        return SetStatus.STOPPED if is_ending(run) else SetStatus.WAITING
+    return status_of(run, jobs)
+
+
+def _read(
+    which: str | None, names: Sequence[str], total: int
+) -> tuple[list[int] | None, list[tuple[str, str]]]:
+    """Return the numbers (None: all) and the values that a choice like `3,7-9` or
+    `seed=3,lr=0.1` names."""
+    numbers: set[int] | None = None
+    conditions = []
+    for part in (one.strip() for one in (which or "").split(",")):
+        match = _NUMBERS.fullmatch(part)
+        name, equals, value = part.partition("=")
+        if match is not None:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first or last >= total:
+                raise NotFound(
+                    f"{part!r} is no set of this sweep: give numbers from 0 to {total - 1}",
+                    field="which",
+                )
+            numbers = (numbers or set()) | set(range(first, last + 1))
+        elif equals:
+            if name.strip() not in names:
+                raise NotFound(
+                    f"{name.strip()!r} is no parameter of this sweep: it has {', '.join(names)}",
+                    field="which",
+                )
+            conditions.append((name.strip(), value.strip()))
+        elif which is not None:
+            raise Invalid(
+                f"{part!r} chooses no set: give numbers such as 3,7-9, or values such as seed=3",
+                field="which",
+            )
+    return None if numbers is None else sorted(numbers), conditions
+
+
+def _require_some(sets: tuple[tuple[int, int], ...], which: str | None, what: str) -> None:
+    if not sets:
+        among = "" if which is None else f" among {which}"
+        raise Conflict(f"no parameter set{among} {what}", code="no_such_set", field="which")
+
+
+def _number(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 10):
+        raise Invalid(
+            f"{cursor!r} is not a cursor of this list: give the next_cursor of the previous page",
+            field="cursor",
+        )
+    return int(cursor)

@@ -1,0 +1,51 @@
+"""The errors of a store. A message is for the operator; it never holds stored values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class StoreError(Exception):
+    """The store failed. The message is for the operator; it never holds stored values."""
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was changed (disk full, database busy); the same commit may be tried again."""
+
+
+class StoreRefused(StoreError):
+    """Nothing was changed, and the same commit would never work.
+
+    The store does not accept the values of some parts. The other parts can be stored without them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        runs: Iterable[str] = (),
+        nodes: Iterable[str] = (),
+        fleets: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.runs = frozenset(runs)
+        """The ids of the runs whose changes or events are refused."""
+        self.nodes = frozenset(nodes)
+        self.fleets = frozenset(fleets)
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether the refused parts are known, so that the rest could be stored."""
+        return bool(self.runs or self.nodes or self.fleets)
+
+
+class StoreUnusable(StoreError):
+    """The store cannot be opened: a newer version made it, it is damaged, or it is not writable."""
+
+
+class LeaseHeld(StoreError):
+    """Another live controller uses this store."""
+
+
+class LeaseLost(StoreError):
+    """Another controller has taken over: this one must stop at once and change nothing."""

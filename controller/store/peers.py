@@ -1,0 +1,227 @@
+"""Controllers that share one PostgreSQL: which of them leads, and when another one may try.
+
+Each shows itself in the table `controllers`; the row with the lease's token is the leader's. Beside
+the lease, the leader holds an advisory lock in a session of its own. The server frees that lock as
+soon as the session ends, 5 ms after a `kill -9` and 4 s after its machine is gone, so a free lock
+tells when to try, long before the lease runs out. It decides nothing: a leader that merely lost
+this session is replaced like a dead one, and each of its writes fails at the lease's token.
+
+A leader begins without the lock where the one before still had it, as one does that is paused or
+gives its lease back. It says so; the others leave the lock to it, and only its lease counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+import sqlalchemy as sa
+
+from controller.store import schema
+from controller.store.base import Peer, Sight
+from controller.store.errors import StoreUnavailable
+from controller.store.lease import LEASE_NAME
+from controller.store.schema import controllers, leases
+from controller.store.sql_errors import sentence
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 5.0
+"""Of controllers that share a database; each renews it every second."""
+_FORGOTTEN_SECONDS = 86400.0
+_SHOW_EVERY = 1.0
+_LEADING = 0x6661_6973
+"""The advisory lock of the leader. The one of controllers that open the database is another."""
+_CONNECT = {
+    "connect_timeout": 3,
+    "keepalives_idle": 1,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 4_000,
+    "application_name": "fairlead leader",
+    # The server's own: it must notice that the machine of a leader is gone.
+    "options": "-c tcp_keepalives_idle=1 -c tcp_keepalives_interval=1 -c tcp_keepalives_count=3 "
+    "-c tcp_user_timeout=4000 -c lock_timeout=3s -c statement_timeout=5s",
+}
+
+
+class Peers:
+    """This controller among those of its database. Everything blocks; one thread at a time.
+
+    `url`: where the other controllers and clients reach this one; `keys` may be set later.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        version: str,
+        keys: str | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.url = url
+        self.keys = keys
+        self._version = version
+        self._monotonic = monotonic
+        self._engine: sa.Engine | None = None
+        self._session: sa.Connection | None = None
+        self._shown_at = -math.inf
+        self._is_pooled = False
+        self.has_lock = False
+
+    def begin(self, database: sa.URL) -> None:
+        """Use this database from now on."""
+        self._engine = sa.create_engine(
+            database,
+            isolation_level="AUTOCOMMIT",
+            poolclass=sa.NullPool,
+            connect_args=dict(_CONNECT),
+            hide_parameters=True,
+        )
+
+    def look(self) -> Sight | None:
+        """Show this controller, and see the others; None: no controller of this version, or of a
+        newer one, has opened the database yet. Raises StoreUnavailable."""
+        try:
+            session = self._opened()
+            if (schema.version(session) or "") < schema.CONTROLLERS_SINCE:
+                return None
+            self._show(session)
+            return self._sight(session)
+        except sa.exc.SQLAlchemyError as error:
+            self.leave()
+            raise StoreUnavailable(f"the database can't be reached: {sentence(error)}") from error
+
+    def keep_lock(self) -> None:
+        """Hold the lock, or take it again after its session was lost."""
+        try:
+            session = self._opened()
+            if self.has_lock:
+                session.execute(sa.select(1))
+            else:
+                self._try_lock(session)
+        except sa.exc.SQLAlchemyError as error:
+            # The lease protects this controller until the next try.
+            log.warning("the session of the leader's lock was lost: %s", sentence(error))
+            self.leave()
+
+    def announce(self, connection: sa.Connection, token: int) -> None:
+        """Show this controller as the leader, in the transaction that takes or renews its lease."""
+        now = _now(connection)
+        self._upsert(connection, now, token)
+        old = sa.and_(
+            controllers.c.seen_at < now - _FORGOTTEN_SECONDS, controllers.c.token.is_(None)
+        )
+        connection.execute(controllers.delete().where(old))
+        connection.execute(
+            controllers.update().where(controllers.c.token < token).values(token=None)
+        )
+
+    def has_shown(self, connection: sa.Connection, token: int) -> bool:
+        """Return whether the holder of the lease with this token shows that it has the lock, and so
+        has it while it lives: one of an earlier version, or one that waits for it, does not."""
+        shown = sa.and_(controllers.c.token == token, controllers.c.has_lock)
+        query = sa.select(controllers.c.id).where(shown)
+        return connection.execute(query).one_or_none() is not None
+
+    def leave(self) -> None:
+        """End the session, and with it the lock; may be called twice."""
+        session, self._session = self._session, None
+        self.has_lock = False
+        if session is not None:
+            session.invalidate()
+            session.close()
+
+    def _opened(self) -> sa.Connection:
+        if self._session is None:
+            assert self._engine is not None, "begin() comes first"
+            self._session = self._engine.connect()
+            self._look_for_a_pool(self._session)
+        return self._session
+
+    def _look_for_a_pool(self, session: sa.Connection) -> None:
+        """A pool that gives each transaction another session (PgBouncer's mode `transaction`) would
+        free the lock by chance: behind one, nobody takes it."""
+        pids = {session.execute(sa.select(sa.func.pg_backend_pid())).scalar_one() for _ in range(3)}
+        if len(pids) > 1 and not self._is_pooled:
+            self._is_pooled = True
+            log.warning(
+                "the database is behind a pool of sessions: give its own address. Until then, "
+                "another controller takes over only when the lease has run out (%g s)",
+                LEASE_SECONDS,
+            )
+
+    def _try_lock(self, session: sa.Connection) -> None:
+        if not self.has_lock and not self._is_pooled:
+            query = sa.select(sa.func.pg_try_advisory_lock(_LEADING))
+            self.has_lock = bool(session.execute(query).scalar_one())
+
+    def _free_lock(self, session: sa.Connection) -> None:
+        if self.has_lock:
+            session.execute(sa.select(sa.func.pg_advisory_unlock(_LEADING)))
+            self.has_lock = False
+
+    def _show(self, session: sa.Connection) -> None:
+        now = self._monotonic()
+        if now - self._shown_at >= _SHOW_EVERY:
+            self._upsert(session, _now(session), None)
+            self._shown_at = now
+
+    def _upsert(self, connection: sa.Connection, now: float, token: int | None) -> None:
+        from sqlalchemy.dialects.postgresql import insert
+
+        changing = {
+            "url": self.url,
+            "version": self._version,
+            "keys": self.keys,
+            "seen_at": now,
+            "token": token,
+            "has_lock": token is not None and self.has_lock,
+        }
+        query = insert(controllers).values(id=self.id, started_at=now, **changing)
+        connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changing))
+
+    def _sight(self, session: sa.Connection) -> Sight:
+        found = sight_of(session)
+        leader = found.leader
+        if leader is not None and not leader.has_lock and not found.may_lead:
+            self._free_lock(session)
+            return found
+        self._try_lock(session)
+        has_ended = self.has_lock and leader is not None
+        return msgspec.structs.replace(found, may_lead=found.may_lead or has_ended)
+
+
+def sight_of(connection: sa.Connection) -> Sight:
+    """Return what the database shows to all."""
+    lease = connection.execute(
+        sa.select(leases.c.token, leases.c.expires_at).where(leases.c.name == LEASE_NAME)
+    ).one_or_none()
+    token = None if lease is None else lease.token
+    now = _now(connection)
+    rows = connection.execute(sa.select(controllers).order_by(controllers.c.started_at)).all()
+    peers = tuple(
+        Peer(
+            id=row.id,
+            url=row.url,
+            version=row.version,
+            keys=row.keys,
+            started_at=row.started_at,
+            seen_at=row.seen_at,
+            leads=token is not None and row.token == token,
+            has_lock=row.has_lock,
+        )
+        for row in rows
+    )
+    is_out = lease is None or lease.expires_at <= now
+    return Sight(now=now, peers=peers, may_lead=is_out)
+
+
+def _now(connection: sa.Connection) -> float:
+    query = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+    return float(connection.execute(query).scalar_one())

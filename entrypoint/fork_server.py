@@ -1,0 +1,155 @@
+"""The fork server of a shim's process engine: has everything loaded, and forks a task's first
+processes.
+
+It is one thread without an event loop, so nothing but its memory is copied. Its shim talks to it on
+standard input; the end of that is its own end, and the tasks live on. Files, session, working
+directory, environment, command line and signals of a forked process are those of one that the shim
+starts itself, and Python seeds its random numbers again. Only the secret of Python's string hashes
+is shared by the tasks of one shim.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from common import reaper
+from common.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from entrypoint import main as entrypoint
+from entrypoint.process_memory import ProcessMemory
+
+_SHIM = 0
+"""The descriptor of the socket to the shim."""
+
+
+def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, reaper.HANDLED)
+    gc.disable()
+    entrypoint.leave_out()
+
+    from entrypoint import life  # noqa: F401 (the processes that are forked need it)
+
+    memory = ProcessMemory()
+    memory.become(sys.orig_argv[:-1], {})
+    # Objects that no collector visits stay in pages that all tasks share.
+    gc.freeze()
+    with socket.socket(fileno=_SHIM) as shim:
+        _ForkServer(shim, memory).serve()
+
+
+class _ForkServer:
+    def __init__(self, shim: socket.socket, memory: ProcessMemory) -> None:
+        self._shim = shim
+        self._memory = memory
+        self._reapers: dict[int, int] = {}
+        """Their pids by pidfd."""
+        self._poll = select.poll()
+        self._poll.register(shim, select.POLLIN)
+
+    def serve(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._shim.fileno():
+                    self._reap(fd)
+                elif message := self._shim.recv(MAX_MESSAGE):
+                    self._tell(self._forked(msgspec.json.decode(message, type=ForkRequest)))
+                else:
+                    return
+
+    def _forked(self, request: ForkRequest) -> Told:
+        if not self._memory.fits(request.env):
+            return NotForked("the environment is too large")
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return NotForked(str(error))
+        if pid == 0:
+            self._become_reaper(request, server)
+        pidfd = os.pidfd_open(pid)
+        self._reapers[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        return Forked(pid)
+
+    def _reap(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        pid, status = os.waitpid(self._reapers.pop(pidfd), 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._tell(Ended(pid, 128 - code if code < 0 else code))
+
+    def _tell(self, told: Told) -> None:
+        try:
+            self._shim.send(msgspec.json.encode(told))
+        except OSError:
+            sys.exit()  # without a shim, nobody asks any more
+
+    # -- in the forked processes -----------------------------------------------------------------
+
+    def _become_reaper(self, request: ForkRequest, server: int) -> None:
+        code = reaper.NOT_STARTED
+        try:
+            os.setsid()
+            self._memory.become(request.reaper, request.env)
+            # From here on the mark in the environment is found. If shim or server ended before, the
+            # task was given up without it, and may be started again.
+            if os.getppid() != server or self._shim_has_gone():
+                return
+            _own_files(request.output)
+            os.chdir(request.folder)
+            reaper.adopt_orphans()
+            reaper.give_up_protection()
+            program = os.fork()
+            if program == 0:
+                self._become_entrypoint(request)
+            code = reaper.Reaper(program).run()
+        except OSError as error:
+            sys.stderr.write(f"the task cannot be started: {error}\n")
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _become_entrypoint(self, request: ForkRequest) -> None:
+        code = reaper.NOT_STARTED
+        try:
+            os.setpgid(0, 0)
+            env = {name: value for name, value in request.env.items() if name != reaper.VARIABLE}
+            self._memory.become(request.entrypoint, env)
+            # SIGTERM stays blocked: `entrypoint.main` lets it through once it is handled.
+            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
+            entrypoint.main(request.options)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _shim_has_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self._shim, 0)  # POLLHUP is always told
+        return bool(poll.poll(0))
+
+
+def _own_files(output: str) -> None:
+    """Give this process the files of a new one, and none of the server's."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    for fd in os.listdir("/proc/self/fd"):
+        if int(fd) > 2:
+            # The descriptor of the list itself is closed already.
+            with suppress(OSError):
+                os.close(int(fd))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Commands about a login: controllers, users, tokens and secrets."""

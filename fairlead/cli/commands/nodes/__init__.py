@@ -1,0 +1,1 @@
+"""Commands about nodes and fleets."""

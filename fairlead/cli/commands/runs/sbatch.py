@@ -1,0 +1,93 @@
+"""`sbatch`: submit a batch script of Slurm as a task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from fairlead import settings
+from fairlead.cli import output
+from fairlead.cli.commands.options import Overrides
+from fairlead.cli.commands.runs.applying import submit_and_follow
+from fairlead.configuration.text.sbatch import SbatchError, convert
+from fairlead.configuration.text.source import Document
+from fairlead.configuration.text.written import as_yaml
+from fairlead.errors import InvalidConfiguration, UsageError
+from fairlead.ssh_keys import public_keys
+from fairlead.submission import completed, given_variables, with_code, with_overrides
+
+
+def sbatch(
+    script: Path,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    code: Path | None = None,
+    ignore: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
+    override: Overrides = (),
+    wait: Annotated[bool, Parameter(name=["-W", "--wait"], negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Submit a batch script of Slurm; its `#SBATCH` lines become the fields of a task.
+
+    Parameters
+    ----------
+    script
+        The script. A line that has no counterpart here is refused with its number.
+    arguments
+        The script's arguments; options of this command come before the script.
+    code
+        A folder that the job gets as its working directory, such as the one of the script.
+    ignore
+        An option that may be left out, such as mail-type; may be repeated.
+    env
+        NAME=VALUE, or NAME for the value in your environment.
+    wait
+        Follow the run; the exit status is the job's.
+    dry_run
+        Print the YAML, and submit nothing.
+    """
+    document, notes = _read(script, arguments, ignore, code)
+    document = with_overrides(document, override)
+    for note in notes:
+        output.note(note)
+    if dry_run:
+        assert isinstance(document.data, dict)
+        output.emit(as_yaml(document.data).rstrip("\n"))
+        return 0
+    configuration = completed(document, os.environ, given_variables(env, os.environ))
+    client = settings.client()
+    configuration = with_code(
+        client, configuration, Path.cwd(), str(script), os.environ, output.note, document
+    )
+    wish = {
+        "configuration": configuration,
+        "name": None,
+        "ssh_keys": public_keys(os.environ, Path.home()),
+        "if_exists": "error",
+        "parent": None,
+    }
+    return submit_and_follow(client, wish, False, detach=not wait, json=False)
+
+
+def _read(
+    script: Path, arguments: Sequence[str], ignore: Sequence[str], code: Path | None
+) -> tuple[Document, tuple[str, ...]]:
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise UsageError(f"{script}: {why}") from None
+    try:
+        configuration, notes = convert(
+            text, str(script), arguments, [one.lstrip("-") for one in ignore]
+        )
+    except SbatchError as error:
+        raise InvalidConfiguration(str(error)) from None
+    if code is not None:
+        configuration["repos"] = [str(code.resolve())]
+    return Document(name=str(script), data=configuration, lines={}), notes

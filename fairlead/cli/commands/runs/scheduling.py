@@ -1,0 +1,187 @@
+"""`explain` shows why a run waits; `plan` shows where one would go, without submitting it; `offer`
+shows what is free."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from fairlead import settings
+from fairlead.cli import output
+from fairlead.cli.commands.options import ConfigurationFile, Json
+from fairlead.cli.commands.runs.applying import read_configuration, tell_translation
+from fairlead.cli.errors import EXIT_FAILED
+from fairlead.documents import ExplainView, GroupPlanView, NodeView, PlanView, UnderWayView
+from fairlead.model.answers import NodeAnswer, Waiting
+from fairlead.offers import Offer, offers
+from fairlead.progress import grant_sentences
+from fairlead.rest import decode, run_path
+from fairlead.submission import with_code_unsent
+from fairlead.wire.sizes import human_size
+
+
+def explain(run: str, /, *, json: Json = False) -> int:
+    """Show what a run (id or name) waits for: what it lacks on each node, and which runs are before
+    it. For jobs that have an allocation: what comes next, and until when."""
+    data = settings.client().get(run_path(run, "explain"))
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ExplainView)
+    output.emit(f"{found.name} ({found.run}): {found.status}")
+    if found.about is not None:
+        output.emit(found.about)
+    shown: list[tuple[NodeAnswer, ...]] = []
+    for waiting in found.waiting:
+        _show_waiting(waiting)
+        if waiting.nodes in shown:
+            output.emit("  the nodes: as above")
+        else:
+            output.emit_table(("NODE", "WHY NOT"), [_row(node) for node in waiting.nodes])
+            shown.append(waiting.nodes)
+    for one in found.under_way:
+        output.emit(_under_way(one))
+    return 0
+
+
+def _under_way(one: UnderWayView) -> str:
+    ends = "" if one.until is None else f" (until {one.until})"
+    if one.ends_as is not None:
+        ends = f" (ends as {one.ends_as} at {one.until} if that does not come)"
+    return f"{_names(one.jobs)}, {one.status}: {one.what}{ends}"
+
+
+def _show_waiting(waiting: Waiting) -> None:
+    together = ", all or none" if waiting.together and len(waiting.jobs) > 1 else ""
+    output.emit(f"{_names(waiting.jobs)}{together}: {waiting.why}")
+    if waiting.machines is not None:
+        output.emit(f"  {waiting.machines}")
+    ahead = f"; before it: {', '.join(waiting.ahead)}" if waiting.ahead else ""
+    output.emit(f"  number {waiting.position} in the queue{ahead}")
+    if waiting.nominated:
+        output.emit(f"  nominated for {', '.join(dict.fromkeys(waiting.nominated))}")
+
+
+def _row(node: NodeAnswer) -> tuple[str, str]:
+    return node.node, "; ".join(node.why) or "it fits"
+
+
+def _names(jobs: tuple[str, ...]) -> str:
+    return jobs[0] if len(jobs) == 1 else f"{jobs[0]} and {len(jobs) - 1} more"
+
+
+def plan(
+    file: ConfigurationFile,
+    *,
+    name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
+    env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
+    json: Json = False,
+) -> int:
+    """Show where each job of a configuration would go now; nothing is submitted. The exit status is
+    1 when it would be refused.
+
+    Parameters
+    ----------
+    file
+        The configuration, a YAML file; - for standard input.
+    name
+        The run's name, instead of the configuration's.
+    env
+        As for `apply`.
+    """
+    document, configuration = read_configuration(file, env, os.environ)
+    tell_translation(configuration)
+    planned = with_code_unsent(
+        configuration, file.resolve().parent, str(file), os.environ, document
+    )
+    body = {"configuration": planned, "name": name}
+    data = settings.client().post("/v1/plan", body)
+    found = decode(data, PlanView)
+    if json:
+        output.emit_json(data)
+    else:
+        _show_plan(found)
+    return 0 if found.refused is None else EXIT_FAILED
+
+
+def _show_plan(found: PlanView) -> None:
+    if found.refused is not None:
+        output.emit(f"it would be refused: {found.field}: {found.refused}")
+        return
+    if found.warning is not None:
+        output.note(found.warning)
+    output.emit_table(
+        ("JOB", "NODE", "GPUS", "WHY"),
+        [
+            (
+                place.job,
+                place.node or "-",
+                ", ".join(place.gpus) or "-",
+                _why(place.why, place.victims),
+            )
+            for place in found.jobs
+        ],
+    )
+    for sentence in grant_sentences(
+        (place.job, place.asked, place.granted)
+        for place in found.jobs
+        if place.asked is not None and place.granted is not None
+    ).values():
+        output.emit(sentence)
+    for group in found.groups:
+        output.emit(_begins_with(group))
+
+
+def _begins_with(group: GroupPlanView) -> str:
+    parts = [f"{group.group} begins in image {group.image}"]
+    if group.python is not None:
+        parts.append(f"a venv with Python {group.python}")
+    if group.setup:
+        parts.append(f"setup of {group.setup} command{'s' if group.setup > 1 else ''}")
+    return ", ".join(parts)
+
+
+def _why(why: str | None, victims: tuple[str, ...]) -> str:
+    return f"{why}: {', '.join(victims)}" if why and victims else why or ""
+
+
+class _Nodes(msgspec.Struct):
+    nodes: list[NodeView]
+
+
+class _Offers(msgspec.Struct, frozen=True):
+    offers: list[Offer]
+
+
+def offer(*, gpu: str | None = None, json: Json = False) -> int:
+    """Show what is free now, by the kind of GPU.
+
+    Parameters
+    ----------
+    gpu
+        Only kinds of GPU whose name contains this.
+    """
+    nodes = decode(settings.client().get("/v1/nodes"), _Nodes).nodes
+    found = [one for one in offers(nodes) if gpu is None or gpu.lower() in (one.gpu or "").lower()]
+    if json:
+        output.emit_json(msgspec.json.encode(_Offers(found)))
+        return 0
+    output.emit_table(
+        ("GPU", "MEMORY", "FREE", "ON ONE NODE", "CPU FREE", "MEMORY FREE", "NODES"),
+        [
+            (
+                one.gpu or "none",
+                human_size(one.gpu_memory) if one.gpu else "-",
+                f"{one.free} of {one.total}" if one.gpu else "-",
+                str(one.most_on_a_node) if one.gpu else "-",
+                f"{one.cpu_free:g}",
+                human_size(one.memory_free),
+                ", ".join(one.nodes),
+            )
+            for one in found
+        ],
+    )
+    return 0

@@ -1,0 +1,136 @@
+"""The parameter sets of a sweep: list, stop and retry them, and change how many run at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from fairlead import settings
+from fairlead.cli import output
+from fairlead.cli.commands.options import Json
+from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.documents import RunView, SetView
+from fairlead.model.sweep import SetStatus, as_text
+from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.sweeps import all_sets, outcome_of, progress_of, written
+
+MAX_FAILED_NAMED = 10
+_BOUNDS = ("max_parallel", "stop_after_failures")
+"""The fields of a sweep that say nothing of its sets."""
+
+
+def list_sets(
+    run: str, which: str | None, status: tuple[str, ...], *, watch: bool, json: bool
+) -> int:
+    """Print the table of a sweep's sets."""
+    client = settings.client()
+    ask = partial(_sets, client, run, which, ",".join(status) or None)
+    if watch and json:
+        output.repeat_json(lambda: msgspec.json.encode({"sets": ask()}))
+    if watch:
+        output.repeat(lambda width: _lines(ask(), width))
+    found = ask()
+    if json:
+        output.emit_json(msgspec.json.encode({"sets": found}))
+        return 0
+    for line in _lines(found, output.table_width()):
+        output.emit(line)
+    return 0
+
+
+def _sets(
+    client: ControllerClient, run: str, which: str | None, status: str | None
+) -> list[SetView]:
+    return list(all_sets(client, run, which, status))
+
+
+def _lines(sets: list[SetView], width: int | None) -> list[str]:
+    now = output.utc_now()
+    names = tuple(sets[0].parameters) if sets else ()
+    rows = [
+        (
+            str(one.number),
+            *(as_text(one.parameters[name]) for name in names),
+            one.status,
+            "-" if one.exit_code is None else str(one.exit_code),
+            one.node or "-",
+            output.lasted(one.running_at, one.ended_at, now),
+            output.shortened(one.message or outcome_of(one)),
+        )
+        for one in sets
+    ]
+    columns = ("JOB", *(name.upper() for name in names), "STATUS", "EXIT", "NODE", "RAN", "ABOUT")
+    return output.table_lines(columns, rows, width)
+
+
+def retry(
+    run: str,
+    /,
+    *,
+    failed: Annotated[bool, Parameter(negative=())] = False,
+    jobs: str | None = None,
+    json: Json = False,
+) -> int:
+    """Run parameter sets of a live sweep again that failed or were stopped.
+
+    Parameters
+    ----------
+    failed
+        All sets that failed.
+    jobs
+        Sets by their numbers (3,7-9) or values (seed=3).
+    """
+    if failed is (jobs is not None):
+        raise CliError("give either --failed or --jobs", EXIT_USAGE)
+    return act_on_sets(run, "retry", {"which": jobs}, json)
+
+
+def stop_sets(run: str, which: str, json: bool) -> int:
+    return act_on_sets(run, "stop", {"which": which}, json)
+
+
+def resize(run: str, parallel: int, json: bool) -> int:
+    return act_on_sets(run, "parallel", {"max_parallel": parallel}, json)
+
+
+def act_on_sets(run: str, act: str, body: object, json: bool) -> int:
+    data = settings.client().post(run_path(run, f"sets/{act}"), body)
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, RunView)
+    about = "" if found.sweep is None else f": {progress_of(found.sweep)}"
+    output.emit(f"{found.name}: {found.status}{about}")
+    return 0
+
+
+def tell_failed(client: ControllerClient, run: RunView) -> None:
+    """Name the sets that failed, by their parameters, at the end of a sweep."""
+    if run.sweep is None or not run.sweep.failed:
+        return
+    for number, one in enumerate(all_sets(client, run.id, status=SetStatus.FAILED)):
+        if number == MAX_FAILED_NAMED:
+            left = run.sweep.failed - number
+            output.note(f"… and {left} more: `fairlead ps {run.name} --jobs -s failed`")
+            return
+        output.note(f"job {one.number} failed ({written(one)}): {one.message or outcome_of(one)}")
+
+
+def with_failed_sets(client: ControllerClient, configuration: object, run: str) -> object:
+    """Return the sweep's configuration with the sets that failed in that run, and no others.
+
+    Raises CliError when none failed, or the configuration is no sweep.
+    """
+    sweep = configuration.get("sweep") if isinstance(configuration, dict) else None
+    if not isinstance(configuration, dict) or not isinstance(sweep, dict):
+        raise CliError("--failed-of: the configuration has no sweep", EXIT_USAGE)
+    failed = list(all_sets(client, run, status=SetStatus.FAILED))
+    if not failed:
+        raise CliError(f"--failed-of: no parameter set of {run} failed")
+    names = list(failed[0].parameters)
+    bounds = {name: sweep[name] for name in _BOUNDS if name in sweep}
+    rows = [[one.parameters[name] for name in names] for one in failed]
+    return {**configuration, "sweep": {**bounds, "sets": {"names": names, "rows": rows}}}

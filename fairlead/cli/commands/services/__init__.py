@@ -1,0 +1,1 @@
+"""Commands about services, and the gateways that offer them."""

@@ -1,0 +1,243 @@
+"""Commands about services: their replicas, versions, and how a version comes back."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlead import settings
+from fairlead.cli import output
+from fairlead.cli.commands.options import Json
+from fairlead.documents import (
+    DeploymentView,
+    DeployView,
+    ReplicaView,
+    ServiceGroupView,
+    ServiceView,
+)
+from fairlead.follow import Outages, patiently
+from fairlead.model.service import DeploymentState
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.rest import ControllerClient, decode, service_path
+
+_PAUSE_SECONDS = 0.5
+
+
+def show(service: str, /, *, json: Json = False) -> int:
+    """Show a service: its replicas by version, its load, and how many replicas it wants and why.
+
+    Parameters
+    ----------
+    service
+        Id or name.
+    """
+    data = settings.client().get(service_path(service))
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ServiceView)
+    access = "a token or a key of the service" if found.auth else "all"
+    output.emit(f"{found.name} ({found.id}): {found.status}, deployment {found.deployment}")
+    output.emit(f"path {found.path}, open to {access}")
+    if found.url is not None:
+        at = "" if found.gateway is None else f" at the gateway {found.gateway}"
+        output.emit(f"url {found.url}{at}")
+    if found.model is not None:
+        output.emit(f"model {found.model} under /models/v1")
+    output.emit_table(
+        ("GROUP", "WANTED", "RANGE", "REQ/S", "P50", "P95", "IN FLIGHT", "WHY"),
+        [_group_row(group) for group in found.groups],
+    )
+    output.emit_table(
+        ("REPLICA", "DEPLOYMENT", "STATUS", "NODE", "REQUESTS"),
+        [
+            (
+                f"{one.group}/{one.replica}",
+                str(one.deployment),
+                one.status,
+                ", ".join(one.nodes) or "-",
+                requests_of(one),
+            )
+            for one in found.replicas
+        ],
+    )
+    return 0
+
+
+def requests_of(replica: ReplicaView) -> str:
+    """Return whether the replica gets requests, and why it does not."""
+    if replica.not_ready is not None:
+        return replica.not_ready
+    if replica.ejected_until is not None:
+        return f"ejected until {replica.ejected_until}: it answered with errors alone"
+    return f"since {replica.registered_at}" if replica.registered_at else "it ends"
+
+
+def _group_row(group: ServiceGroupView) -> tuple[str, ...]:
+    why = group.why
+    if group.next != group.wanted or group.next_at is not None:
+        why = group.next_why
+    return (
+        group.name,
+        str(group.wanted),
+        f"{group.least}..{group.most}",
+        "-" if group.rps is None else f"{group.rps:.1f}",
+        _seconds(group.latency_p50),
+        _seconds(group.latency_p95),
+        str(group.in_flight),
+        why,
+    )
+
+
+def _seconds(time: float | None) -> str:
+    return "-" if time is None else f"{1000 * time:.0f} ms"
+
+
+def history(service: str, /, *, json: Json = False) -> int:
+    """List the deployments of a service, the latest last.
+
+    Parameters
+    ----------
+    service
+        Id or name.
+    """
+    data = settings.client().get(service_path(service))
+    found = decode(data, ServiceView)
+    if json:
+        output.emit_json(msgspec.json.encode({"deployments": found.deployments}))
+        return 0
+    output.emit_table(
+        ("DEPLOYMENT", "STATE", "BY", "AT", "ABOUT"),
+        [
+            (
+                str(one.number),
+                one.state,
+                one.by,
+                one.at,
+                _about(one, has_ended=found.status in FINAL_RUN_STATUSES),
+            )
+            for one in found.deployments
+        ],
+    )
+    return 0
+
+
+def _about(deployment: DeploymentView, *, has_ended: bool) -> str:
+    if has_ended and deployment.state is DeploymentState.ROLLING:
+        return "the service ended before it was rolled out"
+    if deployment.of is None:
+        return deployment.message or "-"
+    again = f"deployment {deployment.of} again"
+    if deployment.message is None:
+        return again
+    return f"{again}, because {deployment.number - 1} failed: {deployment.message}"
+
+
+def rollback(service: str, /, *, to: int | None = None, json: Json = False) -> int:
+    """Bring an earlier deployment of a service back.
+
+    Parameters
+    ----------
+    service
+        Id or name.
+    to
+        The number of the deployment; default: the latest other one that was rolled out.
+    """
+    data = settings.client().post(service_path(service, "rollback"), {"to": to})
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ServiceView)
+    last = found.deployments[-1]
+    output.emit(f"{found.name}: deployment {last.number} brings deployment {last.of} back")
+    return 0
+
+
+def change_in_place(
+    client: ControllerClient,
+    service: str,
+    wish: dict[str, object],
+    *,
+    yes: bool,
+    detach: bool,
+    json: bool,
+) -> int:
+    """Show what a configuration changes of a live service, ask, and roll it out.
+
+    Unless `detach`, follow the rollout; the status is 1 when its version was not rolled out.
+    """
+    path = service_path(service, "deployments")
+    body = {"configuration": wish["configuration"], "ssh_keys": wish["ssh_keys"]}
+    asked = decode(client.post(path, {**body, "only_ask": True}), DeployView)
+    if not asked.changes:
+        output.note(f"{service} is as the file says; nothing was changed")
+        if json:
+            output.emit_json(msgspec.json.encode(asked))
+        return 0
+    for change in asked.changes:
+        output.note(f"  {change.field}: {_value(change.before)} -> {_value(change.after)}")
+    if not yes and not _agreed(service):
+        output.note("nothing was changed")
+        return 1
+    made = decode(client.post(path, body), DeployView)
+    number = made.service.deployment
+    output.note(f"{service}: deployment {number} is being rolled out")
+    status = 0
+    if detach:
+        output.note(f"`fairlead service show {service}` tells how far it is")
+    else:
+        latest, status = _follow_rollout(client, made.service.id, number)
+        made = replace(made, service=latest)
+    if json:
+        output.emit_json(msgspec.json.encode(made))
+    return status
+
+
+def _follow_rollout(
+    client: ControllerClient, service_id: str, number: int
+) -> tuple[ServiceView, int]:
+    """Wait until this deployment is rolled out or is not going to be; say so."""
+    outages, shown = Outages(output.note), ""
+    while True:
+        found = patiently(
+            outages, lambda: decode(client.get(service_path(service_id)), ServiceView)
+        )
+        deployment = next((one for one in found.deployments if one.number == number), None)
+        if deployment is None or found.status in FINAL_RUN_STATUSES:
+            output.note(f"{found.name}: {found.status}; deployment {number} was not rolled out")
+            return found, 1
+        if deployment.state == DeploymentState.DONE:
+            output.note(f"{found.name}: deployment {number} is rolled out")
+            return found, 0
+        if deployment.state != DeploymentState.ROLLING:
+            why = deployment.message or "another deployment took its place"
+            words = deployment.state.replace("_", " ")
+            output.note(f"{found.name}: deployment {number} was {words}: {why}")
+            return found, 1
+        progress = _progress(found, number)
+        if progress != shown:
+            output.note(progress)
+            shown = progress
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _progress(found: ServiceView, number: int) -> str:
+    new = [one for one in found.replicas if one.deployment == number]
+    ready = sum(one.registered_at is not None for one in new)
+    wanted = sum(group.wanted for group in found.groups)
+    return f"{found.name}: {ready} of {wanted} replicas of deployment {number} are ready"
+
+
+def _agreed(service: str) -> bool:
+    """Ask on a terminal; a script that applies a file means it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    output.write_all(output.STDERR_FD, f"Roll this out to {service}? [y/N] ".encode())
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else msgspec.json.encode(value).decode()

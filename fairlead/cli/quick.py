@@ -1,0 +1,177 @@
+"""Parses the arguments of the commands that are typed most, without the library for all of them.
+
+That library costs 60 ms of CPU time, a third of a short command (`./dev bench command`). What this
+module does not know, it leaves to the library: help, other commands, shortened and wrong options.
+A test compares the two, so an option has one meaning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Takes(Enum):
+    """What follows an option."""
+
+    NOTHING = auto()
+    TEXT = auto()
+    NUMBER = auto()
+    PATH = auto()
+
+
+class Option(NamedTuple):
+    """`name`: the function's parameter. `repeated`: it may be given again."""
+
+    name: str
+    takes: Takes = Takes.TEXT
+    repeated: bool = False
+    among: tuple[str, ...] = ()
+
+
+class Quick(NamedTuple):
+    """A command. `place`: module of `cli.commands` and function; `by_position`: its parameters that
+    have no option's name before them, of which the first `needed` must be given."""
+
+    place: str
+    by_position: tuple[Option, ...]
+    needed: int
+    options: dict[str, Option]
+
+
+_JSON = {"--json": Option("json", Takes.NOTHING)}
+_FILE = Option("file", Takes.PATH)
+_FOLLOW = Option("follow", Takes.NOTHING)
+_TIMESTAMPS = Option("timestamps", Takes.NOTHING)
+_DETACH = Option("detach", Takes.NOTHING)
+_ALL = Option("all_", Takes.NOTHING)
+_WATCH = Option("watch", Takes.NOTHING)
+_NUMBER_OF = {"--offset": "offset", "--tail": "tail"}
+COMMANDS: dict[str, Quick] = {
+    "apply": Quick(
+        "runs.applying:apply",
+        (_FILE,),
+        1,
+        {
+            "-f": _FILE,
+            "--file": _FILE,
+            "-d": _DETACH,
+            "--detach": _DETACH,
+            **dict.fromkeys(("-n", "--name"), Option("name")),
+            **dict.fromkeys(("-e", "--env"), Option("env", repeated=True)),
+            "--if-exists": Option("if_exists", among=("error", "keep", "replace")),
+            "--parent": Option("parent"),
+            **_JSON,
+        },
+    ),
+    "ps": Quick(
+        "runs.run_list:ps",
+        (Option("name"),),
+        0,
+        {
+            "-a": _ALL,
+            "--all": _ALL,
+            "-w": _WATCH,
+            "--watch": _WATCH,
+            **dict.fromkeys(("-s", "--status"), Option("status", repeated=True)),
+            **dict.fromkeys(("-u", "--user"), Option("user")),
+            "--limit": Option("limit", Takes.NUMBER),
+            **_JSON,
+        },
+    ),
+    "logs": Quick(
+        "runs.log_reading:logs",
+        (Option("run"), Option("job_")),
+        1,
+        {
+            "-f": _FOLLOW,
+            "--follow": _FOLLOW,
+            "-t": _TIMESTAMPS,
+            "--timestamps": _TIMESTAMPS,
+            "--job": Option("job"),
+            "--attempt": Option("attempt"),
+            "--since": Option("since"),
+            **{name: Option(of, Takes.NUMBER) for name, of in _NUMBER_OF.items()},
+            "--all-jobs": Option("all_jobs", Takes.NOTHING),
+        },
+    ),
+}
+
+
+def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, object]] | None:
+    """Return the place of the function and its arguments by name; None: the library must look."""
+    if not arguments or (command := COMMANDS.get(arguments[0])) is None:
+        return None
+    given: dict[str, object] = {}
+    by_position = list(command.by_position)
+    words = list(arguments[1:])
+    while words:
+        word = words.pop(0)
+        if word.startswith("-"):
+            option = command.options.get(word)
+        else:
+            option = by_position.pop(0) if by_position else None
+            words.insert(0, word)
+        if option is None or not _take(option, words, given):
+            return None
+    needed = command.by_position[: command.needed]
+    return (command.place, given) if all(one.name in given for one in needed) else None
+
+
+def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
+    """Add the option's value to `given`; return whether there is one, and no doubt about it."""
+    if option.name in given and not option.repeated:
+        return False
+    if option.takes is Takes.NOTHING:
+        given[option.name] = True
+        return True
+    # A value that begins like an option, or is empty, has rules of its own in the library.
+    if not words or not words[0] or words[0].startswith("-"):
+        return False
+    word = words.pop(0)
+    if option.among and word not in option.among:
+        return False
+    if option.takes is Takes.NUMBER:
+        if not (word.isascii() and word.isdecimal() and len(word) < 10) or word != str(int(word)):
+            return False
+        given[option.name] = int(word)
+    elif option.takes is Takes.PATH:
+        given[option.name] = Path(word)
+    elif option.repeated:
+        earlier = given.get(option.name, ())
+        assert isinstance(earlier, tuple)
+        given[option.name] = (*earlier, word)
+    else:
+        given[option.name] = word
+    return True
+
+
+def function_at(place: str) -> Callable[..., object]:
+    """Import the function of a command."""
+    module, _, name = place.partition(":")
+    with _without_typing_extensions():
+        home = importlib.import_module(f"fairlead.cli.commands.{module}")
+    found: Callable[..., object] = getattr(home, name)
+    return found
+
+
+@contextmanager
+def _without_typing_extensions() -> Iterator[None]:
+    """Let msgspec take the same names from `typing`, as it does where this package is missing.
+
+    It is a tenth of the CPU time of `fairlead ps` (8 of 85 ms, `./dev bench command`). None in
+    sys.modules lets an import fail (The import system, 5.3.1).
+    """
+    if "typing_extensions" in sys.modules:
+        yield
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["typing_extensions"]

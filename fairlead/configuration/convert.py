@@ -1,0 +1,211 @@
+"""msgspec checks the structure and types of a configuration; this module turns its errors into
+sentences.
+
+A sentence names one field and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from fairlead.configuration.field import FILLED_IN, fields_of
+from fairlead.configuration.hints import not_a_field
+from fairlead.wire.decoders import decoder_of
+
+
+class ConfigurationError(Exception):
+    """A field is wrong.
+
+    `field` is a path like `resources.memory` or `commands[2]` ("" for the whole); `allowed` says
+    what is allowed. No message repeats a value that may be secret.
+    """
+
+    def __init__(self, field: str, message: str, allowed: str | None = None) -> None:
+        super().__init__(field, message, allowed)
+        self.field = field
+        self.message = message
+        self.allowed = allowed
+
+    def sentence(self) -> str:
+        """Return the message without the field, for the `message` of an error answer."""
+        return f"{self.message} (allowed: {self.allowed})" if self.allowed else self.message
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.sentence()}" if self.field else self.sentence()
+
+
+T = TypeVar("T")
+_FINDING = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
+_NO_MEMBER = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
+_BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
+_PLAIN_NAMES = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
+
+
+class InEntry(ValueError):
+    """An error inside an entry of the list at `field`; only msgspec knows the entry's number."""
+
+    def __init__(self, field: str, error: ConfigurationError) -> None:
+        super().__init__(str(error))
+        self.field = field
+        self.error = error
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of a file's fields when one is wrong.
+
+    `allowed`: what each may hold, by its path. `called`: the right path for names that others use.
+    `hints`: a sentence for names that are no fields here.
+    """
+
+    allowed: Mapping[str, str]
+    called: Mapping[str, str] = {}
+    hints: Mapping[str, str] = {}
+
+    def named_at(self, place: str) -> set[str]:
+        """Return the names that are allowed in the mapping at this field ("" for the whole)."""
+        place = without_indices(place)
+        prefix = f"{place}." if place else ""
+        return {
+            path.removeprefix(prefix)
+            for path, allowed in self.allowed.items()
+            if path.startswith(prefix)
+            and "." not in path.removeprefix(prefix)
+            and allowed != FILLED_IN
+        }
+
+    def allowed_at(self, place: str) -> str | None:
+        return self.allowed.get(place) or self.allowed.get(without_indices(place))
+
+
+def guide_to(struct: type, within: str = "", hints: Mapping[str, str] | None = None) -> Guide:
+    """Return what the fields of a struct say of themselves; `within`: the path of its mapping."""
+    prefix = f"{without_indices(within)}." if within else ""
+    described = {f"{prefix}{path}": one for path, one in fields_of(struct).items()}
+    return Guide(
+        allowed={path: one.allowed for path, one in described.items()},
+        called={name: path for path, one in described.items() for name in one.field.called},
+        hints=hints if hints is not None else getattr(struct, "HINTS", {}),
+    )
+
+
+def read_itself(type_: type[Any], value: object) -> Any:
+    """Make a value of a type of `values`; this is msgspec's hook."""
+    return type_.read(value)
+
+
+def convert_entry(value: object, type_: type[T], field: str) -> T:
+    """Convert as `convert` does, for a type that is one entry of the list at `field`.
+
+    Raises InEntry, which the outer `convert` turns into a ConfigurationError that names the entry.
+    """
+    try:
+        return convert(value, type_, within=field)
+    except ConfigurationError as error:
+        raise InEntry(field, error) from None
+
+
+def convert(
+    value: object,
+    type_: type[T],
+    hook: Callable[[type[Any], Any], Any] = read_itself,
+    within: str = "",
+    *,
+    allowed: Mapping[str, str] | None = None,
+    guide: Callable[[], Guide] | None = None,
+) -> T:
+    """Return `value` as the struct `type_`, at the field `within`.
+
+    `guide` is asked when something is wrong; without it the fields of `type_` speak for themselves,
+    or `allowed`, which says what they may hold by their paths. Raises ConfigurationError.
+    """
+    decoder_of(type_)  # AsyncClient submits from several threads
+    try:
+        return msgspec.convert(value, type_, dec_hook=hook)
+    except msgspec.ValidationError as error:
+        if allowed is not None:
+            known = Guide(allowed=allowed)
+        else:
+            known = guide_to(type_, within) if guide is None else guide()
+        _refuse(error, within, known)
+    except (RecursionError, OverflowError):
+        raise ConfigurationError(within, "is nested too deeply or too large") from None
+
+
+def _refuse(error: msgspec.ValidationError, within: str, guide: Guide) -> NoReturn:
+    # msgspec gives the field's path in its text alone: "Expected `int`, got `str` - at `$.nodes`".
+    finding = str(error)
+    match = _FINDING.fullmatch(finding)
+    what, path = (match["what"], match["path"] or "") if match else (finding, "")
+    place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
+    # msgspec turns a ValueError of its hook into its own error, and keeps it as the cause.
+    if isinstance(inside := error.__cause__, InEntry):
+        found = inside.error
+        rest = found.field.removeprefix(inside.field)
+        raise ConfigurationError(place + rest, found.message, found.allowed)
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown["name"][:60]
+        field = _join(place, name)
+        names = guide.named_at(place)
+        path = without_indices(field)
+        raise ConfigurationError(field, *not_a_field(path, names, guide.called, guide.hints))
+    if missing := _MISSING.fullmatch(what):
+        field = _join(place, missing["name"])
+        raise ConfigurationError(field, "is missing", guide.allowed_at(field))
+    raise ConfigurationError(place, _plainly(what, place), guide.allowed_at(place))
+
+
+def _plainly(what: str, place: str) -> str:
+    expected = _EXPECTED.fullmatch(what)
+    if _BOUND.match(what):
+        return "is empty" if "of length" in what else "is out of range"
+    if unknown := _NO_MEMBER.fullmatch(what):
+        return f"{unknown['value']} is not known"
+    if expected is None:
+        return what if what[:2].isupper() else what[:1].lower() + what[1:]
+    got = _PLAIN_NAMES.get(expected["got"], expected["got"])
+    wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
+    wrong = f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
+    return wrong + _how_to_write(expected["got"], expected["wanted"].split(" | "), place)
+
+
+def _how_to_write(got: str, wanted: list[str], place: str) -> str:
+    """Return how YAML reads what was written, where it is not what its writer sees."""
+    if "str" in wanted and got in ("int", "float", "bool"):
+        return ": quote it"
+    if wanted == ["str"] and place.endswith("]") and got in _READ_AS:
+        return f": YAML reads {_READ_AS[got]}, so quote the whole entry"
+    if got != "null" and wanted in (["array"], ["array", "null"]):
+        return {"object": ": begin it with `- `"}.get(got, ": begin its line with `- `")
+    return _INSTEAD.get((place, got), "")
+
+
+_INSTEAD = {
+    ("retry", "int"): ": write {max_failures: NUMBER}",
+    ("retry", "str"): ": write true to try everything again",
+    ("gang", "int"): ": write {size: NUMBER}",
+    ("resources", "array"): ": leave out the `- `",
+}
+_READ_AS = {"object": "`: ` and {…} as a mapping", "array": "[…] as a list"}
+
+
+def without_indices(place: str) -> str:
+    return re.sub(r"\[[^\]]*\]", "", place)
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place and name and not name.startswith("[") else place + name

@@ -1,0 +1,135 @@
+"""Planning turns a user's configuration into the policy of its run and the specs of its jobs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from fairlead.configuration.field import own_fields
+from fairlead.configuration.runs.job import Defaults, job_spec
+from fairlead.configuration.runs.types import DEFINITIONS, Configuration
+from fairlead.configuration.secrecy import HIDDEN
+from fairlead.configuration.text.dstack import DIALECT
+from fairlead.model.needs import Amount, Resources
+from fairlead.model.service import ServicePolicy
+from fairlead.model.spec import JobSpec, PlannedGroup, RunPolicy, RunType
+from fairlead.model.sweep import SweepPlan
+
+__all__ = ["HIDDEN", "Defaults", "Plan", "public", "to_run", "without_uploads"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The planned run. `name` None: the run gets a generated one."""
+
+    type: RunType
+    name: str | None
+    policy: RunPolicy
+    groups: tuple[PlannedGroup, ...]
+    service: ServicePolicy | None = None
+    """None: no service."""
+    sweep: SweepPlan | None = None
+    """None: no sweep."""
+    gateway: bool | str | None = None
+    """The gateway that the service asks for; True: the default one; None: nothing is said."""
+    configuration: dict[str, object]
+    """As written, without secrets: only this form may be shown."""
+
+    @property
+    def specs(self) -> tuple[JobSpec, ...]:
+        """One spec for each group: the same for all its jobs."""
+        return tuple(planned.spec for planned in self.groups)
+
+
+def to_run(
+    configuration: Configuration,
+    written: Mapping[str, object],
+    defaults: Defaults,
+    ssh_keys: tuple[str, ...] = (),
+) -> Plan:
+    """Plan the run. `written` is the data from which `configuration` was parsed. Raises
+    ConfigurationError."""
+    shown = public(written)
+    definition = DEFINITIONS[configuration.type]
+    if configuration.dialect == DIALECT:
+        defaults = msgspec.structs.replace(defaults, resources=least_of_dstack(defaults.resources))
+    serves = definition.serves(configuration)
+    return Plan(
+        type=definition.run_type,
+        name=str(configuration.name) if configuration.name is not None else None,
+        service=definition.service(configuration),
+        gateway=definition.gateway(configuration),
+        sweep=definition.sweep(configuration),
+        policy=definition.policy(configuration, defaults),
+        groups=tuple(
+            PlannedGroup(
+                group=planned.group,
+                spec=job_spec(configuration, planned, defaults, ssh_keys, serves),
+            )
+            for planned in definition.groups(configuration)
+        ),
+        configuration=shown,
+    )
+
+
+def least_of_dstack(least: Resources) -> Resources:
+    """Return what a job of dstack's needs at least where its file says nothing. `unset`: what
+    follows the node also above a lower end, as in `memory: 8GB..`."""
+    return msgspec.structs.replace(
+        least,
+        cpu=max(least.cpu, 2.0),
+        memory=max(least.memory, 8 * 10**9),
+        disk=max(least.disk, 100 * 10**9),
+        unset=(Amount.CPU, Amount.MEMORY),
+    )
+
+
+# -- what may be shown of a configuration ---------------------------------------------------------
+
+
+@functools.cache
+def _hidden() -> Mapping[str, Callable[[object], object]]:
+    """Return how each field is shown that can hold secrets, of all types of run."""
+    structs: list[type[msgspec.Struct]] = [one.fields for one in DEFINITIONS.values()]
+    return {
+        name: described.field.public
+        for struct in structs
+        for name, described in own_fields(struct).items()
+        if described.field.public is not None
+    }
+
+
+def public(written: Mapping[str, object]) -> dict[str, object]:
+    """Return a copy without secrets, of data that may have any shape.
+
+    Passwords are hidden, and the values of environment variables that may be secret.
+    """
+    shown = dict(written)
+    for name in ("groups", "replicas"):
+        if isinstance(groups := shown.get(name), list | tuple):
+            shown[name] = [
+                public(group) if isinstance(group, Mapping) else group for group in groups
+            ]
+    for name, show in _hidden().items():
+        if name in shown:
+            shown[name] = show(shown[name])
+    return shown
+
+
+def without_uploads(configuration: Mapping[str, object]) -> dict[str, object]:
+    """Return what the user wrote, without what `fairlead apply` filled in."""
+    return {name: _without_upload(name, content) for name, content in configuration.items()}
+
+
+def _without_upload(field: str, content: object) -> object:
+    if field == "sweep" and isinstance(content, Mapping):
+        return {key: value for key, value in content.items() if key != "sets"}
+    if field not in ("repos", "files") or not isinstance(content, list | tuple):
+        return content
+    return [
+        {key: value for key, value in one.items() if key != "uploaded"}
+        if isinstance(one, Mapping)
+        else one
+        for one in content
+    ]

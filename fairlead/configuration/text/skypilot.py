@@ -1,0 +1,195 @@
+"""A task of SkyPilot as the YAML of a task here.
+
+Each field becomes the one that docs/coming-from-skypilot.md names, or is refused with what to write
+instead: nothing is left out in silence. All of it is pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fairlead.configuration.convert import ConfigurationError
+
+_BUCKET = re.compile(r"(?:s3|gs|r2|cos|https?)://", re.ASCII)
+_CLOUD_ONLY = frozenset(
+    {
+        "accelerator_args", "any_of", "autostop", "cloud", "disk_tier", "infra", "instance_type",
+        "job_recovery", "labels", "network_tier", "ordered", "region", "use_spot", "zone",
+    }
+)  # fmt: skip
+"""Fields of `resources` about clouds: nodes are added to a fleet here."""
+PREAMBLE = """\
+export SKYPILOT_NODE_RANK=${FAIRLEAD_NODE_RANK:-0} SKYPILOT_NUM_NODES=${FAIRLEAD_NODES_NUM:-1}
+export SKYPILOT_NODE_IPS=${FAIRLEAD_NODES_IPS:-127.0.0.1} SKYPILOT_TASK_ID=$FAIRLEAD_RUN_ID
+export SKYPILOT_NUM_GPUS_PER_NODE=${FAIRLEAD_GPUS_PER_NODE:-0}"""
+
+
+class Converted(NamedTuple):
+    """The configuration, and sentences about what differs."""
+
+    configuration: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+class _Task:
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.resources: dict[str, Any] = {}
+        self.notes: list[str] = []
+
+
+def convert(data: object) -> Converted:
+    """Return the task. Raises ConfigurationError with the field of the file."""
+    if not isinstance(data, Mapping):
+        raise ConfigurationError("", "is not a task of SkyPilot: it is no mapping")
+    task = _Task()
+    for name, value in data.items():
+        known = _FIELDS.get(str(name))
+        if known is None:
+            raise ConfigurationError(str(name), _WITHOUT.get(str(name), "has no counterpart here"))
+        if value is not None:
+            known(task, str(name), value)
+    commands = task.fields.pop("commands", [])
+    setup = task.fields.pop("setup", [])
+    return Converted(
+        {
+            "type": "task",
+            **task.fields,
+            **({"resources": task.resources} if task.resources else {}),
+            "setup": [PREAMBLE, *setup],
+            "commands": commands,
+        },
+        tuple(task.notes),
+    )
+
+
+def _name(task: _Task, field: str, value: Any) -> None:
+    task.fields["name"] = str(value).lower().replace("_", "-").replace(".", "-")
+
+
+def _nodes(task: _Task, field: str, value: Any) -> None:
+    if value != 1:
+        task.fields["nodes"] = value
+
+
+def _env(task: _Task, field: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(field, "is not a mapping of variables")
+    own = task.fields.setdefault("env", {})
+    for name, content in value.items():
+        # Without a value SkyPilot asks for one on the command line.
+        own[name] = f"${{{name}}}" if content is None else str(content)
+
+
+def _setup(task: _Task, field: str, value: Any) -> None:
+    task.fields["setup"] = [str(value).strip()]
+
+
+def _run(task: _Task, field: str, value: Any) -> None:
+    task.fields["commands"] = [str(value).strip()]
+
+
+def _folder(task: _Task, field: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        url, ref = value.get("url"), value.get("ref")
+        task.fields["repos"] = [{"url": url, **({"branch": ref} if ref else {})}]
+    else:
+        task.fields["repos"] = [str(value)]
+
+
+def _mounts(task: _Task, field: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(field, "is not a mapping")
+    for remote, local in value.items():
+        place = f"{field}.{remote}"
+        if isinstance(local, Mapping):
+            source, mode = str(local.get("source", "")), str(local.get("mode", "MOUNT"))
+            if mode != "COPY" or not source.startswith("s3://"):
+                raise ConfigurationError(place, "a bucket is no file system here: use mode COPY")
+            task.fields.setdefault("buckets", []).append({"url": source, "path": remote})
+        elif _BUCKET.match(str(local)):
+            if not str(local).startswith("s3://"):
+                raise ConfigurationError(place, "only s3:// is copied: download it in setup")
+            task.fields.setdefault("buckets", []).append({"url": str(local), "path": remote})
+        else:
+            task.fields.setdefault("files", []).append(f"{local}:{remote}")
+
+
+def _resources(task: _Task, field: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(field, "is not a mapping")
+    for name, asked in value.items():
+        place = f"{field}.{name}"
+        if asked is None:
+            continue
+        if name in _CLOUD_ONLY:
+            task.notes.append(f"{place} is left out: jobs go to the nodes of a fleet")
+            continue
+        known = _RESOURCES.get(str(name))
+        if known is None:
+            raise ConfigurationError(place, "has no counterpart here")
+        known(task, place, asked)
+
+
+def _gpus(task: _Task, field: str, value: Any) -> None:
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = ":".join(str(part) for part in next(iter(value.items())))
+    if not isinstance(value, str):
+        raise ConfigurationError(field, "names several kinds: choose one, such as H100:8")
+    name, _, count = value.partition(":")
+    task.resources["gpu"] = f"{name}:{count or 1}"
+
+
+def _least(target: str, unit: str = "") -> Callable[[_Task, str, Any], None]:
+    def put(task: _Task, field: str, value: Any) -> None:
+        text = str(value)
+        if text.endswith("+"):
+            task.notes.append(f"{field}: the job gets {text[:-1]}{unit}, and no more")
+            text = text[:-1]
+        number = text.removesuffix("GB").removesuffix("x")
+        task.resources[target] = f"{number}{unit}" if unit else float(number)
+
+    return put
+
+
+def _image(task: _Task, field: str, value: Any) -> None:
+    if not str(value).startswith("docker:"):
+        raise ConfigurationError(field, "is an image of a cloud: write docker:IMAGE")
+    task.fields["image"] = str(value).removeprefix("docker:")
+
+
+def _ports(task: _Task, field: str, value: Any) -> None:
+    given = value if isinstance(value, list) else [value]
+    if any("-" in str(one) for one in given):
+        raise ConfigurationError(field, "has a range: name each port")
+    task.fields["ports"] = [int(one) for one in given]
+
+
+_RESOURCES: Mapping[str, Callable[[_Task, str, Any], None]] = {
+    "accelerators": _gpus,
+    "cpus": _least("cpu"),
+    "memory": _least("memory", "GB"),
+    "disk_size": _least("disk", "GB"),
+    "image_id": _image,
+    "ports": _ports,
+}
+_FIELDS: Mapping[str, Callable[[_Task, str, Any], None]] = {
+    "name": _name,
+    "num_nodes": _nodes,
+    "envs": _env,
+    "setup": _setup,
+    "run": _run,
+    "workdir": _folder,
+    "file_mounts": _mounts,
+    "resources": _resources,
+}
+_WITHOUT: Mapping[str, str] = {
+    "secrets": "store them with `fairlead secret set`, and name them as ${{ secrets.NAME }} in env",
+    "service": "write a file with type: service",
+    "volumes": "write volumes: [/FOLDER/OF/THE/NODE:/PATH]",
+    "event_callback": "has no counterpart: `fairlead events -f --json` can feed a script",
+    "config": "is about clouds, and has no counterpart",
+    "experimental": "has no counterpart",
+}

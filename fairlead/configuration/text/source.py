@@ -1,0 +1,176 @@
+"""A YAML file as data that still knows its lines, so that an error can name the line.
+
+Only what JSON can hold comes out: strings, numbers, true and false, null, lists, mappings.
+Everything else (tags, merge keys, aliases that multiply, a repeated key) is refused, and so is a
+file that is too large or too deep to be written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import msgspec
+import yaml
+
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.text.yaml_errors import explained
+
+STANDARD_INPUT = Path("-")
+MAX_BYTES = 256 * 1024
+MAX_VALUES = 20_000
+MAX_DEPTH = 32
+
+_TAG = "tag:yaml.org,2002:"
+_IN_ENV = re.compile(r"(?:(?:groups|replicas)\[\d+\]\.)?env\.")
+_LAST_PART = re.compile(r"(?:\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$")
+
+
+class SourceError(Exception):
+    """The file is wrong; the message begins with `FILE:LINE:`, or `FILE:` where no line is
+    known."""
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of a file. `lines` holds the line (from 1) of each field, by its path."""
+
+    name: str
+    data: object
+    lines: dict[str, int]
+
+    def line_of(self, field: str) -> int | None:
+        """Return the line of the field, or of the nearest field around it."""
+        while field:
+            if field in self.lines:
+                return self.lines[field]
+            field, cut = _LAST_PART.subn("", field)
+            if not cut:
+                break
+        return self.lines.get("")
+
+    def explain(self, error: ConfigurationError) -> str:
+        """Return `FILE:LINE: FIELD: message (allowed: …)`."""
+        line = self.line_of(error.field)
+        place = self.name if line is None else f"{self.name}:{line}"
+        return f"{place}: {error}"
+
+
+def load(path: Path) -> Document:
+    """Read a file, or standard input when the path is `-`. Raises SourceError."""
+    name = "standard input" if path == STANDARD_INPUT else str(path)
+    try:
+        with _opened(path) as file:
+            # Standard input, or a device, may never end.
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"{name}: can't be read: {error.strerror}") from None
+    return read(content, name=name)
+
+
+def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb")
+
+
+def read(content: bytes, *, name: str) -> Document:
+    """Read this content. Raises SourceError."""
+    if len(content) > MAX_BYTES:
+        raise SourceError(f"{name}: is larger than {MAX_BYTES // 1024} KiB")
+    try:
+        # Editors on Windows begin a file with a byte order mark.
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise SourceError(f"{name}:{line}: is not UTF-8") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        place, why = explained(text, error)
+        raise SourceError(f"{name if place is None else f'{name}:{place}'}: {why}") from None
+    # PyYAML calls itself for each level, and some hundred `[` are enough.
+    except RecursionError:
+        raise SourceError(f"{name}: is nested too deeply") from None
+    reader = _Reader(name)
+    data = None if node is None else reader.value(node, "", 0)
+    return Document(name=name, data=data, lines=reader.lines)
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self.lines: dict[str, int] = {}
+        self._name = name
+        self._values = 0
+        self._scalars = yaml.SafeLoader("")
+
+    def value(self, node: yaml.Node, path: str, depth: int) -> object:
+        # Aliases that name lists of aliases make gigabytes of a few lines ("billion laughs").
+        self._values += 1
+        if self._values > MAX_VALUES:
+            self._refuse(node, path, f"the file has more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            self._refuse(node, path, "is nested too deeply")
+        self.lines.setdefault(path, _line(node))
+        kind = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return self._mapping(node, path, depth)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [
+                self.value(child, f"{path}[{number}]", depth + 1)
+                for number, child in enumerate(node.value)
+            ]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, kind, path)
+        return self._refuse(node, path, _tag(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, object]:
+        content: dict[Any, object] = {}
+        for key_node, child in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                self._refuse(key_node, path, "merge keys (<<) are not supported")
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._refuse(key_node, path, "the name of a field must be a string")
+            key = key_node.value
+            field = f"{path}.{key}" if path else key
+            if key in content:
+                first = self.lines[field]
+                self._refuse(key_node, field, f"is given twice, first in line {first}")
+            self.lines[field] = _line(key_node)
+            content[key] = self.value(child, field, depth + 1)
+        return content
+
+    def _scalar(self, node: yaml.ScalarNode, kind: str, path: str) -> object:
+        text: str = node.value
+        # YAML 1.1 reads 12:30:45 as a number of base 60, and gives a bare = a tag of its own.
+        if kind in ("str", "timestamp", "value") or (kind == "int" and ":" in text):
+            return text
+        if kind in ("int", "float") and _IN_ENV.match(path):
+            return text  # 1.10 and 007 are versions and zip codes to the program that reads them
+        try:
+            match kind:
+                case "int":
+                    return int(self._scalars.construct_yaml_int(node))
+                case "float" if ":" not in text:
+                    return float(self._scalars.construct_yaml_float(node))
+                case "float":
+                    return text
+                case "bool":
+                    return bool(self._scalars.construct_yaml_bool(node))
+                case "null":
+                    return None
+        except (ValueError, KeyError):
+            self._refuse(node, path, "is not a value that can be read; quote it")
+        return self._refuse(node, path, _tag(node))
+
+    def _refuse(self, node: yaml.Node, path: str, message: str) -> NoReturn:
+        field = f"{path}: " if path else ""
+        raise SourceError(f"{self._name}:{_line(node)}: {field}{message}")
+
+
+def _tag(node: yaml.Node) -> str:
+    return f"has the tag {node.tag[:60]!r}; a value that begins with ! must be quoted"
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

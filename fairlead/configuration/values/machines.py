@@ -1,0 +1,94 @@
+"""What a fleet may rent, and for how much: `machines` and `budget` of `type: fleet`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import msgspec
+
+from fairlead.configuration.convert import ConfigurationError
+from fairlead.configuration.field import Field
+from fairlead.configuration.values.resources import ResourcesFields
+from fairlead.configuration.values.units import DURATION_ALLOWED, Duration, Positive, shown
+
+_NODES = "a mapping of min and max, a range such as 0..16, or a number"
+_MAX_MACHINES = 10_000
+
+
+class Nodes(tuple[int, int]):
+    """The least and the most machines of a fleet."""
+
+    __slots__ = ()
+    ALLOWED = _NODES
+    SCHEMA: ClassVar[dict[str, Any]] = {"type": ["integer", "string", "object"]}
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        least, most = _range_of(value)
+        if not 0 <= least <= _MAX_MACHINES or not 0 <= most <= _MAX_MACHINES:
+            raise ValueError(f"{shown(value)} is not within 0 and {_MAX_MACHINES}")
+        if least > most:
+            raise ValueError(f"its min {least} is more than its max {most}")
+        if most == 0:
+            raise ValueError("its max is 0: the fleet could rent nothing")
+        return cls((least, most))
+
+
+def _range_of(value: object) -> tuple[int, int]:
+    if isinstance(value, bool):
+        raise ValueError(f"{shown(value)} is not a number of machines")
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, dict) and value.keys() <= {"min", "max"} and "max" in value:
+        least, most = value.get("min", 0), value["max"]
+        if all(type(one) is int for one in (least, most)):
+            return least, most
+    if isinstance(value, str):
+        least_, dots, most_ = value.partition("..")
+        if least_.strip().isdigit() and (most_ if dots else least_).strip().isdigit():
+            return int(least_), int(most_ if dots else least_)
+    raise ValueError(f"{shown(value)} is no range of machines")
+
+
+_Words = Annotated[tuple[str, ...], Field("a list of names")]
+
+
+class MachinesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    provider: Annotated[str, Field("the name of a provider in the controller's file")]
+    nodes: Nodes
+    resources: Annotated[ResourcesFields | None, Field("a mapping, as in a job's file")] = None
+    instance_types: _Words = ()
+    regions: _Words = ()
+    availability_zones: _Words = ()
+    spot: Annotated[
+        Literal["never", "only", "auto"],
+        Field("never, only, or auto: spot first, on demand after an interruption"),
+    ] = "auto"
+    idle_duration: Annotated[
+        Duration, Field(f"{DURATION_ALLOWED}, after which an unused machine is given back")
+    ] = Duration(900)
+    boot_limit: Annotated[
+        Duration, Field(f"{DURATION_ALLOWED}, within which a machine must be a node")
+    ] = Duration(1200)
+    max_price: Annotated[Positive | None, Field("a price an hour, more than 0")] = None
+
+
+class BudgetFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    per_hour: Annotated[
+        Positive | None,
+        Field("a price of more than 0: what all machines together may cost an hour"),
+    ] = None
+    per_month: Annotated[
+        Positive | None, Field("a price of more than 0: what they may cost in a month of UTC")
+    ] = None
+
+
+def check_machines(machines: MachinesFields, budget: BudgetFields) -> None:
+    """Refuse what could never rent anything. Raises ConfigurationError."""
+    if not machines.boot_limit > 0:
+        raise ConfigurationError("machines.boot_limit", "is 0", "a duration of more than 0")
+    hour, month = budget.per_hour, budget.per_month
+    if hour is not None and month is not None and hour > month:
+        raise ConfigurationError(
+            "budget.per_hour", f"{hour:g} is more than per_month ({month:g})", "at most per_month"
+        )

@@ -1,0 +1,1 @@
+"""The nouns of docs/rules.md that users meet: statuses, reasons, needs, services; immutable."""

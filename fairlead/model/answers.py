@@ -1,0 +1,58 @@
+"""The types of the answers to `explain` and `plan`.
+
+The command reads these types, so they import no scheduler.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: each reason why the job does not fit on this node now; empty: it fits."""
+
+    node: str
+    why: tuple[str, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that wait for the same thing.
+
+    `position` is that of the first of them, counted from 1 over all waiting units. `ahead` has the
+    runs before it, the nearest last, at most MAX_AHEAD.
+    """
+
+    jobs: tuple[str, ...]
+    together: bool
+    why: str
+    position: int
+    ahead: tuple[str, ...]
+    nominated: tuple[str, ...]
+    victims: int
+    nodes: tuple[NodeAnswer, ...]
+    machines: str | None = None
+    """What fleets that rent machines do for these jobs, or why they do nothing."""
+
+
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU in cores, sizes in bytes. Null: the user left it out, so it follows the node."""
+
+    cpu: float | None
+    memory: int | None
+    shm_size: int | None
+
+
+class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that a job of a preview would get.
+
+    `node` is None when the job would wait; `why` then says for what. `victims` are the runs whose
+    jobs it would evict first. `asked` and `granted`: what its user wrote, and what it would get.
+    """
+
+    job: str
+    node: str | None
+    gpus: tuple[str, ...] = ()
+    why: str | None = None
+    victims: tuple[str, ...] = ()
+    asked: Amounts | None = None
+    granted: Amounts | None = None

@@ -1,0 +1,97 @@
+"""A job's needs before it can start: resources, a node that meets its constraints, its turn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from fairlead.wire.amounts import Amounts
+from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.gpu_names import GpuVendor
+
+
+class StartupOrder(StrEnum):
+    ANY = "any"
+    MASTER_FIRST = "master-first"
+    WORKERS_FIRST = "workers-first"
+
+
+class Operator(StrEnum):
+    EQ = "EQ"
+    NE = "NE"
+    EXISTS = "EXISTS"
+    NOT_EXISTS = "NOT_EXISTS"
+    GT = "GT"
+    GE = "GE"
+    LT = "LT"
+    LE = "LE"
+    IN = "IN"
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition on a node's attribute; a preference when not `required` (docs/rules.md 6).
+
+    `values` is empty for EXISTS and NOT_EXISTS; all others but IN have one value.
+    """
+
+    attribute: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+    required: bool = True
+
+
+class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs that one job needs."""
+
+    count: int = 0
+    vendor: GpuVendor = GpuVendor.NVIDIA
+    names: tuple[str, ...] = ()
+    min_memory: int = 0
+    min_compute_capability: str | None = None
+
+
+class Amount(StrEnum):
+    """The amounts that follow the node when a user leaves them out."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    SHM_SIZE = "shm_size"
+
+
+class Permissions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job needs its node's operator to allow."""
+
+    privileged: bool = False
+    raw_sockets: bool = False
+    """Only if the job is in the node's own network."""
+    host_paths: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+NO_PERMISSIONS = Permissions()
+
+
+class Resources(Amounts, frozen=True, kw_only=True):
+    """The resources that one job takes from its node.
+
+    In a job's spec an amount in `unset` is the least that the job needs; in an allocation every
+    amount is what the job got (`scheduling.fitting.grant`).
+    """
+
+    cpu: float = 1.0
+    memory: int = 1 << 30
+    shm_size: int | None = None
+    gpu: GpuNeed = GpuNeed()
+    infiniband: bool = False
+    whole_node: bool = False
+    host_network: bool = False
+    """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
+    address."""
+    gateway: bool = False
+    """A gateway must reach the job's port on its node."""
+    engine: tuple[EngineAbility, ...] = ()
+    """What the node's engine must be able to do."""
+    permissions: Permissions = NO_PERMISSIONS
+    unset: tuple[Amount, ...] = ()
+    """The amounts that the user left out."""

@@ -1,0 +1,67 @@
+"""The one shape of every refusal and failure, when it is raised and when it is sent."""
+
+from __future__ import annotations
+
+import msgspec
+
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for malformed bytes."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The one shape of every 4xx and 5xx answer."""
+
+    error: ErrorDetail
+
+
+class Refused(Exception):
+    """A request is refused with an HTTP status.
+
+    `code` is stable and for programs. `message` is for the person who must act. `field` names the
+    wrong input.
+    """
+
+    def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+
+    def body(self) -> bytes:
+        """The refusal as JSON."""
+        detail = ErrorDetail(code=self.code, message=self.message, field=self.field)
+        return msgspec.json.encode(ErrorBody(error=detail))
+
+
+class AgentError(Exception):
+    """An agent refused a request of the controller: on the agent's side this was a `Refused`.
+
+    `code` is stable and for programs, `message` is for people; `field` names the wrong field, if
+    there is one.
+    """
+
+    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.field = field
+
+
+class AgentUnavailable(Exception):
+    """An agent cannot be asked, or its answer broke off: nothing is known about the request."""
+
+
+def read_error(body: bytes) -> ErrorDetail | None:
+    """Return the error in a 4xx or 5xx answer; None when it has another shape."""
+    try:
+        return msgspec.json.decode(body, type=ErrorBody).error
+    except MALFORMED:
+        return None

@@ -1,0 +1,426 @@
+"""The runner's wire types: what its unix socket carries in both directions.
+
+The runner owns them; the controller imports them (and `runner.client`). Unknown fields of a newer
+peer are ignored. Times are Unix seconds (float), durations seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+
+class IfFolderExists(StrEnum):
+    """The reaction to a repository's folder that exists and is not empty."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class Repo(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that exists before the commands run.
+
+    It is either `archive`, unpacked, or `url`, fetched with git (at `commit`, else the tip of
+    `branch`, else the remote's HEAD) and changed by `diff`. `path` is absolute or relative to the
+    working folder. `archive` and `diff` (as from `git diff --binary --full-index`) are blobs, named
+    by their sha256.
+    """
+
+    path: str
+    url: str | None = None
+    branch: str | None = None
+    commit: str | None = None
+    diff: str | None = None
+    archive: str | None = None
+    if_exists: IfFolderExists = IfFolderExists.ERROR
+
+
+class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Credentials of a repository: `token` for https, `private_key` (OpenSSH, PEM) for ssh.
+
+    `known_hosts` are lines for that host; without them, the host's first key is accepted.
+    """
+
+    token: str | None = None
+    username: str = "x-access-token"
+    private_key: str | None = None
+    known_hosts: str | None = None
+
+    def __repr__(self) -> str:
+        return "RepoCredentials(***)"
+
+
+class BucketMode(StrEnum):
+    """What a job's folder of a bucket is for."""
+
+    READ = "read"
+    """The objects are there when the job starts."""
+    WRITE_BACK = "write-back"
+    """Also, what changed is uploaded when the job has ended."""
+
+
+class BucketFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects of `url` (s3://BUCKET/PREFIX) as files in the folder `path`. `endpoint` None: AWS
+    in the region of the job's environment, which has the keys too."""
+
+    url: str
+    path: str
+    mode: BucketMode = BucketMode.READ
+    endpoint: str | None = None
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced."""
+
+    path: str
+    archive: str
+
+
+class EnvStyle(StrEnum):
+    """Additional names for the job's variables, as another system has them."""
+
+    DSTACK = "dstack"
+    YTSAURUS = "ytsaurus"
+    TORCH = "torch"
+
+
+class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's gang (docs/rules.md 5).
+
+    `size` counts the ranks of all gang groups, `group_size` those of this group; None: this group
+    is no gang but restarts with one and has its own ranks. `rank` None: a reserved job.
+    """
+
+    incarnation: str
+    incarnation_number: int
+    size: int
+    group_size: int | None = None
+    rank: int | None = None
+
+
+class ClusterKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's own SSH key, the same on all its nodes, in OpenSSH formats."""
+
+    private: str
+    public: str
+
+    def __repr__(self) -> str:
+        return "ClusterKey(***)"
+
+
+MAX_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument or of one `NAME=VALUE`: Linux's MAX_ARG_STRLEN without the final NUL."""
+
+
+def script(commands: Iterable[str]) -> str:
+    """Return one script in which each command must succeed before the next runs.
+
+    `cd`, `export` and functions carry over. The last command has no check after it, so that a shell
+    can become it.
+    """
+    return _CHECK.join(commands)
+
+
+def script_after(setup: Iterable[str], mark: str, commands: Iterable[str]) -> str:
+    """Return the same script with `setup` before the commands; when that has succeeded, the shell
+    writes to the file `mark`."""
+    told = f"printf done 2>/dev/null >|{shlex.quote(mark)} || :"
+    return script((*setup, told, *commands))
+
+
+_CHECK = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
+
+
+__all__ = [
+    "BucketFolder",
+    "BucketMode",
+    "ClusterKey",
+    "EnvStyle",
+    "Files",
+    "GangInfo",
+    "IfFolderExists",
+    "Repo",
+    "RepoCredentials",
+]
+
+
+class RunnerState(StrEnum):
+    """The states of a runner, in their order."""
+
+    WAITING_FOR_JOB = "waiting_for_job"
+    WAITING_FOR_CODE = "waiting_for_code"
+    READY = "ready"
+    """Spec and code are there; `POST /v1/run` starts the commands."""
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SERVING_LOGS = "serving_logs"
+    """The commands have ended and the exit record is on disk."""
+
+
+class JobProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job executes: the part of its specification that goes to its runner as it is.
+
+    The controller's `JobSpec` (`fairlead.model.spec`) has it too, so a field that reaches the
+    runner is written here alone. `entrypoint` (an argv, no shell) and `commands` (joined, run by
+    `shell` after `setup`) exclude each other; without either, the image's own entrypoint and cmd
+    run. `env` overrides the image's. `user` is a name or uid, optionally with `:group`; None: the
+    image's user.
+    """
+
+    python: str | None = None
+    """The version of Python that the job's venv gets; None: it gets no venv."""
+    setup: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    shell: str | None = None
+    env: dict[str, str] = {}
+    working_dir: str | None = None
+    user: str | None = None
+    stop_signal: str = "SIGTERM"
+    files: tuple[Files, ...] = ()
+    tty: bool = False
+    """Whether the job's output is a terminal."""
+    env_style: tuple[EnvStyle, ...] = ()
+    outputs: tuple[str, ...] = ()
+    """The files to copy to the output folder when the job has ended: paths and patterns,
+    absolute or relative to the working folder."""
+    buckets: tuple[BucketFolder, ...] = ()
+    core_dumps: int = 0
+    """How many core dumps of its processes are copied there."""
+    outputs_limit: int | None = None
+    """The most bytes of that."""
+    restart_exit_code: int | None = None
+    """The exit code with which an interrupted job asks to be started again."""
+    log_quota: int | None = None
+    """Bytes of log files to keep, headers included; None: the runner's own limit (1 GiB)."""
+    fail_on_log_quota: bool = False
+    """End the job with `log_quota_exceeded` when its oldest output would have to be removed."""
+
+
+class JobSpec(JobProgram, frozen=True, kw_only=True):
+    """The job to run, with its names and its place in the run."""
+
+    run_id: str
+    run_name: str
+    job_id: str
+    attempt_id: str
+    group: str
+    cookie: int
+    index: int
+    job_count: int
+    group_job_count: int
+    max_duration: float | None = None
+    """Seconds. The controller ends the job then; if it does not, the runner does it later."""
+    stop_duration: float = 300.0
+    """Seconds between stop signal and SIGKILL when the runner itself ends the job."""
+    repos: tuple[Repo, ...] = ()
+    gang: GangInfo | None = None
+    monitoring_descriptor: str | None = None
+    """The name under which the job's allocation is monitored."""
+    parameters: dict[str, str | int | float | bool] | None = None
+    """The job's parameter set, which becomes a file in its output folder; None: it is of no
+    sweep."""
+    parameter_set: int | None = None
+    """The number of that set."""
+
+    @property
+    def leaves_something(self) -> bool:
+        """Whether something is copied when the job has ended."""
+        writes_back = any(one.mode is BucketMode.WRITE_BACK for one in self.buckets)
+        return bool(self.outputs or self.core_dumps or writes_back)
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The other nodes of a multi-node job.
+
+    `ips[rank]` is that node's address, `gpus[rank]` the number of its job's GPUs (missing: as many
+    as here, `gpus_per_node`). `rank` None: a reserved job, whose own node is not among them. At
+    `ssh_port` the jobs of this run reach each other by SSH; `master_port` is for programs that meet
+    at rank 0 (`env_style: torch`).
+    """
+
+    ips: tuple[str, ...] = ()
+    master_ip: str = ""
+    rank: int | None = None
+    gpus_per_node: int = 0
+    ssh_port: int = 22
+    master_port: int = 29500
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def gpus_of_each(self) -> tuple[int, ...]:
+        """Return one number for each of `ips`."""
+        return self.gpus or (self.gpus_per_node,) * len(self.ips)
+
+
+_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration")
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/submit`; the same body again answers 200, another one 409.
+
+    What the first body says about the cluster, the number of jobs, the monitoring and the grace
+    stays: one more address of a node, a scaled group or a newer controller make no other job.
+    """
+
+    job: JobSpec
+    cluster: ClusterInfo | None = None
+    secrets: dict[str, str] = {}
+    repo_credentials: dict[str, RepoCredentials] = {}
+    """The credentials by the `path` of the repository."""
+    cluster_key: ClusterKey | None = None
+    masked: tuple[str, ...] = ()
+    """More values that the job's log must not show: parts of `secrets`."""
+
+    def is_the_same_job(self, other: SubmitRequest) -> bool:
+        stays = {name: getattr(other.job, name) for name in _FIRST_SAID}
+        job = msgspec.structs.replace(self.job, **stays)
+        return msgspec.structs.replace(self, job=job, cluster=other.cluster) == other
+
+    def __repr__(self) -> str:
+        return f"SubmitRequest(job={self.job.attempt_id!r}, secrets={sorted(self.secrets)})"
+
+
+class ExitReason(StrEnum):
+    """Why a job ended, as its runner may say it; the names are those of docs/rules.md."""
+
+    DONE_BY_RUNNER = "done_by_runner"
+    CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXECUTOR_ERROR = "executor_error"
+    MAX_DURATION_EXCEEDED = "max_duration_exceeded"
+    LOG_QUOTA_EXCEEDED = "log_quota_exceeded"
+    INTERRUPTED = "interrupted"
+
+
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the job: `exit.json` in the task's folder, fsynced before it is reported.
+
+    `reason` is an ExitReason; a job that forges its record, or a newer runner, may give another
+    one. `exit_code` is None when the commands could not be started, and 128 + n when signal n ended
+    them (`signal` then holds its name). While a stopped job's last processes are waited for, the
+    file may already hold the end of its main process; it is replaced later.
+    """
+
+    reason: str
+    message: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    started_at: float | None = None
+    finished_at: float
+    log_end: int
+    """Offset after the last byte of output."""
+    container_stopped: bool = False
+    """The whole container was being stopped: the shim knows why."""
+
+
+class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that
+    ends with the runner.
+
+    `seq` counts from 1; `after=0` (the default) repeats all. A heartbeat repeats the last event
+    every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
+    SERVING_LOGS.
+    """
+
+    seq: int
+    at: float
+    state: RunnerState
+    pid: int | None = None
+    exit: ExitRecord | None = None
+
+
+class RunnerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    api_versions: tuple[str, ...]
+    state: RunnerState
+    log_start: int
+    """The oldest stored offset."""
+    log_end: int
+    log_acked: int
+
+
+class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller has stored all bytes before `offset` durably."""
+
+    offset: int
+
+
+class NoticeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/notices`: a line for the job's log from outside of the job.
+
+    It is shown once, however often the same `id` is sent; after the job's end it is refused (409).
+    """
+
+    id: str
+    text: str
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Signal the job's process group, and SIGKILL what is left after `grace` seconds.
+
+    The same signal again is not sent; the kill can only come earlier.
+
+    `interrupt`: the job may come back. Then its exit code says how it ended (0: it is done,
+    `restart_exit_code`: interrupted), and a job that does not end within the grace counts as
+    interrupted.
+    """
+
+    signal: str | None = None
+    grace: float = 10.0
+    interrupt: bool = False
+
+
+class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/suspend`: the job's run is suspended or resumed; `max_duration` stands
+    still while it is suspended."""
+
+    suspended: bool
+
+
+class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/metrics`: what the job's cgroup has used, including the runner's own share.
+
+    None: this kernel or engine does not count it.
+    """
+
+    at: float
+    cpu_seconds: float | None
+    memory: int | None
+    """Bytes, the file cache included."""
+    memory_working_set: int | None
+    """Without the cache that the kernel would give up first."""
+    memory_peak: int | None
+    memory_limit: int | None
+    oom_kills: int
+    connections: int
+    """TCP connections from outside to the job's listening ports, relayed ones included; 0: it is
+    not in use."""
+    relayed: dict[str, int] = {}
+    """Those of them that the runner relays, by the job's port."""
+
+
+class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """First message (text, JSON) of `WS /v1/logs/ws?offset=`; then come binary messages, each with
+    whole frames.
+
+    The server closes with 1000 after the last byte once the job has ended, and with 4008 when the
+    follower is too slow (it may resume at its offset).
+    """
+
+    offset: int
+    """The offset of the first frame: as requested, or later when older bytes are gone (a marker
+    says so)."""
+
+
+WS_TOO_SLOW = 4008
+"""Close code for a follower whose limited buffer is full."""
+LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
+"""For `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
+LOG_END_HEADER = "Fairlead-Log-End"
+"""For `GET /v1/logs`: the offset after the body, where the next page begins."""
+MIN_SECRET = 4
+"""Bytes of the shortest secret that logs hide; a shorter one would match everywhere."""

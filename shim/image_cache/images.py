@@ -1,0 +1,283 @@
+"""The node's images: one pull for all tasks that want the same image, and room for the next.
+
+Tasks that want the same image with the same credentials share one pull; when the last one loses
+interest, the pull is aborted. When the disk is nearly full, only images that this shim has pulled
+are removed, the least recently used first. An image that a task or a container uses stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from fairlead.wire.shim import PullProgress, RegistryAuth
+from shim.engines.base import Engine, ImageError, ImageInfo, ImageProblem, pinned
+from shim.errors import EngineError
+from shim.image_cache.access import ImageAccess
+from shim.state.records import Records
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[PullProgress], None]
+Key = tuple[str, str | None, str | None]
+
+
+class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A reference under which this shim has pulled an image. `used_at` is Unix time."""
+
+    reference: str
+    used_at: float
+
+
+class Watermarks(msgspec.Struct, frozen=True):
+    """Shares (0 to 1) of the images' disk: above `high`, images are removed until `low` is
+    reached."""
+
+    high: float
+    low: float
+
+
+class _SharedPull:
+    def __init__(self, work: Callable[[Progress], Awaitable[ImageInfo]]) -> None:
+        self.listeners: dict[object, Progress] = {}
+        self._latest = PullProgress()
+        self.task = asyncio.ensure_future(self._run(work))
+
+    async def _run(self, work: Callable[[Progress], Awaitable[ImageInfo]]) -> ImageInfo:
+        return await work(self._tell)
+
+    def listen(self, who: object, progress: Progress) -> None:
+        self.listeners[who] = progress
+        progress(self._latest)
+
+    def _tell(self, now: PullProgress) -> None:
+        self._latest = now
+        for progress in tuple(self.listeners.values()):
+            progress(now)
+
+
+class Images:
+    """The images. `stall`: seconds without a byte after which a pull is given up."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        records: Records[ImageRecord],
+        access: ImageAccess,
+        stall: float,
+        watermarks: Watermarks | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.access = access
+        self._engine = engine
+        self._records = records
+        self._stall = stall
+        self._watermarks = watermarks
+        self._now = now
+        self._pulls: dict[Key, _SharedPull] = {}
+        self._holders: dict[str, str] = {}
+        self._ours: dict[str, ImageRecord] = {}
+        self._looking = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._collecting: asyncio.Task[None] | None = None
+        self._wanted_again = False
+
+    async def open(self) -> None:
+        self._ours = (await self._records.load()).records
+        await self.access.open()
+        self.collect_soon()
+
+    async def close(self) -> None:
+        chores: list[asyncio.Future[Any]] = [pull.task for pull in self._pulls.values()]
+        if self._collecting is not None:
+            chores.append(self._collecting)
+        for chore in chores:
+            chore.cancel()
+        await asyncio.gather(*chores, return_exceptions=True)
+
+    async def local(self, reference: str, holder: str) -> ImageInfo | None:
+        """Return the image on this node, held for `holder` (a task) until `let_go`."""
+        # In a loop: a further removal may have begun before this task ran again.
+        while not self._settled.is_set():
+            await self._settled.wait()
+        self._looking += 1
+        try:
+            image = await self._engine.local_image(reference)
+        finally:
+            self._looking -= 1
+        if image is not None:
+            self._holders[holder] = image.id
+        return image
+
+    async def let_go(self, holder: str, reference: str) -> None:
+        """End its use. Raises OSError when that cannot be recorded."""
+        if self._holders.pop(holder, None) is not None and _key(reference) in self._ours:
+            await self._note(reference)
+        self.collect_soon()
+
+    async def pull(
+        self, reference: str, auth: RegistryAuth | None, holder: str, progress: Progress
+    ) -> ImageInfo:
+        """Return the image, held for `holder`. Raises ImageError, and EngineUnavailable."""
+        key = (reference, auth.username, auth.password) if auth else (reference, None, None)
+        shared = self._pulls.get(key)
+        if shared is None or shared.task.done():
+            shared = _SharedPull(lambda tell: self._pull(reference, auth, tell))
+            self._pulls[key] = shared
+        who = object()
+        shared.listen(who, progress)
+        try:
+            # The pull belongs to all its listeners: one that is cancelled must not end it.
+            image = await asyncio.shield(shared.task)
+            self._holders[holder] = image.id
+            return image
+        finally:
+            del shared.listeners[who]
+            if not shared.listeners:
+                if self._pulls.get(key) is shared:
+                    del self._pulls[key]
+                await _end(shared.task)
+
+    def collect_soon(self) -> None:
+        """Check the disk soon, and remove unused images if it is too full."""
+        if self._watermarks is None:
+            return
+        if self._collecting is not None and not self._collecting.done():
+            self._wanted_again = True
+            return
+        self._collecting = asyncio.create_task(self._collect_in_turn(), name="image collection")
+
+    async def collect(self, *, until: float | None = None) -> int:
+        """Remove images if the disk is above the high mark, or down to `until`; return how many."""
+        if until is None:
+            if self._watermarks is None or await self._share_used() <= self._watermarks.high:
+                return 0
+            until = self._watermarks.low
+        gone = 0
+        for record in sorted(self._ours.values(), key=lambda each: each.used_at):
+            if await self._share_used() <= until:
+                break
+            gone += await self._remove_unused(record)
+        return gone
+
+    async def _pull(self, reference: str, auth: RegistryAuth | None, tell: Progress) -> ImageInfo:
+        was_here = await self._engine.local_image(reference) is not None
+        if auth is None:
+            image = await self._pull_with_room(reference, auth, tell)
+        else:
+            await self.access.pull_begins(reference)
+            try:
+                image = await self._pull_with_room(reference, auth, tell)
+            finally:
+                await self.access.pull_ended(reference)
+        with contextlib.suppress(OSError):
+            if not was_here:
+                await self._note(reference)
+        self.collect_soon()
+        return image
+
+    async def _pull_with_room(
+        self, reference: str, auth: RegistryAuth | None, tell: Progress
+    ) -> ImageInfo:
+        try:
+            return await self._pull_once(reference, auth, tell)
+        except ImageError as error:
+            if error.problem is not ImageProblem.NO_SPACE or not await self._make_room():
+                raise
+            return await self._pull_once(reference, auth, tell)
+
+    async def _pull_once(
+        self, reference: str, auth: RegistryAuth | None, tell: Progress
+    ) -> ImageInfo:
+        loop = asyncio.get_running_loop()
+        furthest = 0
+        try:
+            async with asyncio.timeout(self._stall) as limit:
+
+                def progress(now: PullProgress) -> None:
+                    nonlocal furthest
+                    reached = now.downloaded + now.extracted
+                    if reached > furthest:
+                        furthest = reached
+                        limit.reschedule(loop.time() + self._stall)
+                    tell(now)
+
+                return await self._engine.pull(reference, auth, progress)
+        except TimeoutError:
+            raise ImageError(
+                f"pulling {reference} made no progress for {self._stall:g} s", ImageProblem.STALLED
+            ) from None
+
+    async def _make_room(self) -> bool:
+        return await self.collect(until=self._watermarks.low if self._watermarks else 0.0) > 0
+
+    async def _share_used(self) -> float:
+        storage = await self._engine.storage()
+        return storage.used / storage.total if storage and storage.total else 0.0
+
+    async def _remove_unused(self, record: ImageRecord) -> bool:
+        image = await self._engine.local_image(record.reference)
+        if image is not None and (self._is_used(image) or self._is_wanted(record.reference)):
+            return False
+        # From here on no task may find the image that is being removed.
+        self._settled.clear()
+        try:
+            if image is not None and not await self._engine.remove_image(record.reference):
+                return False
+        finally:
+            self._settled.set()
+        if image is not None:
+            log.info("image %s is removed: the disk is nearly full", record.reference)
+            if await self._engine.local_image(image.id) is None:
+                await self.access.forget(image.id)
+        self._ours.pop(_key(record.reference), None)
+        await self._records.delete(_key(record.reference))
+        return image is not None
+
+    def _is_used(self, image: ImageInfo) -> bool:
+        """Return whether the image is used. A task that is looking for an image now may be about to
+        find this one."""
+        return self._looking > 0 or image.id in self._holders.values()
+
+    def _is_wanted(self, reference: str) -> bool:
+        """Return whether a pull wants the repository: an engine that loses a repository's last tag
+        loses its digests too."""
+        repository = pinned(reference, "")
+        return any(pinned(key[0], "") == repository for key in self._pulls)
+
+    async def _note(self, reference: str) -> None:
+        record = ImageRecord(reference=reference, used_at=self._now())
+        key = _key(reference)
+        self._ours[key] = record
+        await self._records.save(key, record)
+
+    async def _collect_in_turn(self) -> None:
+        while True:
+            self._wanted_again = False
+            try:
+                await self.collect()
+            except (EngineError, OSError) as error:
+                log.warning("images could not be collected: %s", error)
+            if not self._wanted_again:
+                return
+
+
+def _key(reference: str) -> str:
+    return hashlib.sha256(reference.encode()).hexdigest()
+
+
+async def _end(task: asyncio.Future[ImageInfo]) -> None:
+    """Cancel the task and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,172 @@
+"""Network namespaces: the engine's, in which the node's ends of wires lie, and containers'."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from shim.errors import EngineError
+
+_OWN = "/proc/self/ns/net"
+_SECONDS = 20.0
+_PEER = struct.Struct("3i")
+_CLONE_NEWNET = 0x40000000
+_NETFILTER = 12
+_GROUP_OF_NFTABLES = 1 << (7 - 1)
+"""linux/sched.h, linux/netlink.h; NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h, as a bit."""
+T = TypeVar("T")
+
+
+class WireError(EngineError):
+    """A wire, or what it needs on the node, cannot be made; the message says why."""
+
+
+class AddressTaken(WireError):
+    """There is a route to the wire's address already."""
+
+
+class Namespace:
+    """The network namespace of an engine, in which commands run. Blocking.
+
+    `command`: what goes before a command to run it there; nothing if it is this process's own.
+    `fds`: the descriptors that `command` names.
+    """
+
+    def __init__(self, command: Sequence[str] = (), fds: Sequence[int] = ()) -> None:
+        self._command = tuple(command)
+        self._fds = tuple(fds)
+
+    @classmethod
+    def of_engine(cls, engine_socket: str) -> Namespace:
+        """Return the namespace of the engine that listens on this unix socket.
+
+        The kernel tells the process that called listen(2): with socket activation that is systemd,
+        whose namespace is the engine's too. Raises WireError.
+        """
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(_SECONDS)
+                client.connect(engine_socket)
+                peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            path = f"/proc/{_PEER.unpack(peer)[0]}/ns/net"
+            if _same(path, _OWN):
+                return cls()
+            # Kept, because the engine may be restarted as another process.
+            held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise WireError(f"the engine's network namespace is unknown: {error}") from None
+        return cls(("nsenter", f"--net=/proc/self/fd/{held}"), (held,))
+
+    def close(self) -> None:
+        """Let go of the namespace, which is not used again."""
+        for held in self._fds:
+            os.close(held)
+        self._fds = ()
+
+    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+        """Run a command to its end and return its output. Raises WireError with what it said."""
+        whole = [*self._command, *argv]
+        try:
+            done = subprocess.run(
+                whole,
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                pass_fds=(*self._fds, *fds),
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise WireError(f"{error.filename} is not installed on this node") from None
+        except subprocess.TimeoutExpired:
+            raise WireError(f"{argv[0]} did not end in {_SECONDS:.0f} s") from None
+        if done.returncode != 0:
+            raise WireError(f"{' '.join(argv[:2])}: {done.stderr.strip() or 'failed'}")
+        return done.stdout
+
+    def answers(self, *argv: str) -> bool:
+        """Return whether the command succeeds."""
+        with suppress(WireError):
+            self.run(*argv)
+            return True
+        return False
+
+    def write(self, path: str, value: str) -> None:
+        """Write a setting below /proc/sys/net, which shows each process its own namespace's. Raises
+        WireError."""
+        if self._command:
+            self.run("tee", path, given=value)
+            return
+        try:
+            Path(path).write_text(value)
+        except OSError as error:
+            raise WireError(f"{path} cannot be written: {error.strerror}") from None
+
+    def rules_that_go(self) -> socket.socket:
+        """Return a socket that hears of each change of nftables here. Raises OSError."""
+        path = self._path()
+        return _in_namespace(path, _listen_to_nftables)
+
+    @contextmanager
+    def entered(self, pid: int) -> Iterator[tuple[Namespace, int]]:
+        """Yield the namespace of the process, and the descriptor that keeps it.
+
+        Raises WireError when the process is gone or has no namespace of its own: nothing may be
+        wired into the node's.
+        """
+        try:
+            held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise WireError(f"process {pid} has no network namespace: {error.strerror}") from None
+        try:
+            path = f"/proc/self/fd/{held}"
+            if _same(path, _OWN) or _same(path, self._path()):
+                raise WireError(f"process {pid} is in the network namespace of the node")
+            yield type(self)(("nsenter", f"--net={path}"), (held,)), held
+        finally:
+            os.close(held)
+
+    def _path(self) -> str:
+        return self._command[1].partition("=")[2] if self._command else _OWN
+
+
+def _listen_to_nftables() -> socket.socket:
+    heard = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETFILTER)
+    try:
+        heard.bind((0, _GROUP_OF_NFTABLES))
+    except OSError:
+        heard.close()
+        raise
+    return heard
+
+
+def _in_namespace(path: str, act: Callable[[], T]) -> T:
+    """Do something in a network namespace. A socket stays in the namespace where it was made."""
+    if path == _OWN or _same(path, _OWN):
+        return act()
+
+    # Only engines in a namespace of their own need it.
+    import ctypes
+
+    def enter_and_act() -> T:
+        with open(path) as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"{path} cannot be entered")
+        return act()
+
+    # setns(2) moves one thread, which is not used again.
+    with ThreadPoolExecutor(1) as once:
+        return once.submit(enter_and_act).result()
+
+
+def _same(one: str, other: str) -> bool:
+    # These two numbers identify a namespace (namespaces(7)).
+    first, second = os.stat(one), os.stat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)

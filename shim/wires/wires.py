@@ -1,0 +1,327 @@
+"""Makes, keeps and removes the wires of one shim's containers.
+
+A wire may be cut short at any step by a crash. So each step is repeatable, a wire counts as made
+once its container has a default route, and `open` removes what belongs to no container. What others
+do to the node's firewall (`nft flush ruleset`, `iptables -F`) is found by `repair`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+import msgspec
+
+from shim.wires import rules, wiring
+from shim.wires.namespace import AddressTaken, Namespace, WireError
+from shim.wires.wiring import Wire
+
+log = logging.getLogger(__name__)
+_USUAL_MTU = 1500
+_STRIPES = 64
+_DOCKER_USER = "DOCKER-USER"
+# Docker and firewalld hold the lock of iptables now and then.
+_IPTABLES, _IP6TABLES = ("iptables", "--wait"), ("ip6tables", "--wait")
+_IPV6 = "/proc/sys/net/ipv6/conf"
+_ADVERTISEMENTS = f"{_IPV6}/default/accept_ra"
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """One container that has a wire, or gets one. `container`: the engine's id for it."""
+
+    task_id: str
+    run_id: str
+    container: str
+    address: IPv4Address
+
+
+class Wires:
+    """The wires of one shim. Blocking, for the engine's threads; several may call at once."""
+
+    def __init__(self, install_id: str, namespace: Namespace) -> None:
+        self._names = rules.Names(install_id)
+        self._namespace = namespace
+        self._attached: dict[str, Attachment] = {}
+        """By the name of the wire."""
+        self._subnet = IPv4Network("0.0.0.0/30")
+        self._given: set[IPv4Address] = set()
+        self._last = 0
+        self._mtu = _USUAL_MTU
+        self._kernel_has_ipv6 = self._has_ipv6 = False
+        self._lock = threading.RLock()
+        """For all of the above, and for the table: two transactions of nft at once may each find
+        that the other has changed what they had read."""
+        self._making = tuple(threading.Lock() for _ in range(_STRIPES))
+        """A wire is made by one thread at a time: `repair` finds one missing that a start makes."""
+
+    def doubt(self) -> str | None:
+        """Return why the node's firewall may drop what wires send; None: as far as it is known, it
+        does not. Raises WireError."""
+        listed = json.loads(self._namespace.run("nft", "-j", "list", "chains"))
+        if (found := rules.doubt(listed.get("nftables", ()))) is not None:
+            return found
+        forward = ("nft", "list", "chain", "inet", "fairlead", "forward")
+        if self._namespace.answers(*forward):
+            return rules.doubt_of_our_firewall(self._namespace.run(*forward))
+        return None
+
+    def loses(self, heard: bytes) -> bool:
+        """Return whether messages of nftables tell that `repair` has something to do."""
+        return rules.removes_rules(heard, self._names.table)
+
+    def open(
+        self,
+        attached: Iterable[Attachment],
+        subnet: IPv4Network,
+        reserved: Iterable[IPv4Address] = (),
+    ) -> None:
+        """Take over the wires of running containers, and remove those of no container. The
+        addresses `reserved` are given to no other container.
+
+        Raises WireError, which says why this node cannot have wires.
+        """
+        self._attached = {self._names.wire(one.task_id): one for one in attached}
+        self._given = {*(one.address for one in self._attached.values()), *reserved}
+        self._subnet = subnet
+        # Which addresses rest is forgotten: from a random one on, a recent one is rarely met.
+        self._last = random.choice(rules.addresses(subnet))
+        self._check_node()
+        self._has_ipv6 = self._kernel_has_ipv6 and self._forwards_ipv6()
+        self._mtu = self._uplink_mtu()
+        for name in self._present() - set(self._attached):
+            self._unlink(name)
+        # Whole, because it may still name wires of containers that were removed meanwhile.
+        self._nft(rules.table(self._names, self._runs()))
+        self.repair()
+
+    def _check_node(self) -> None:
+        forwards = self._namespace.run("cat", "/proc/sys/net/ipv4/ip_forward").strip()
+        if forwards != "1":
+            raise WireError("the node does not forward IPv4 (sysctl net.ipv4.ip_forward=1)")
+        # A unit or a container that forbids namespaces is found here, before a job needs one.
+        self._namespace.run("nsenter", "--net=/proc/self/ns/net", "true")
+        self._kernel_has_ipv6 = self._namespace.answers("test", "-e", _IPV6)
+        if self._kernel_has_ipv6 and not self._namespace.answers("test", "-w", _ADVERTISEMENTS):
+            raise WireError("/proc/sys/net is read-only here, so IPv6 of wires cannot be closed")
+        if not self._namespace.answers(*_IPTABLES, "-n", "-L", _DOCKER_USER):
+            raise WireError(
+                f"the engine has no chain {_DOCKER_USER} in iptables, so it may drop what wires "
+                "forward"
+            )
+
+    def _forwards_ipv6(self) -> bool:
+        """Return whether the node has a way out by IPv6 and forwards to it. It is not made to: a
+        host that forwards takes no router advertisements, from which it may have its own route."""
+        forwards = self._namespace.run("cat", f"{_IPV6}/all/forwarding").strip()
+        routes = self._namespace.run("ip", "-j", "-6", "route", "show", "default")
+        return forwards == "1" and bool(json.loads(routes or "[]"))
+
+    def _uplink_mtu(self) -> int:
+        """Return the least MTU of the devices with a default route: tunnels of clouds and VPNs have
+        less than 1500 bytes, and a job would only see connections that hang."""
+        routes = json.loads(self._namespace.run("ip", "-j", "-4", "route", "show", "default"))
+        links = json.loads(self._namespace.run("ip", "-j", "link", "show"))
+        uplinks = {route.get("dev") for route in routes}
+        return min((int(one["mtu"]) for one in links if one["ifname"] in uplinks), default=1500)
+
+    def give(self, taken: Collection[str] = (), wanted: str | None = None) -> str:
+        """Return an address for a container; `wanted` is one that its task got before.
+
+        Raises AddressTaken when all are in use.
+        """
+        with self._lock:
+            if wanted is not None and wanted not in taken and self._is_ours(IPv4Address(wanted)):
+                self._given.add(IPv4Address(wanted))
+                return wanted
+            routed = self._routed()
+            among = rules.addresses(self._subnet)
+            start = among.index(self._last)
+            # On from the last one: an address rests before it is used again, so that late packets
+            # of its last container meet nobody.
+            for offset in range(1, len(among) + 1):
+                address = IPv4Address(among[(start + offset) % len(among)])
+                if address not in self._given and address not in routed:
+                    self._last = int(address)
+                    self._given.add(address)
+                    return str(address)
+        raise AddressTaken(f"all {len(among)} addresses for containers on this node are in use")
+
+    def _is_ours(self, address: IPv4Address) -> bool:
+        """Return whether a task may keep the address: a running container has its own also when
+        this life of the shim got another subnet."""
+        return address in self._subnet or address in self._given
+
+    def give_back(self, addresses: Iterable[str]) -> None:
+        with self._lock:
+            self._given.difference_update(map(IPv4Address, addresses))
+
+    def attach(self, one: Attachment, pid: int, still: Callable[[], bool]) -> None:
+        """Make the container's wire, unless it has one. `pid`: of its first process.
+
+        `still` tells whether `pid` is still that process; it is asked once its namespace is held,
+        because the kernel may have given the number to another one meanwhile. Raises AddressTaken
+        when another shim was faster, WireError.
+        """
+        name = self._names.wire(one.task_id)
+        alone = self._making[hash(name) % _STRIPES]
+        with alone, self._namespace.entered(pid) as (inside, held):
+            if not still():
+                raise WireError(f"container {one.container} has ended")
+            if self._is_complete(one, name, inside):
+                return
+            self._unlink(name)
+            try:
+                self._make(one, name, inside, held)
+            except WireError:
+                self._unlink(name)
+                raise
+        with self._lock:
+            self._given.add(one.address)
+
+    def _is_complete(self, one: Attachment, name: str, inside: Namespace) -> bool:
+        if name not in self._present():
+            return False
+        routes = json.loads(inside.run("ip", "-j", "-4", "route", "show", "default"))
+        found = json.loads(inside.run("ip", "-j", "-4", "address", "show", "dev", wiring.INSIDE))
+        addresses = {info.get("local") for link in found for info in link.get("addr_info", ())}
+        return bool(routes) and str(one.address) in addresses
+
+    def _make(self, one: Attachment, name: str, inside: Namespace, held: int) -> None:
+        address6 = self._names.address6(one.address) if self._has_ipv6 else None
+        wire = Wire(name=name, address=one.address, address6=address6, mtu=self._mtu)
+        commands = wiring.on_node(wire, f"/proc/self/fd/{held}", one.container)
+        try:
+            self._namespace.run("ip", "-batch", "-", given=commands, fds=(held,))
+        except WireError as error:
+            if "File exists" in str(error):
+                raise AddressTaken(f"address {one.address} is in use on this node") from None
+            raise
+        self._ignore_advertisements(name)
+        with self._lock:
+            self._attached[name] = one
+            # Before the container's end has an address: no packet goes out past the rules.
+            self._nft(rules.add(self._names, one.run_id, name))
+        inside.run("ip", "-batch", "-", given=wiring.in_container(wire))
+
+    def _ignore_advertisements(self, name: str) -> None:
+        """A router advertisement of a container must not change the node's routes, also while our
+        table is flushed. A node that does not forward IPv6 accepts them by default."""
+        if not self._kernel_has_ipv6:
+            return
+        setting, value = ("accept_ra", "0") if self._has_ipv6 else ("disable_ipv6", "1")
+        self._namespace.write(f"{_IPV6}/{name}/{setting}", value)
+
+    def detach(self, task_id: str) -> IPv4Address | None:
+        """Forget the container's wire, which the kernel removes with the container's namespace.
+
+        Return its address; None: it had no wire.
+        """
+        name = self._names.wire(task_id)
+        with self._lock:
+            one = self._attached.pop(name, None)
+            if one is None:
+                return None
+            self._unlink(name)
+            self._given.discard(one.address)
+            last = all(other.run_id != one.run_id for other in self._attached.values())
+            try:
+                self._nft(rules.remove(self._names, one.run_id, name, last=last))
+            except WireError as error:
+                # Another program flushed the table: `repair` writes it without this wire.
+                log.warning("the rules of %s are not removed: %s", name, error)
+        return one.address
+
+    def repair(self) -> tuple[Attachment, ...]:
+        """Put back what the node's firewall has lost. Return those whose wire is gone."""
+        with self._lock:
+            if not self._keeps_apart():
+                log.info("writing the table %s", self._names.table)
+                self._nft(rules.table(self._names, self._runs()))
+            self._repair_docker_user(_IPTABLES)
+            if self._has_ipv6:
+                self._repair_docker_user(_IP6TABLES)
+            present = self._present()
+            return tuple(one for name, one in self._attached.items() if name not in present)
+
+    def close(self) -> None:
+        """Remove the table when no container needs it, and the rules in Docker's chain when no wire
+        of any shim is left. A shim that has none yet writes them again."""
+        with self._lock:
+            if not self._attached:
+                self._namespace.answers("nft", "delete", "table", "inet", self._names.table)
+                if not any(name.startswith(rules.WIRES) for name in self._links()):
+                    self._leave_docker_user()
+            self._namespace.close()
+
+    def _leave_docker_user(self) -> None:
+        for iptables in (_IPTABLES, _IP6TABLES) if self._has_ipv6 else (_IPTABLES,):
+            for rule in rules.beside_docker():
+                self._namespace.answers(*iptables, "-D", _DOCKER_USER, *rule)
+
+    def _runs(self) -> Mapping[str, list[str]]:
+        runs: dict[str, list[str]] = {}
+        for name, one in self._attached.items():
+            runs.setdefault(one.run_id, []).append(name)
+        return runs
+
+    def _keeps_apart(self) -> bool:
+        """Return whether the table is there, and not flushed."""
+        chain = ("inet", self._names.table, "forward")
+        try:
+            return "jump from_wire" in self._namespace.run("nft", "list", "chain", *chain)
+        except WireError:
+            return False
+
+    def _repair_docker_user(self, iptables: Sequence[str]) -> None:
+        """Docker makes the chain, for IPv6 only if it has networks with IPv6; `nft flush ruleset`
+        removes it where iptables writes nftables."""
+        if not self._namespace.answers(*iptables, "-n", "-L", _DOCKER_USER):
+            self._namespace.run(*iptables, "-N", _DOCKER_USER)
+        jump = ("FORWARD", "-j", _DOCKER_USER)
+        if not self._namespace.answers(*iptables, "-C", *jump):
+            self._namespace.run(*iptables, "-I", *jump)
+        listed = self._namespace.run(*iptables, "-S", _DOCKER_USER).splitlines()
+        wanted = rules.beside_docker()
+        texts = [f"-A {_DOCKER_USER} {' '.join(rule)}" for rule in wanted]
+        # The first line declares the chain.
+        if listed[1 : len(texts) + 1] == texts:
+            return
+        log.info("writing the rules in %s", _DOCKER_USER)
+        # `-I` puts a rule before all others, so the first one is written last.
+        for rule, text in reversed(tuple(zip(wanted, texts, strict=True))):
+            # iptables keeps a rule that is there twice, and `-D` takes one of them.
+            for _ in range(listed.count(text)):
+                self._namespace.run(*iptables, "-D", _DOCKER_USER, *rule)
+            self._namespace.run(*iptables, "-I", _DOCKER_USER, *rule)
+
+    def _present(self) -> set[str]:
+        """Return the wires of this shim that are there."""
+        return {name for name in self._links() if name.startswith(self._names.wires)}
+
+    def _links(self) -> list[str]:
+        links: list[dict[str, Any]] = json.loads(
+            self._namespace.run("ip", "-j", "link", "show", "type", "veth") or "[]"
+        )
+        return [str(one["ifname"]) for one in links if "ifname" in one]
+
+    def _routed(self) -> set[IPv4Address]:
+        routes = json.loads(self._namespace.run("ip", "-j", "-4", "route", "show") or "[]")
+        found = set()
+        for route in routes:
+            if str(route.get("dev", "")).startswith(rules.WIRES):
+                found.add(IPv4Address(str(route["dst"]).partition("/")[0]))
+        return found
+
+    def _unlink(self, name: str) -> None:
+        # The kernel may have removed it meanwhile, with the namespace of its other end.
+        if not self._namespace.answers("ip", "link", "delete", name) and name in self._links():
+            raise WireError(f"{name} cannot be removed")
+
+    def _nft(self, text: str) -> None:
+        with self._lock:
+            self._namespace.run("nft", "-f", "-", given=text)

@@ -1,0 +1,163 @@
+"""Controllers that share a database: one leads, each answers, and a dead leader is replaced."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.store.errors import LeaseHeld
+from controller.store.peers import Peers
+from controller.store.postgresql import PostgresqlDatabase
+from controller.store.sql import SqlStore
+from fairlead.errors import ConnectionLost
+from fairlead.rest import ControllerClient, decode
+from tests.support.daemons import DaemonFailed
+from tests.support.processes import ControllerProcess, run_cli
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+HELLO = {"type": "task", "image": "busybox", "commands": ["true"]}
+
+
+class Controllers:
+    """Three on one database. All have the keys that the first one made."""
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        self.all = [self._made(folder / name, database_url) for name in ("one", "two", "three")]
+        first, *others = self.all
+        first.start()
+        for other in others:
+            shutil.copytree(first.data, other.data, ignore=lambda *_: _LOCAL)
+            other.start()
+
+    def _made(self, folder: Path, database_url: str) -> ControllerProcess:
+        made = ControllerProcess(folder, "--database", database_url)
+        made.daemon.argv.extend(["--url", made.url])
+        return made
+
+    @property
+    def token(self) -> str:
+        return self.all[0].token
+
+    def seen_by(self, one: ControllerProcess) -> dict[str, str]:
+        env = {"FAIRLEAD_URL": one.url, "FAIRLEAD_TOKEN": self.token}
+        listed = run_cli("controllers", "--json", env=env).succeeded().json["controllers"]
+        return {found["url"]: found["status"] for found in listed}
+
+    def submit(self, to: ControllerProcess, key: str) -> Any:
+        """The run's id, by a client that tries once more when its connection was cut."""
+        client = ControllerClient(to.url, self.token)
+        body = {"configuration": HELLO, "client_key": key}
+        try:
+            answer = client.post("/v1/runs", body)
+        except ConnectionLost:
+            answer = client.post("/v1/runs", body)
+        return decode(answer, dict[str, Any])["id"]
+
+    def leader(self, seen_by: ControllerProcess) -> ControllerProcess:
+        def leading() -> list[ControllerProcess]:
+            seen = self.seen_by(seen_by)
+            return [one for one in self.all if seen.get(one.url) == "leads"]
+
+        (found,) = wait_until(leading, what="a controller to lead")
+        return found
+
+
+_LOCAL = ["logs", "outputs", "blobs", "metrics", "controller.lock"]
+
+
+@pytest.fixture
+def controllers(database_url: str, tmp_path: Path) -> Iterator[Controllers]:
+    made = Controllers(tmp_path, database_url)
+    yield made
+    for one in made.all:
+        one.close()
+
+
+def test_each_answers_and_a_dead_leader_is_replaced_with_all_that_was_accepted(
+    controllers: Controllers,
+) -> None:
+    first, second, third = controllers.all
+    assert controllers.seen_by(second) == {
+        first.url: "leads",
+        second.url: "waits",
+        third.url: "waits",
+    }
+    made = {
+        key: controllers.submit(to, key) for key, to in zip("abc", controllers.all, strict=True)
+    }
+
+    first.kill9()
+    assert controllers.submit(third, "d") not in made.values()
+    successor = controllers.leader(third)
+    assert successor in (second, third)
+    assert {key: controllers.submit(second, key) for key in made} == made
+
+    first.start()
+    assert controllers.seen_by(first)[first.url] == "waits"
+    assert successor.stop() == 0
+    assert controllers.submit(first, "a") == made["a"]
+    assert controllers.leader(first) is not successor
+
+
+def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Controllers) -> None:
+    first, second, _ = controllers.all
+    run_id = controllers.submit(second, "k")
+    first.daemon.signal(signal.SIGSTOP)
+    wait_until(lambda: _leads_elsewhere(controllers, first), what="a successor", timeout=60)
+    assert controllers.submit(second, "k") == run_id
+    first.daemon.signal(signal.SIGCONT)
+    assert first.daemon.wait() == 1
+    assert "another controller has taken over" in first.daemon.tail()
+
+
+def _leads_elsewhere(controllers: Controllers, paused: ControllerProcess) -> bool:
+    _, second, third = controllers.all
+    return any("this controller leads now" in one.daemon.tail() for one in (second, third))
+
+
+async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_url: str) -> None:
+    """One that gives its lease back, or was paused, still has the lock when the next one leads."""
+    ends, leads, waits = (Peers(url=f"http://{name}", version="1") for name in "abc")
+    former = SqlStore(PostgresqlDatabase(database_url, peers=ends), lease_seconds=0.0)
+    store = SqlStore(PostgresqlDatabase(database_url, peers=leads))
+    database = PostgresqlDatabase(database_url, peers=waits)
+    await former.open()
+    await store.open()
+    assert (ends.has_lock, leads.has_lock) == (True, False)
+    ends.leave()
+
+    assert _may_lead(waits) is False
+    assert waits.has_lock is False
+    with pytest.raises(LeaseHeld):
+        await SqlStore(database).open()
+    assert _may_lead(waits) is False, "it leaves the lock, which it has, to the leader"
+    await store.renew_lease()
+    assert leads.has_lock is True
+    await store.renew_lease()
+    assert _may_lead(waits) is False
+    leads.leave()
+    assert _may_lead(waits) is True
+    successor = SqlStore(database)
+    await successor.open()
+    for opened in (former, store, successor):
+        await opened.close()
+
+
+def _may_lead(peers: Peers) -> bool:
+    sight = peers.look()
+    assert sight is not None
+    return sight.may_lead
+
+
+def test_one_with_other_keys_is_refused(controllers: Controllers) -> None:
+    *_, third = controllers.all
+    third.kill9()
+    (third.data / "id_ed25519").unlink()
+    with pytest.raises(DaemonFailed, match=r"has other keys: copy id_ed25519 and secrets\.key"):
+        third.start()

@@ -1,0 +1,489 @@
+"""A world whose nodes are rented from a wayward provider, while the controller is killed.
+
+The provider loses answers, hides new machines from its lists for up to 45 s, throttles, refuses for
+want of capacity or quota, makes machines that never boot, takes spot machines back, and for a while
+does not end any. What it really has is the truth that the records are compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+
+from common.links.errors import LinkError
+from common.tokens import digest
+from controller.clouds.base import (
+    Abilities,
+    CloudAway,
+    CloudError,
+    Created,
+    Described,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Throttled,
+)
+from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Machine, MachineEnd, Offer
+from controller.lifecycle.machines.reconcile import Found
+from controller.lifecycle.model import Group, JobSpec, Node, Resources, RunPolicy, RunState
+from controller.lifecycle.runs.submission import PlannedJob, new_run
+from controller.links.base import NodeConnection, NodeLink
+from controller.machines.manager import MachineSettings
+from controller.pipelines.rentals import Pinned
+from controller.store.base import Changes
+from fairlead.model.reasons import Reason
+from fairlead.model.spec import PlannedGroup
+from fairlead.model.statuses import AttemptStatus
+from shim.node.ledger import Capacity
+from tests.simulation.controller import ControllerLife, WatchedStore
+from tests.simulation.link import SimulatedLink
+from tests.simulation.node import SimulatedNode
+from tests.simulation.people import insist
+from tests.simulation.script import Script, Start, image_of
+from tests.simulation.virtual import EPOCH, VirtualClock, VirtualLoop, seeded_chance
+from tests.simulation.workload import GIB
+from tests.simulation.world import Outcome, Scale, World, played
+
+FAULTS_UNTIL = 2400.0
+MOST, PER_HOUR = 12, 14.0
+FOREIGN = "i-foreign"
+DUPLICATE_SECONDS = 300.0
+_LAG_SECONDS = 45.0
+T = TypeVar("T")
+
+
+def simulate_machines(seed: int) -> Outcome:
+    return played(lambda loop, folder: MachineWorld(seed, loop, folder), seed).outcome()
+
+
+class Instance(msgspec.Struct):
+    """A machine as it is. `ended_at`: when it stopped to exist, in virtual seconds."""
+
+    id: str
+    order: Order
+    made_at: float
+    visible_at: float
+    place: Place | None = None
+    ending_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def is_there(self) -> bool:
+        return self.ended_at is None
+
+
+class WaywardCloud:
+    """`spawn` makes tasks that outlive the controller that calls; `boots` and `ends` tell the world
+    about a machine."""
+
+    def __init__(
+        self,
+        chance: Random,
+        now: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        boots: Callable[[Instance], None],
+        ends: Callable[[Instance], None],
+    ) -> None:
+        idempotent = chance.random() < 0.5
+        self.abilities = Abilities(idempotent=idempotent, visible_after=60.0)
+        self.instances: dict[str, Instance] = {}
+        self.foreign_touched = False
+        self.is_bad = True
+        self.ends_nothing_until = 0.0
+        self._chance = chance
+        self._now = now
+        self._spawn = spawn
+        self._boots = boots
+        self._ends = ends
+        spots = ((1.0, 4.0), (3.0, 8.0))
+        self._offers = [
+            Offer(
+                provider="wayward",
+                instance_type=f"c{cpu:g}",
+                region="north",
+                zone=zone,
+                spot=spot,
+                price=price * (0.5 if spot else 1.0),
+                cpu=cpu,
+                memory=int(4 * cpu) * GIB,
+                disk=100 * GIB,
+            )
+            for price, cpu in spots
+            for zone in ("n1", "n2")
+            for spot in (False, True)
+        ]
+
+    @property
+    def live(self) -> list[Instance]:
+        return [one for one in self.instances.values() if one.is_there]
+
+    async def offers(self) -> Sequence[Offer]:
+        await self._answered(self._weather())
+        return self._offers
+
+    async def create(self, order: Order) -> Created:
+        return await self._answered(self._create(order))
+
+    async def _create(self, order: Order) -> Created:
+        chance = self._chance
+        await asyncio.sleep(chance.uniform(0.2, 20.0))
+        if self.abilities.idempotent:
+            same = [one for one in self.instances.values() if one.order.token == order.token]
+            if same:
+                assert same[0].order == order, "the same token came with another request"
+                return Created(instance_id=same[0].id)
+        roll = chance.random() if self.is_bad else 1.0
+        if roll < 0.12:
+            raise NoCapacity(f"no {order.offer.instance_type} in {order.offer.zone}")
+        if roll < 0.16:
+            raise QuotaReached("vCPU limit")
+        if roll < 0.22:
+            raise Throttled("too many requests", 7.0)
+        if roll < 0.30:
+            raise CloudAway("503")
+        made = self._make(order)
+        if roll < 0.42:
+            await asyncio.sleep(chance.uniform(0.0, 30.0))
+            raise CloudAway("the answer was lost")
+        return Created(instance_id=made.id)
+
+    def _make(self, order: Order) -> Instance:
+        now = self._now()
+        lag = self._chance.uniform(0.0, _LAG_SECONDS)
+        made = Instance(
+            id=f"i-{len(self.instances)}", order=order, made_at=now, visible_at=now + lag
+        )
+        self.instances[made.id] = made
+        if not (self.is_bad and self._chance.random() < 0.08):
+            self._spawn(self._boot(made, self._chance.uniform(5.0, 90.0)))
+        return made
+
+    async def _boot(self, instance: Instance, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if instance.is_there and instance.ending_at is None:
+            instance.place = Place(socket=f"/run/{instance.order.name}")
+            self._boots(instance)
+
+    async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        await self._answered(self._weather())
+        known = [one for one in self._visible() if one.id in instance_ids]
+        return {one.id: Described(place=one.place) for one in known}
+
+    async def terminate(self, instance_id: str) -> bool:
+        return await self._answered(self._terminate(instance_id))
+
+    async def _terminate(self, instance_id: str) -> bool:
+        if instance_id == FOREIGN:
+            self.foreign_touched = True
+        await self._weather()
+        if self._now() < self.ends_nothing_until:
+            raise CloudAway("500")
+        instance = self.instances[instance_id]
+        if instance.is_there and instance.ending_at is None:
+            instance.ending_at = self._now()
+            self._spawn(self._shut_down(instance))
+        return not instance.is_there
+
+    async def _shut_down(self, instance: Instance) -> None:
+        await asyncio.sleep(self._chance.uniform(1.0, 40.0))
+        self.lose(instance)
+
+    def lose(self, instance: Instance) -> None:
+        """It is gone from now on."""
+        if instance.is_there:
+            instance.ended_at = self._now()
+            self._ends(instance)
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        await self._answered(self._weather())
+        return [
+            Found(
+                instance_id=one.id,
+                machine_id=one.order.machine_id,
+                created_at=EPOCH + one.made_at,
+                place=one.place,
+            )
+            for one in self._visible()
+            if one.order.installation == installation
+        ]
+
+    def _visible(self) -> list[Instance]:
+        return [one for one in self.live if one.visible_at <= self._now()]
+
+    async def console(self, instance_id: str) -> str | None:
+        return None
+
+    async def _weather(self) -> None:
+        await asyncio.sleep(self._chance.uniform(0.05, 3.0))
+        if self.is_bad and self._chance.random() < 0.15:
+            raise CloudAway("a page is missing")
+
+    async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work at the provider, where the end of the caller does not reach it."""
+
+        async def outcome() -> T | CloudError:
+            try:
+                return await work
+            except CloudError as error:
+                return error
+
+        told = await asyncio.shield(self._spawn(outcome()))
+        if isinstance(told, CloudError):
+            raise told
+        answer: T = told
+        return answer
+
+
+class _NowhereLink:
+    async def connect(self) -> NodeConnection:
+        raise LinkError("no route to host")
+
+
+class _MachineStore(WatchedStore):
+    """`watch` sees each commit."""
+
+    watch: Callable[[Changes], None]
+
+    async def commit(self, changes: Changes) -> None:
+        await super().commit(changes)
+        self.watch(changes)
+
+
+class MachineWorld(World):
+    """A fleet without any node of its own."""
+
+    def __init__(self, seed: int, loop: VirtualLoop, folder: Path) -> None:
+        super().__init__(seed, Scale(), loop, folder)
+        self.cloud = WaywardCloud(
+            self.chance("cloud"), loop.time, self.spawn, self._boot, self._end
+        )
+        self.ended_idle: list[str] = []
+        self._folder_of_logs = folder
+        self._machines: dict[str, Machine] = {}
+        self._doubles: dict[str, float] = {}
+        self._taken_back: set[str] = set()
+        least = self.chance("least").choice((0, 0, 1))
+        policy = MachinesPolicy(
+            provider="wayward", min=least, max=MOST, idle_duration=60.0, boot_limit=400.0
+        )
+        burst = Fleet(
+            name="fleet", machines=policy, budget=Budget(per_hour=PER_HOUR), created_at=EPOCH
+        )
+        self.fleets = [burst]
+
+    async def story(self) -> None:
+        chance = self.chance("story")
+        await self.rivals.start()
+        await self.admin.register_fleets()
+        users = [self.spawn(self._submit(n)) for n in range(chance.randint(3, 14))]
+        faults = [self.spawn(one) for one in (self._kill(), self._take_back(), self._stall())]
+        watch = self.spawn(self._watch())
+        await asyncio.sleep(FAULTS_UNTIL)
+        for fault in faults:
+            fault.cancel()
+        await asyncio.gather(*faults, return_exceptions=True)
+        self.store_weather.clear_up()
+        self.rivals.end_the_superseded()
+        self.cloud.is_bad = False
+        self.cloud.ends_nothing_until = 0.0
+        await asyncio.gather(*users)
+        await self.settle()
+        await self._give_back()
+        watch.cancel()
+
+    # -- users --------------------------------------------------------------------------------
+
+    async def _submit(self, number: int) -> None:
+        chance = self.chance(f"run {number}")
+        await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.8))
+        state = self._run(f"run-{number}", chance)
+        await insist(self, lambda pipeline: self._admit(pipeline, state))
+
+    async def _admit(self, pipeline: Any, state: RunState) -> None:
+        if state.run.id not in self.database.runs:
+            await pipeline.admit(state)
+
+    def _run(self, name: str, chance: Random) -> RunState:
+        script = Script(seconds=chance.uniform(1.0, 300.0), lines=2, line_bytes=10)
+        spec = JobSpec(
+            image=image_of(Start.FINE),
+            env=script.env(),
+            resources=Resources(cpu=chance.choice((0.5, 1.0, 4.0, 8.0)), memory=GIB),
+        )
+        now, new_id = self.clock.now(), seeded_chance(chance).new_id
+        if chance.random() < 0.35:
+            size = chance.choice((2, 3, 5))
+            whole = msgspec.structs.replace(
+                spec, resources=Resources(cpu=1.0, memory=GIB, whole_node=True)
+            )
+            group = Group(name="main", nodes=size, gang_size=size)
+            groups = [PlannedGroup(group=group, spec=whole)]
+            return new_run(
+                name=name, user="ada", groups=groups, now=now, new_id=new_id, policy=RunPolicy()
+            )
+        jobs = [PlannedJob(cookie=n, replica=n, spec=spec) for n in range(chance.randint(1, 6))]
+        return new_run(name=name, user="ada", jobs=jobs, now=now, new_id=new_id)
+
+    # -- faults -------------------------------------------------------------------------------
+
+    async def _kill(self) -> None:
+        chance = self.chance("kills")
+        while True:
+            await asyncio.sleep(chance.uniform(1.0, 120.0))
+            if chance.random() < 0.7:
+                await self.rivals.kill_at_step(chance.randint(1, 60), chance.uniform(0.1, 30.0))
+            else:
+                await self.rivals.kill(chance.uniform(0.1, 200.0), gently=chance.random() < 0.3)
+
+    async def _take_back(self) -> None:
+        chance = self.chance("spot")
+        while True:
+            await asyncio.sleep(chance.uniform(60.0, 900.0))
+            up = [one for one in self.cloud.live if one.place is not None]
+            if up:
+                one = chance.choice(up)
+                self._taken_back.add(one.order.machine_id)
+                self.cloud.lose(one)
+
+    async def _stall(self) -> None:
+        """For a while the provider ends nothing."""
+        chance = self.chance("stall")
+        await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL))
+        self.cloud.ends_nothing_until = self.loop.time() + chance.choice((60.0, 1200.0))
+
+    # -- machines -----------------------------------------------------------------------------
+
+    def _boot(self, instance: Instance) -> None:
+        order = instance.order
+        capacity = Capacity(cpu=order.offer.cpu, memory=order.offer.memory, disk=order.offer.disk)
+        node = SimulatedNode(
+            order.name,
+            capacity,
+            (),
+            VirtualClock(self.loop),
+            self.chance(order.name),
+            self.spawn,
+            self.checks,
+        )
+        self.nodes[order.name] = node
+        self.checks.node_ids[order.name] = order.machine_id
+        self.checks.names[order.machine_id] = order.name
+        # Its life ends when it is given back, so a silence of it is nobody's fault.
+        self.checks.unreliable.add(order.name)
+
+    def _end(self, instance: Instance) -> None:
+        node = self.nodes.get(instance.order.name)
+        if node is None:
+            return
+        record = self.database.machines.get(instance.order.machine_id)
+        ended_idle = record is not None and record.end is MachineEnd.IDLE
+        if ended_idle and instance.order.machine_id not in self._taken_back:
+            for info, _ in node.containers():
+                self.checks.violated(f"{info.id} ran on {node.name}, which ended as idle")
+        node.power_off()
+        node.wipe()
+
+    def _link(self, node: Node) -> NodeLink:
+        there = self.nodes.get(node.name)
+        return _NowhereLink() if there is None else SimulatedLink(there)
+
+    def _settings(self) -> MachineSettings:
+        return MachineSettings(
+            clouds={"wayward": self.cloud},
+            boot_data=lambda machine: f"#cloud-config\n# {machine.name}\n",
+            pin=lambda machine_id: Pinned(
+                host_key=f"ssh-ed25519 {machine_id}", token_digest=digest(machine_id)
+            ),
+        )
+
+    async def _begin_controller(self) -> ControllerLife:
+        number = len(self.rivals.lives) + 1
+        self.checks.succeeded_at = self.loop.time()
+        controller = ControllerLife(number, self.loop, self._controller_failed)
+        store = _MachineStore(
+            self.database,
+            self.checks,
+            self.chance(f"store {number}"),
+            self.store_weather,
+            self.clock,
+        )
+        store.watch = self._committed
+        chance = seeded_chance(self.chance(f"controller {number}"))
+        await controller.start(
+            store,
+            self._folder_of_logs,
+            self.clock,
+            chance,
+            self._link,
+            self._gateway_link,
+            self._settings(),
+        )
+        return controller
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    def _committed(self, changes: Changes) -> None:
+        self._machines |= changes.machines
+        live = [one for one in self._machines.values() if one.is_live]
+        price = sum(one.offer.price for one in live)
+        if len(live) > MOST:
+            self.checks.violated(f"{len(live)} machines are live of {MOST}")
+        if price > PER_HOUR + 1e-6:
+            self.checks.violated(f"the machines cost {price} an hour of {PER_HOUR}")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._look_for_doubles()
+
+    def _look_for_doubles(self) -> None:
+        by_machine: dict[str, list[Instance]] = {}
+        for one in self.cloud.live:
+            by_machine.setdefault(one.order.machine_id, []).append(one)
+        doubles = {name for name, found in by_machine.items() if len(found) > 1}
+        now = self.loop.time()
+        self._doubles = {name: self._doubles.get(name, now) for name in doubles}
+        for name, since in self._doubles.items():
+            if self.cloud.abilities.idempotent:
+                self.checks.violated(f"{name} has two machines")
+            elif now - since > DUPLICATE_SECONDS and now > FAULTS_UNTIL + DUPLICATE_SECONDS:
+                self.checks.violated(f"{name} has two machines for {now - since:.0f} s")
+
+    async def _give_back(self) -> None:
+        """Everything ends once nothing uses it, but for what the fleet keeps."""
+        least = self.fleets[0].machines.min if self.fleets[0].machines is not None else 0
+        patience = self.loop.time() + 3600.0
+        while self.loop.time() < patience:
+            left = self.cloud.live
+            if len(left) == least and len(self._live_records()) == least:
+                break
+            await asyncio.sleep(5.0)
+        else:
+            self.checks.violated(f"{len(left)} machines are left of {least}: {left}")
+        if self.cloud.foreign_touched:
+            self.checks.violated("a machine of another installation was ended")
+        self._check_ends()
+
+    def _live_records(self) -> list[Machine]:
+        return [one for one in self.database.machines.values() if one.is_live]
+
+    def _check_ends(self) -> None:
+        """No job pays for a machine that was given back."""
+        for state in self.database.runs.values():
+            for job in state.jobs:
+                for attempt in job.attempts:
+                    lost = attempt.reason in (
+                        Reason.INSTANCE_UNREACHABLE,
+                        Reason.INTERRUPTED_BY_NO_CAPACITY,
+                    )
+                    if lost and attempt.node_id not in self._taken_back:
+                        self.checks.violated(f"{attempt.id} lost a machine that was never lost")
+                if job.attempts and job.attempts[-1].status is not AttemptStatus.DONE:
+                    self.checks.violated(f"job {job.id} of {state.run.name} was not done")

@@ -1,0 +1,53 @@
+"""What a fleet may rent, over the API of a controller without providers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from tests.unit.api.asking import shape_of
+from tests.unit.api.conftest import USER_TOKEN
+
+GOOD = {"provider": "lab", "nodes": "0..2"}
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ({"machines": GOOD}, (400, "invalid", "machines.provider")),
+        ({"machines": {}}, (400, "invalid_configuration", "machines.nodes")),
+        (
+            {"machines": {**GOOD, "nodes": {"min": 3, "max": 2}}},
+            (400, "invalid_configuration", "machines.nodes"),
+        ),
+        (
+            {"machines": GOOD, "budget": {"per_hour": 0}},
+            (400, "invalid_configuration", "budget.per_hour"),
+        ),
+        ({"budget": {"per_hour": 1}}, (400, "invalid", "budget")),
+    ],
+)
+async def test_what_could_rent_nothing_is_refused_with_its_field(
+    api: TestClient[Any, Any], body: dict[str, Any], shape: tuple[int, str, str]
+) -> None:
+    async with api.put("/v1/fleets/default/machines", json=body) as answer:
+        status, code, field = await shape_of(answer)
+    assert (status, code) == shape[:2]
+    assert field is not None
+    assert field.startswith(shape[2].partition(".")[0])
+
+
+async def test_only_an_admin_lets_a_fleet_rent(api: TestClient[Any, Any]) -> None:
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    path = "/v1/fleets/default/machines"
+    async with api.put(path, json={"machines": GOOD}, headers=headers) as answer:
+        assert answer.status == 403
+
+
+async def test_a_controller_without_providers_has_no_machines(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/machines") as answer:
+        assert (await answer.json())["machines"] == []
+    async with api.get("/v1/machine-orphans") as answer:
+        assert answer.status == 503

@@ -1,0 +1,116 @@
+"""The quick parser takes what the library takes, or leaves it to the library."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.cli import quick
+from fairlead.cli.main import make_app
+
+WORDS = ("job.yaml", "train", "3", "0", "A=1", "error", "replace", "sometimes", "-1", "--", "", "-")
+
+
+def by_the_library(arguments: list[str]) -> dict[str, object] | None:
+    """Return the arguments as the library parses them; None: it refuses them."""
+    from cyclopts import CycloptsError
+
+    try:
+        _, bound, _ = make_app(arguments).parse_args(
+            arguments, exit_on_error=False, print_error=False
+        )
+    except CycloptsError:
+        return None
+    given = dict(bound.arguments)
+    bound.apply_defaults()
+    found = dict(bound.arguments)
+    # What only the library parses goes to another function, and is left out if it was not given.
+    taken = inspect.signature(quick.function_at(quick.COMMANDS[arguments[0]].place)).parameters
+    found = {name: value for name, value in found.items() if name in taken or name in given}
+    match found.get("file"):
+        case [only]:  # several files are applied by another function
+            found["file"] = only
+    return found
+
+
+def quickly(arguments: list[str]) -> dict[str, object] | None:
+    found = quick.parsed(arguments)
+    if found is None:
+        return None
+    place, given = found
+    bound = inspect.signature(quick.function_at(place)).bind(**given)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> list[str]:
+    name = draw(st.sampled_from(sorted(quick.COMMANDS)))
+    options = sorted(quick.COMMANDS[name].options)
+    word = st.sampled_from((*options, *options, *WORDS, "--help", "--no-json", "--json=x"))
+    return [name, *draw(st.lists(word, max_size=6))]
+
+
+@given(lines())
+def test_what_is_parsed_quickly_is_what_the_library_parses(arguments: list[str]) -> None:
+    found = quickly(arguments)
+    if found is not None:
+        assert found == by_the_library(arguments)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "apply -f job.yaml",
+        "apply job.yaml -d --name train -e A=1 -e B --if-exists replace --parent sweep --json",
+        "ps",
+        "ps train* -a -s done -s failed -u ada -w --limit 5 --json",
+        "logs train 0 -f -t --tail 10",
+        "logs train --job 0 --attempt 1 --since 10m --offset 4 --all-jobs",
+    ],
+)
+def test_usual_lines_need_no_library(line: str) -> None:
+    found = quickly(line.split())
+    assert found is not None
+    assert found == by_the_library(line.split())
+
+
+@pytest.mark.parametrize(
+    "line", ["apply", "apply --help", "apply -f a -f b", "ps --limit x", "stop train", "logs"]
+)
+def test_all_else_is_left_to_the_library(line: str) -> None:
+    assert quick.parsed(line.split()) is None
+
+
+SLOW = {"cyclopts", "rich", "asyncio", "importlib.metadata", "inspect", "typing_extensions"}
+OWN_CHECK = {"fairlead.configuration.parse", "fairlead.configuration.runs.task"}
+BUDGET = {
+    "runs.applying:apply": SLOW | OWN_CHECK | {"fairlead.documents", "websockets", "tarfile"},
+    "runs.run_list:ps": SLOW | OWN_CHECK | {"yaml", "websockets", "tarfile"},
+    "runs.log_reading:logs": SLOW | OWN_CHECK | {"yaml", "tarfile"},
+}
+"""What a command must not load before its first request: each costs 5 to 80 ms of CPU time."""
+
+
+@pytest.mark.parametrize("place", sorted(BUDGET))
+def test_a_command_keeps_its_budget_of_imports(place: str) -> None:
+    program = (
+        "import json, sys; from fairlead.cli import main, quick; "
+        f"quick.function_at({place!r}); print(json.dumps(sorted(sys.modules)))"
+    )
+    # -S: what the environment's .pth files load is not the command's.
+    paths = json.dumps(sys.path)
+    code = f"import sys; sys.path[:] = {paths}; {program}"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & BUDGET[place]
+
+
+def test_every_quick_command_is_tested_for_its_budget() -> None:
+    assert {command.place for command in quick.COMMANDS.values()} == set(BUDGET)

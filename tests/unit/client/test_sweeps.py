@@ -1,0 +1,77 @@
+"""Sweeps in Python: what became of each parameter set, as the sets end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from fairlead import AsyncClient, Client, InvalidConfiguration, Result, Task, UsageError
+from tests.unit.api.conftest import ADMIN_TOKEN
+from tests.unit.cli.conftest import PlayedNode
+
+TRAIN = Task(name="train", commands=["echo ${{ params.seed }}"])
+
+
+async def test_results_come_as_sets_end_each_once(client: Client, node: PlayedNode) -> None:
+    run = await asyncio.to_thread(
+        client.sweep, TRAIN, [{"seed": 1}, {"seed": 2}, {"seed": 3}], max_parallel=1
+    )
+    await asyncio.to_thread(run.stop_sets, "2")
+    reading = asyncio.create_task(asyncio.to_thread(lambda: list(run.results(timeout=60))))
+    for code in (0, 3):
+        await node.runs("train")
+        await node.ends("train", code)
+    found = await reading
+    told = {one.number: (one.parameters["seed"], one.status, one.exit_code) for one in found}
+    assert told == {0: (1, "done", 0), 1: (2, "failed", 3), 2: (3, "stopped", None)}
+    assert len(found) == 3
+    assert run.status == "failed"
+
+
+async def test_results_are_an_asynchronous_stream_too(server: TestServer, node: PlayedNode) -> None:
+    async with AsyncClient(str(server.make_url("")), ADMIN_TOKEN) as client:
+        run = await client.sweep(TRAIN, {"seed": [1, 2]}, max_parallel=1)
+        found: list[Result] = []
+
+        async def read() -> None:
+            async for one in run.results():
+                found.append(one)
+
+        reading = asyncio.create_task(read())
+        for _ in range(2):
+            await node.runs("train")
+            await node.ends("train", 0)
+        await reading
+    assert sorted(one.number for one in found) == [0, 1]
+
+
+async def test_a_set_that_failed_is_retried_while_the_sweep_lives(
+    client: Client, node: PlayedNode
+) -> None:
+    run = await asyncio.to_thread(client.sweep, TRAIN, {"seed": [1, 2]}, max_parallel=1)
+    await node.runs("train")
+    await node.ends("train", 1)
+    await asyncio.to_thread(run.retry)
+    assert run.state.sweep is not None
+    assert (run.state.sweep.failed, run.state.sweep.waiting) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ([], "at least one parameter set"),
+        ([{"seed": 1}, {"lr": 1}], r"params\[1\] has lr, not seed"),
+    ],
+)
+def test_sets_that_do_not_agree_are_refused(
+    client: Client, params: list[dict[str, int]], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        client.sweep(TRAIN, params)
+
+
+def test_a_parameter_that_the_sweep_lacks_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"params\.seed"):
+        client.sweep(TRAIN, {"lr": [1]})

@@ -1,0 +1,45 @@
+"""What a job's first process must not load: each job pays for it with CPU time and memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.ssh_daemon import CHECKOUT
+
+BUDGET = 260
+"""Modules, with those that Python loads itself. asyncio and msgspec bring most of them."""
+LEFT_OUT = (
+    *("aiohttp", "websockets", "h11", "asyncssh", "dulwich", "obstore", "psutil", "certifi"),
+    *("ssl", "_ssl", "_hashlib", "email", "http.client", "http.server", "html", "json", "yaml"),
+    *("shutil", "tarfile", "zipfile", "bz2", "lzma", "pickle", "logging.handlers", "ctypes"),
+    *(
+        "typing_extensions",
+        "argparse",
+        "gettext",
+        "dataclasses",
+        "tempfile",
+        "multiprocessing",
+        "runner.client",
+    ),
+    *("runner.code.prepare", "runner.code.git", "entrypoint.ssh.server", "common.http"),
+)
+SHOW = """
+import sys
+from entrypoint import main
+main.leave_out()
+from entrypoint import life
+print("\\n".join(name for name, module in sys.modules.items() if module is not None))
+"""
+
+
+def loaded() -> set[str]:
+    argv = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{SHOW}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    return set(done.stdout.split())
+
+
+def test_the_first_process_of_a_job_loads_little() -> None:
+    found = loaded()
+    assert found.isdisjoint(LEFT_OUT)
+    assert len(found) <= BUDGET

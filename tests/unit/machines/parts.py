@@ -1,0 +1,48 @@
+"""Offers, records and fleets for tests of machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
+from controller.lifecycle.machines.market import Market, Penalties
+from controller.lifecycle.machines.model import GpuOffer, Machine, Offer
+
+GIB = 1 << 30
+NOW = 1_700_000_000.0
+
+
+def offer(name: str = "small", **more: Any) -> Offer:
+    fields: dict[str, Any] = {
+        "provider": "lab",
+        "region": "north",
+        "zone": "north-1",
+        "price": 1.0,
+        "cpu": 4.0,
+        "memory": 16 * GIB,
+        "disk": 100 * GIB,
+    }
+    return Offer(instance_type=name, **(fields | more))
+
+
+def gpu_offer(name: str = "eight", count: int = 8, **more: Any) -> Offer:
+    gpus = (GpuOffer(name="NVIDIA H100 80GB HBM3", count=count, memory=80 * GIB),)
+    return offer(name, gpus=gpus, **({"cpu": 64.0, "memory": 512 * GIB, "price": 20.0} | more))
+
+
+def fleet(name: str = "burst", budget: Budget | None = None, **more: Any) -> Fleet:
+    fields: dict[str, Any] = {"provider": "lab", "max": 16}
+    policy = MachinesPolicy(**(fields | more))
+    return Fleet(name=name, machines=policy, budget=budget or Budget(), created_at=0.0)
+
+
+def machine(name: str = "m1", **more: Any) -> Machine:
+    fields: dict[str, Any] = {"fleet": "burst", "offer": offer(), "token": "t", "ordered_at": NOW}
+    return Machine(id=name, name=name, **(fields | more))
+
+
+def shop(*offers: Offer, **more: Any) -> Market:
+    by_provider: dict[str, list[Offer]] = {}
+    for one in offers:
+        by_provider.setdefault(one.provider, []).append(one)
+    return Market(offers=by_provider, **({"penalties": Penalties()} | more))

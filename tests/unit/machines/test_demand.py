@@ -1,0 +1,190 @@
+"""What the queue needs beyond what is there and on order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import Budget, Fleet, Spot
+from controller.lifecycle.machines.market import Market
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.model import Constraint, Group, NodeStatus, Operator, Resources
+from controller.scheduling.demand import Demand, demand
+from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, shop
+from tests.unit.scheduling.cluster import Cluster
+from tests.unit.scheduling.parts import node
+
+
+def look(cluster: Cluster, market: Market, *machines: Machine) -> Demand:
+    return demand(cluster.pipeline.index, machines, market, NOW)
+
+
+def types(found: Demand) -> list[str]:
+    return [order.offer.instance_type for order in found.orders]
+
+
+def sentences(found: Demand) -> set[str]:
+    return {reason.sentence() for reason in found.reasons.values()}
+
+
+def waiting(count: int, *fleets: Fleet, **more: Any) -> Cluster:
+    cluster = Cluster(fleets=fleets or (fleet(),))
+    for number in range(count):
+        cluster.submit(f"r{number}", **more)
+    return cluster
+
+
+def test_nothing_is_ordered_without_a_queue() -> None:
+    assert look(Cluster(fleets=(fleet(),)), shop(offer())) == Demand()
+
+
+def test_small_jobs_share_one_machine() -> None:
+    assert types(look(waiting(4, cpu=1.0), shop(offer()))) == ["small"]
+
+
+def test_the_fifth_core_takes_a_second_machine() -> None:
+    assert types(look(waiting(5, cpu=1.0), shop(offer()))) == ["small", "small"]
+
+
+def test_the_cheapest_offer_that_fits_is_ordered() -> None:
+    market = shop(offer("large", cpu=64.0, price=9.0), offer("tiny", cpu=0.5, price=0.1), offer())
+    assert types(look(waiting(1, cpu=2.0), market)) == ["small"]
+
+
+def test_spot_comes_first_and_a_fleet_can_refuse_it() -> None:
+    market = shop(offer("steady", price=1.0), offer("spot", price=2.0, spot=True))
+    assert types(look(waiting(1), market)) == ["spot"]
+    assert types(look(waiting(1, fleet(spot=Spot.NEVER)), market)) == ["steady"]
+
+
+def test_what_is_on_order_counts() -> None:
+    assert look(waiting(4, cpu=1.0), shop(offer()), machine()).orders == ()
+
+
+def test_a_machine_that_closes_does_not_count() -> None:
+    closing = machine(status=MachineStatus.TERMINATING)
+    assert types(look(waiting(1), shop(offer()), closing)) == ["small"]
+
+
+def test_a_node_with_room_is_no_reason_to_buy() -> None:
+    cluster = waiting(1, cpu=1.0)
+    cluster.set_node(node("here"))
+    assert look(cluster, shop(offer())) == Demand()
+
+
+def test_nine_small_jobs_do_not_buy_a_second_machine_for_their_pace() -> None:
+    assert types(look(waiting(12, cpu=0.1), shop(offer()))) == ["small"]
+
+
+def test_a_fleet_has_at_most_its_maximum() -> None:
+    found = look(waiting(12, fleet(max=2), cpu=4.0), shop(offer()))
+    assert len(found.orders) == 2
+    assert "fleet burst has its most machines (2)" in sentences(found)
+
+
+def test_the_budget_of_an_hour_holds_for_what_is_live_and_ordered() -> None:
+    cluster = waiting(5, fleet(budget=Budget(per_hour=2.5)), cpu=4.0)
+    found = look(cluster, shop(offer()), machine(status=MachineStatus.TERMINATING))
+    assert len(found.orders) == 1
+    assert any("may cost 2.5 an hour" in one for one in sentences(found))
+
+
+def test_the_budget_of_a_month_counts_what_has_ended() -> None:
+    ended = machine(status=MachineStatus.TERMINATED, ordered_at=NOW - 36_000, terminated_at=NOW - 1)
+    cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
+    found = look(cluster, shop(offer()), ended)
+    assert found.orders == ()
+    assert "fleet burst may cost 10 a month; its machines cost 10.00" in sentences(found).pop()
+
+
+def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
+    market = shop(offer("spot", price=5.0, spot=True), offer("steady", price=1.0))
+    found = look(waiting(1, fleet(budget=Budget(per_hour=2.0))), market)
+    assert types(found) == ["steady"]
+
+
+def test_a_refused_offer_is_tried_again_after_its_penalty() -> None:
+    market = shop(offer("first", price=1.0), offer("second", price=2.0))
+    first, second = market.offers["lab"]
+    market.penalties.add(first, MachineEnd.NO_CAPACITY, NOW)
+    assert types(look(waiting(1), market)) == ["second"]
+    market.penalties.add(second, MachineEnd.NO_CAPACITY, NOW)
+    found = look(waiting(1), market)
+    assert found.orders == ()
+    assert "the next try is in 180 s" in sentences(found).pop()
+
+
+def test_an_offer_that_fits_nothing_is_explained() -> None:
+    found = look(waiting(1, cpu=99.0), shop(offer()))
+    assert found.orders == ()
+    assert sentences(found) == {
+        "fleet burst rents no machine for it: it needs 99 CPU, and the nearest offer, small, has "
+        "4 free of 4"
+    }
+
+
+def test_a_provider_that_tells_nothing_is_explained() -> None:
+    found = look(waiting(1), shop(away={"lab": "connection refused"}))
+    assert sentences(found) == {"provider lab of fleet burst does not answer: connection refused"}
+
+
+def test_jobs_of_another_fleet_buy_nothing() -> None:
+    cluster = Cluster(fleets=(fleet(), Fleet(name="own", created_at=0.0)))
+    cluster.submit("a", fleets=("own",))
+    assert look(cluster, shop(offer())) == Demand()
+
+
+def test_constraints_choose_among_offers() -> None:
+    wanted = Constraint(attribute="zone", operator=Operator.EQ, values=("south-1",))
+    market = shop(offer("a"), offer("b", zone="south-1", price=9.0))
+    assert types(look(waiting(1, constraints=(wanted,)), market)) == ["b"]
+
+
+def test_a_gang_goes_into_one_zone_as_a_whole() -> None:
+    cluster = waiting(0)
+    cluster.submit("gang", Group(name="main", nodes=3, gang_size=3), gpus=8)
+    market = shop(gpu_offer("a", price=30.0), gpu_offer("b", zone="south-1", price=20.0))
+    found = look(cluster, market)
+    assert types(found) == ["b", "b", "b"]
+    assert {order.group for order in found.orders} == {1}
+
+
+def test_a_gang_beyond_the_budget_buys_nothing_in_part() -> None:
+    cluster = waiting(0, fleet(budget=Budget(per_hour=100.0)))
+    cluster.submit("gang", Group(name="main", nodes=8, gang_size=8), gpus=8)
+    found = look(cluster, shop(gpu_offer()))
+    assert found.orders == ()
+    assert any("may cost 100 an hour" in one for one in sentences(found))
+
+
+def test_a_gang_counts_the_machines_of_its_zone_that_are_there() -> None:
+    cluster = waiting(0)
+    here = [machine(f"m{n}", status=MachineStatus.JOINED) for n in range(2)]
+    for one in here:
+        cluster.set_node(node(one.id, fleet="burst", attributes={"zone": "north-1"}))
+    cluster.submit("gang", Group(name="main", nodes=3, gang_size=3), cpu=4.0)
+    assert types(look(cluster, shop(offer()), *here)) == ["small"]
+
+
+def test_the_least_number_of_machines_is_kept() -> None:
+    assert types(look(waiting(0, fleet(min=2)), shop(offer()), machine())) == ["small"]
+
+
+def test_a_connected_machine_is_left_to_the_scheduler() -> None:
+    cluster = waiting(1, cpu=4.0)
+    cluster.set_node(
+        replace(node("m1", capacity={"cpu": 0.0}), status=NodeStatus.CONNECTED, fleet="burst")
+    )
+    assert types(look(cluster, shop(offer()), machine())) == ["small"]
+
+
+def test_two_hundred_jobs_are_ordered_at_once() -> None:
+    market = shop(offer())
+    cluster = waiting(200, fleet(max=500), cpu=4.0)
+    assert len(look(cluster, market).orders) == 200
+
+
+def test_a_machine_must_have_what_the_file_says() -> None:
+    needs = fleet(resources=Resources(cpu=32.0, memory=GIB))
+    assert types(look(waiting(1, needs), shop(offer(), offer("l", cpu=32.0, price=5.0)))) == ["l"]

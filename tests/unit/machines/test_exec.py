@@ -1,0 +1,146 @@
+"""A program as a provider: what it is asked, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.clouds.base import (
+    Abilities,
+    CloudAway,
+    CloudError,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    Throttled,
+    Unauthorized,
+)
+from controller.clouds.exec import ExecCloud
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import GpuOffer
+from tests.unit.machines.parts import GIB, offer
+
+ORDER = Order(
+    machine_id="m1",
+    name="burst-m1",
+    installation="here",
+    fleet="burst",
+    offer=offer(),
+    token="token",
+    user_data="#cloud-config\n",
+)
+
+
+def cloud(tmp_path: Path, body: str, timeout: float = 30.0) -> ExecCloud:
+    program = tmp_path / "program.py"
+    program.write_text(f"import json, sys, time\nwish = json.load(sys.stdin)\n{body}\n")
+    return ExecCloud("lab", [sys.executable, str(program)], abilities=Abilities(), timeout=timeout)
+
+
+def answering(tmp_path: Path, answer: Any) -> ExecCloud:
+    return cloud(tmp_path, f"print({json.dumps(json.dumps(answer))})")
+
+
+async def test_a_machine_is_made_of_everything_that_the_order_has(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    body = f"open({str(seen)!r}, 'w').write(json.dumps(wish)); print('{{\"id\": \"i-1\"}}')"
+    made = await cloud(tmp_path, body).create(ORDER)
+    assert (made.instance_id, made.place) == ("i-1", None)
+    assert json.loads(seen.read_text()) == {
+        "version": 1,
+        "call": "create",
+        "machine": "m1",
+        "name": "burst-m1",
+        "token": "token",
+        "installation": "here",
+        "fleet": "burst",
+        "instance_type": "small",
+        "region": "north",
+        "zone": "north-1",
+        "spot": False,
+        "user_data": "#cloud-config\n",
+    }
+
+
+async def test_offers_become_ours(tmp_path: Path) -> None:
+    told = {
+        "instance_type": "p5",
+        "region": "eu",
+        "price": 40.0,
+        "cpu": 192,
+        "memory_gib": 2048,
+        "disk_gib": 100,
+        "gpus": [{"name": "NVIDIA H100", "count": 8, "memory_gib": 80}],
+    }
+    (found,) = await answering(tmp_path, {"offers": [told]}).offers()
+    assert (found.provider, found.memory, found.spot) == ("lab", 2048 * GIB, False)
+    assert found.gpus == (GpuOffer(name="NVIDIA H100", count=8, memory=80 * GIB),)
+
+
+async def test_lists_have_places_and_ids(tmp_path: Path) -> None:
+    machines = [{"id": "i-1", "machine": "m1", "created_at": 5, "host": "10.0.0.1", "port": 2222}]
+    lab = answering(tmp_path, {"machines": machines})
+    (found,) = await lab.list_tagged("here")
+    assert (found.machine_id, found.place) == ("m1", Place(host="10.0.0.1", port=2222))
+    assert (await lab.describe(["i-1"]))["i-1"].place == found.place
+
+
+async def test_the_end_is_what_the_program_says(tmp_path: Path) -> None:
+    assert await answering(tmp_path, {"gone": True}).terminate("i-1")
+    assert not await answering(tmp_path, {"gone": False}).terminate("i-1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("no_capacity", NoCapacity),
+        ("quota", QuotaReached),
+        ("refused", Refused),
+        ("throttled", Throttled),
+        ("unauthorized", Unauthorized),
+        ("something else", CloudAway),
+    ],
+)
+async def test_a_refusal_keeps_its_kind_and_words(
+    tmp_path: Path, kind: str, error: type[CloudError]
+) -> None:
+    lab = answering(tmp_path, {"error": kind, "message": "eight are enough", "after": 9})
+    with pytest.raises(error, match="eight are enough") as caught:
+        await lab.create(ORDER)
+    assert getattr(caught.value, "after", 9) == 9
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("print('no json')", "gave a wrong answer"),
+        ("print('{}')", "missing required field `id`"),
+        ("sys.exit('the account is closed')", "ended with status 1: the account is closed"),
+        ('print(\'{"id": "i-1"}\'); sys.exit(3)', "ended with status 3"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_leaves_the_outcome_open(
+    tmp_path: Path, body: str, why: str
+) -> None:
+    with pytest.raises(CloudAway, match=why):
+        await cloud(tmp_path, body).create(ORDER)
+
+
+async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
+    lab = ExecCloud("lab", [str(tmp_path / "none")], abilities=Abilities())
+    with pytest.raises(CloudAway, match="no program that can be run"):
+        await lab.offers()
+
+
+async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    body = "import subprocess; subprocess.run(['sleep', '600'])"
+    began = time.monotonic()
+    with pytest.raises(CloudAway, match=r"took more than 0\.5 s"):
+        await cloud(tmp_path, body, timeout=0.5).offers()
+    assert time.monotonic() - began < 30

@@ -1,0 +1,160 @@
+"""One record of a machine, moved by reports, its node and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.inventory import Node
+from controller.lifecycle.machines.life import (
+    InstanceGone,
+    InstanceKnown,
+    InstanceLost,
+    OrderRefused,
+    ReleaseAnswered,
+    Surroundings,
+    moved,
+    of_broken_orders,
+    wakes_at,
+)
+from controller.lifecycle.machines.model import (
+    Machine,
+    MachineEnd,
+    MachineStatus,
+    cost_between,
+    token_of,
+)
+from controller.lifecycle.model import NodeStatus
+from tests.unit.machines.parts import NOW, fleet, machine, offer
+from tests.unit.scheduling.parts import node
+
+POLICY = fleet(idle_duration=60.0, boot_limit=300.0).machines
+
+
+def around(status: NodeStatus | None = NodeStatus.CONNECTED, **more: Any) -> Surroundings:
+    there: Node | None = None if status is None else node("m1", status=status)
+    return Surroundings(node=there, policy=POLICY, **more)
+
+
+def joined(**more: Any) -> Machine:
+    return machine(status=MachineStatus.JOINED, instance_id="i-1", joined_at=NOW, **more)
+
+
+def test_a_machine_joins_when_its_node_is_connected() -> None:
+    after = moved(machine(), [], around(), NOW + 50)
+    assert (after.status, after.joined_at) == (MachineStatus.JOINED, NOW + 50)
+
+
+def test_a_machine_that_is_no_node_in_time_is_ended() -> None:
+    expected = around(NodeStatus.EXPECTED)
+    assert moved(machine(), [], expected, NOW + 299) is not None
+    assert wakes_at(machine(), expected) == NOW + 300
+    after = moved(machine(), [], expected, NOW + 300)
+    assert (after.status, after.end) == (MachineStatus.TERMINATING, MachineEnd.BOOT_FAILED)
+
+
+def test_a_refused_order_ends_at_once_and_costs_nothing() -> None:
+    refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
+    after = moved(machine(), [refused], around(NodeStatus.EXPECTED), NOW + 9)
+    assert (after.status, after.end) == (MachineStatus.TERMINATED, MachineEnd.NO_CAPACITY)
+    assert cost_between(after, 0.0, NOW + 999) == 0.0
+
+
+def test_a_refusal_after_the_machine_was_made_changes_nothing() -> None:
+    made = machine(instance_id="i-1")
+    refused = OrderRefused(machine_id="m1", end=MachineEnd.NO_CAPACITY, message="none left")
+    assert moved(made, [refused], around(NodeStatus.EXPECTED), NOW) is made
+
+
+def test_the_first_instance_is_kept() -> None:
+    told = [InstanceKnown(machine_id="m1", instance_id=one) for one in ("i-1", "i-2")]
+    assert moved(machine(), told, around(NodeStatus.EXPECTED), NOW).instance_id == "i-1"
+
+
+def test_an_unused_machine_closes_and_ends_once_its_shim_confirms() -> None:
+    idle = moved(joined(), [], around(), NOW + 10)
+    assert idle.idle_since == NOW + 10
+    assert wakes_at(idle, around()) == NOW + 70
+    assert not moved(idle, [], around(), NOW + 69).closing
+    closing = moved(idle, [], around(), NOW + 70)
+    assert (closing.closing, closing.status) == (True, MachineStatus.JOINED)
+    told = ReleaseAnswered(machine_id="m1", is_empty=True)
+    after = moved(closing, [told], around(), NOW + 71)
+    assert (after.status, after.end) == (MachineStatus.TERMINATING, MachineEnd.IDLE)
+
+
+def test_a_shim_that_has_a_task_withdraws_the_release() -> None:
+    closing = joined(idle_since=NOW, closing=True)
+    told = ReleaseAnswered(machine_id="m1", is_empty=False)
+    after = moved(closing, [told], around(), NOW + 61)
+    assert (after.closing, after.status) == (False, MachineStatus.JOINED)
+    assert after.idle_since == NOW + 61
+
+
+def test_a_job_that_came_before_the_answer_keeps_the_machine() -> None:
+    closing = joined(idle_since=NOW, closing=True)
+    told = ReleaseAnswered(machine_id="m1", is_empty=True)
+    after = moved(closing, [told], around(is_used=True), NOW + 61)
+    assert (after.closing, after.status, after.idle_since) == (False, MachineStatus.JOINED, None)
+
+
+def test_use_begins_the_idle_time_again() -> None:
+    used = moved(joined(idle_since=NOW), [], around(is_used=True), NOW + 600)
+    assert used.idle_since is None
+    assert moved(used, [], around(), NOW + 700).idle_since == NOW + 700
+
+
+def test_the_least_machines_stay() -> None:
+    kept = moved(joined(idle_since=NOW), [], around(may_release=False), NOW + 9999)
+    assert not kept.closing
+
+
+def test_a_used_up_budget_releases_what_is_idle_at_once() -> None:
+    assert moved(joined(idle_since=NOW), [], around(is_broke=True), NOW).closing
+
+
+def test_a_drained_machine_is_released_when_it_is_empty() -> None:
+    drained = Surroundings(node=node("m1", draining=True), policy=POLICY, may_release=False)
+    assert moved(joined(idle_since=NOW), [], drained, NOW).closing
+
+
+def test_a_machine_whose_node_was_removed_or_lost_ends() -> None:
+    assert moved(joined(), [], around(None), NOW).end is MachineEnd.ASKED
+    assert moved(joined(), [], around(NodeStatus.LOST), NOW).end is MachineEnd.LOST
+
+
+def test_only_the_provider_ends_a_machine() -> None:
+    lost = InstanceLost(machine_id="m1", message="the provider lists it no longer")
+    ending = moved(joined(), [lost], around(), NOW + 1)
+    assert ending.status is MachineStatus.TERMINATING
+    later = moved(ending, [], around(None), NOW + 86_400)
+    assert later.status is MachineStatus.TERMINATING
+    assert cost_between(later, NOW, NOW + 7200) == 2.0
+    gone = moved(later, [InstanceGone(machine_id="m1")], around(None), NOW + 90_000)
+    assert (gone.status, gone.terminated_at) == (MachineStatus.TERMINATED, NOW + 90_000)
+
+
+def test_what_came_of_a_broken_order_ends() -> None:
+    came = joined(group="g")
+    sent = machine("m2", group="g")
+    refused = machine("m3", group="g", status=MachineStatus.TERMINATED, end=MachineEnd.NO_CAPACITY)
+    other = machine("m4", group="h")
+    assert of_broken_orders([came, sent, refused, other]) == [came, sent]
+
+
+def test_a_whole_order_is_not_broken_by_a_later_loss() -> None:
+    lost = joined(group="g", end=MachineEnd.LOST)
+    ending = replace(lost, status=MachineStatus.TERMINATING)
+    assert of_broken_orders([joined(group="g"), ending]) == []
+
+
+def test_the_token_names_installation_machine_and_offer() -> None:
+    token = token_of("here", "m1", offer())
+    assert token == token_of("here", "m1", offer())
+    others = [token_of("there", "m1", offer()), token_of("here", "m2", offer())]
+    others.append(token_of("here", "m1", offer("large")))
+    assert token not in others
+    assert token.isascii()
+    assert token.isalnum()
+    assert len(token) <= 64

@@ -1,0 +1,89 @@
+"""A provider's list against the records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.lifecycle.machines.life import InstanceKnown, InstanceLost
+from controller.lifecycle.machines.model import Machine, MachineStatus
+from controller.lifecycle.machines.reconcile import (
+    Circumstances,
+    Found,
+    Reconciled,
+    reconcile,
+)
+from tests.unit.machines.parts import NOW, machine
+
+LATER = NOW + 3600.0
+
+
+def judge(found: list[Found], *machines: Machine, now: float = LATER, **more: Any) -> Reconciled:
+    case = Circumstances(provider="lab", **({"visible_after": 60.0} | more))
+    return reconcile(found, {one.id: one for one in machines}, case, now)
+
+
+def listed(instance: str = "i-1", of: str | None = "m1", at: float = NOW) -> Found:
+    return Found(instance_id=instance, machine_id=of, created_at=at)
+
+
+def live(**more: Any) -> Machine:
+    return machine(**({"instance_id": "i-1", "status": MachineStatus.JOINED} | more))
+
+
+def test_a_machine_whose_answer_was_lost_is_adopted() -> None:
+    result = judge([listed()], machine())
+    assert result.reports == (InstanceKnown(machine_id="m1", instance_id="i-1"),)
+    assert result.orphans == ()
+
+
+def test_a_second_machine_of_one_record_is_a_duplicate() -> None:
+    (orphan,) = judge([listed(), listed("i-2")], live()).orphans
+    assert (orphan.instance_id, orphan.is_duplicate) == ("i-2", True)
+    assert orphan.ends_at() == NOW + 30
+
+
+def test_a_machine_without_a_record_is_ended_after_the_grace() -> None:
+    first = judge([listed()])
+    (orphan,) = first.orphans
+    assert orphan.ends_at() == LATER + 600
+    (again,) = judge([listed()], now=LATER + 60, orphans=first.orphans).orphans
+    assert again.ends_at() == LATER + 600
+
+
+def test_a_young_orphan_is_spared() -> None:
+    (orphan,) = judge([listed(at=LATER - 1)]).orphans
+    assert orphan.ends_at() is not None
+    assert (orphan.ends_at() or 0.0) >= LATER + 29
+
+
+def test_what_is_older_than_a_restore_is_kept_for_an_admin() -> None:
+    (orphan,) = judge([listed()], restored_at=NOW + 1).orphans
+    assert orphan.quarantined
+    assert orphan.ends_at() is None
+
+
+def test_a_machine_must_be_missing_from_two_lists() -> None:
+    first = judge([], live())
+    assert (first.reports, first.missing) == ((), frozenset({"m1"}))
+    second = judge([], live(), missing=first.missing)
+    assert [type(one) for one in second.reports] == [InstanceLost]
+
+
+def test_a_young_machine_may_be_missing() -> None:
+    young = live(ordered_at=LATER - 59)
+    assert judge([], young, missing=frozenset({"m1"})).reports == ()
+
+
+def test_a_machine_whose_node_answers_is_not_lost() -> None:
+    result = judge([], live(), missing=frozenset({"m1"}), answering=frozenset({"m1"}))
+    assert result.reports == ()
+
+
+def test_a_list_says_nothing_of_another_provider() -> None:
+    case = Circumstances(provider="other", visible_after=60.0, missing=frozenset({"m1"}))
+    assert reconcile([], {"m1": live()}, case, LATER).reports == ()
+
+
+def test_what_still_runs_after_its_end_is_an_orphan() -> None:
+    ended = live(status=MachineStatus.TERMINATED, terminated_at=NOW)
+    assert len(judge([listed()], ended).orphans) == 1

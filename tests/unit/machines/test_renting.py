@@ -1,0 +1,270 @@
+"""A turn loop, a worker and a provider in memory: from a waiting job to a machine and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from controller.clock import month_began
+from controller.clouds.base import CloudAway, NoCapacity
+from controller.lifecycle.inventory import Budget, Fleet
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.model import NodeCapacity, NodeStatus
+from controller.machines import worker
+from controller.machines.manager import MachineManager, MachineSettings
+from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
+from tests.doubles.clock import ManualClock
+from tests.doubles.clouds import MemoryCloud, MemoryInstance
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.unit.machines.parts import GIB, fleet, offer
+from tests.unit.pipelines.parts import Ids, steady_chance
+from tests.unit.scheduling import parts
+
+
+class Renting:
+    """A controller's part for machines. `empty`: what shims say when they are asked."""
+
+    def __init__(self, database: MemoryDatabase, cloud: MemoryCloud, burst: Fleet) -> None:
+        self.cloud = cloud
+        self.clock = ManualClock()
+        self.store = MemoryStore(database, self.clock.now)
+        self.empty = True
+        self.asked = 0
+        self._burst = burst
+
+    async def begin(self) -> None:
+        boot = await self.store.open()
+        snapshot = await self.store.load()
+        self.cloud.now = self.clock.now()
+        chance = steady_chance()
+        placement = JobSubmittedPipeline(Ids())
+        settings = RentalSettings(
+            installation=boot.installation_id,
+            pin=lambda machine_id: Pinned(host_key=f"key {machine_id}", token_digest="d"),
+            new_id=chance.new_id,
+            month_of=month_began,
+        )
+        self.rentals = Rentals(placement.index, settings, snapshot.machines)
+        self.pipeline = RunPipeline(self.store, self.clock, chance, placement, self.rentals)
+        self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets or (self._burst,))
+        self.manager = MachineManager(
+            self.rentals,
+            self.pipeline.nodes,
+            MachineSettings(
+                clouds={"lab": self.cloud}, boot_data=lambda one: one.name, pin=settings.pin
+            ),
+            self.clock,
+            installation=boot.installation_id,
+            is_empty=self._is_empty,
+        )
+        self._work = [
+            asyncio.create_task(self.pipeline.run()),
+            asyncio.create_task(self.manager.run()),
+        ]
+        if not snapshot.fleets:
+            await self.pipeline.save_fleet(self._burst, self._burst.name)
+
+    async def _is_empty(self, machine_id: str) -> bool:
+        self.asked += 1
+        return self.empty
+
+    async def end(self) -> None:
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        await self.store.close()
+
+    def only(self) -> Machine:
+        (machine,) = self.rentals.committed.values()
+        return machine
+
+    async def until(self, wanted: Callable[[], bool], step: float = 0.6) -> None:
+        """Let `step` seconds pass for each look."""
+        async with asyncio.timeout(20):
+            while not wanted():
+                self.clock.time += step
+                await self.pipeline.settled()
+                await asyncio.sleep(0.01)
+
+    async def until_status(self, status: MachineStatus) -> None:
+        await self.until(
+            lambda: any(one.status is status for one in self.rentals.committed.values()),
+        )
+
+    async def join(self) -> None:
+        """Its machine boots and its node is connected."""
+        await self.until(lambda: any(one.instance_id for one in self.rentals.committed.values()))
+        machine = next(iter(self.rentals.committed.values()))
+        node = self.pipeline.nodes[machine.id]
+        capacity = NodeCapacity(cpu=4.0, memory=16 * GIB, disk=100 * GIB)
+        await self.pipeline.save_node(
+            replace(node, status=NodeStatus.CONNECTED, registration=None, capacity=capacity),
+            node.id,
+        )
+        await self.until_status(MachineStatus.JOINED)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds between two calls; the tests move the clock of decisions themselves."""
+    for name in ("_FIRST_RETRY_SECONDS", "_FIRST_END_SECONDS", "_RELEASE_RETRY_SECONDS"):
+        monkeypatch.setattr(worker, name, 0.01)
+    monkeypatch.setattr(worker, "DESCRIBE_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "LIST_AT_START_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "LIST_EVERY_SECONDS", 0.02)
+
+
+@contextlib.asynccontextmanager
+async def renting(
+    cloud: MemoryCloud, burst: Fleet | None = None, database: MemoryDatabase | None = None
+) -> AsyncIterator[Renting]:
+    found = Renting(database or MemoryDatabase(), cloud, burst or fleet(idle_duration=60.0))
+    await found.begin()
+    try:
+        yield found
+    finally:
+        await found.end()
+
+
+async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until_status(MachineStatus.PROVISIONING)
+        (instance,) = await _made(lab)
+        assert instance.order is not None
+        assert instance.order.user_data == lab.only().name
+        assert lab.pipeline.nodes[lab.only().id].status is NodeStatus.EXPECTED
+        await lab.join()
+        await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
+        assert lab.only().idle_since is None
+
+
+async def _made(lab: Renting) -> list[MemoryInstance]:
+    await lab.until(lambda: bool(lab.cloud.instances))
+    return list(lab.cloud.instances.values())
+
+
+async def test_a_provider_that_tells_the_address_is_enough() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await _made(lab)
+        next(iter(cloud.instances.values())).place = Place(host="10.0.0.5", port=2222)
+        node_id = lab.only().id
+        await lab.until(lambda: lab.pipeline.nodes[node_id].status is NodeStatus.CONNECTING)
+        address = lab.pipeline.nodes[node_id].address
+        assert (address.host, address.port, address.host_key) == (
+            "10.0.0.5",
+            2222,
+            f"key {node_id}",
+        )
+
+
+async def test_a_refused_offer_is_followed_by_the_next_one() -> None:
+    cloud = MemoryCloud(offer("first"), offer("second", price=2.0))
+    cloud.fails["create"] = [NoCapacity("none left")]
+    async with renting(cloud) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: bool(cloud.instances))
+        ended = [one for one in lab.rentals.committed.values() if not one.is_live]
+        assert [(one.offer.instance_type, one.end) for one in ended] == [
+            ("first", MachineEnd.NO_CAPACITY)
+        ]
+        assert ended[0].id not in lab.pipeline.nodes
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_lost_answer_makes_no_second_machine(idempotent: bool) -> None:
+    cloud = MemoryCloud(offer(), idempotent=idempotent)
+    cloud.loses = ["create"]
+    cloud.fails["create"] = [CloudAway("connection reset")]
+    async with renting(cloud) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: any(one.instance_id for one in lab.rentals.committed.values()))
+        assert len(cloud.instances) == 1
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_controller_that_was_killed_finds_what_it_had_made(idempotent: bool) -> None:
+    cloud = MemoryCloud(offer(), idempotent=idempotent)
+    cloud.loses = ["create"]
+    cloud.fails["create"] = [CloudAway("connection reset")] * 1000
+    cloud.fails["list"] = [CloudAway("connection reset")] * 1000
+    database = MemoryDatabase()
+    async with renting(cloud, database=database) as lab:
+        await lab.pipeline.admit(parts.run("hello"))
+        await _made(lab)
+    database.held = False
+    cloud.fails.clear()
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: any(one.instance_id for one in lab.rentals.committed.values()))
+        assert len(cloud.instances) == 1
+
+
+async def test_an_idle_machine_is_given_back_only_when_its_shim_agrees() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(min=1, idle_duration=60.0)) as lab:
+        await lab.join()
+        lab.empty = False
+        await lab.pipeline.save_fleet(fleet(idle_duration=60.0), "burst")
+        await lab.until(lambda: lab.asked > 0, 1.0)
+        await lab.until(lambda: not lab.only().closing, 0.1)
+        assert lab.only().status is MachineStatus.JOINED
+        assert not lab.pipeline.nodes[lab.only().id].cordoned
+        lab.empty = True
+        await lab.until_status(MachineStatus.TERMINATED)
+        assert cloud.instances == {}
+        assert lab.pipeline.nodes == {}
+
+
+async def test_a_machine_without_a_record_ends_and_a_foreign_one_does_not() -> None:
+    cloud = MemoryCloud(offer())
+    orphan = cloud.plant("gone", installation="installation", created_at=0.0)
+    foreign = cloud.plant("gone", installation="another", created_at=0.0)
+    async with renting(cloud) as lab:
+        await lab.until(lambda: bool(lab.manager.orphans))
+        assert [one.instance_id for one in lab.manager.orphans] == [orphan]
+        await lab.until(lambda: orphan not in cloud.instances, 60.0)
+        assert foreign in cloud.instances
+
+
+async def test_a_list_that_fails_tells_nothing() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.join()
+        cloud.instances.clear()
+        cloud.fails["list"] = [CloudAway("a page is missing")] * 10_000
+        called = len(cloud.calls)
+        await lab.until(lambda: len(cloud.calls) > called + 5, 60.0)
+        assert lab.only().status is MachineStatus.JOINED
+
+
+async def test_a_machine_whose_node_was_removed_is_given_back() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.join()
+        first = lab.only()
+        await lab.pipeline.save_node(None, first.id)
+        await lab.until(lambda: not lab.rentals.committed[first.id].is_live)
+        assert lab.rentals.committed[first.id].end is MachineEnd.ASKED
+
+
+async def test_an_end_is_asked_for_until_it_comes() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(min=1, budget=Budget(per_hour=1.0))) as lab:
+        await lab.join()
+        first = lab.only()
+        cloud.fails["terminate"] = [CloudAway("500")] * 3
+        await lab.pipeline.save_node(None, first.id)
+        await lab.until(lambda: lab.rentals.committed[first.id].trouble == "500", 0.1)
+        assert len(lab.rentals.committed) == 1  # the budget counts it, so no other is ordered
+        await lab.until(lambda: not lab.rentals.committed[first.id].is_live)
+        assert lab.rentals.committed[first.id].trouble is None

@@ -1,0 +1,190 @@
+"""What is decided about wires without a kernel: names, rules, files of a container's network."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shim.engines.docker import wired
+from shim.wires import rules, wiring
+from shim.wires.namespace import AddressTaken, Namespace
+from shim.wires.wires import Attachment, Wires
+from shim.wires.wiring import Wire
+
+MAX_INTERFACE_NAME = 15
+NAMES = rules.Names("install-1")
+
+
+def test_a_wires_name_fits_the_kernel_and_tells_whose_it_is() -> None:
+    name, other = NAMES.wire("t1"), rules.Names("install-2").wire("t1")
+    assert len(name) == MAX_INTERFACE_NAME
+    assert name.startswith(NAMES.wires)
+    assert not other.startswith(NAMES.wires)
+
+
+def test_no_bridge_of_a_run_is_taken_for_a_wire() -> None:
+    assert not set(rules.WIRES.removeprefix("fl-")) & set("0123456789abcdef")
+
+
+def test_the_whole_table_is_what_its_additions_would_make() -> None:
+    table = rules.table(NAMES, {"run": [NAMES.wire("t1")]})
+    added = rules.add(NAMES, "run", NAMES.wire("t1"))
+    (jump,) = [line for line in added.splitlines() if "jump" in line]
+    (rule,) = [line for line in added.splitlines() if line.startswith("add rule")]
+    assert jump in table
+    assert rule.partition(" oifname ")[2] in table
+
+
+def test_what_is_removed_is_what_was_added() -> None:
+    added = rules.add(NAMES, "run", NAMES.wire("t1"))
+    removed = rules.remove(NAMES, "run", NAMES.wire("t1"), last=True)
+    chain = next(line.split()[-1] for line in added.splitlines() if line.startswith("add chain"))
+    assert f"delete chain inet {NAMES.table} {chain}\n" in removed
+    assert "delete chain" not in rules.remove(NAMES, "run", NAMES.wire("t1"), last=False)
+
+
+def test_docker_lets_only_what_is_marked_pass() -> None:
+    first, second, *_ = rules.beside_docker()
+    assert first[-2:] == ("-j", "ACCEPT")
+    assert f"{hex(rules.PASSED)}/{hex(rules.PASSED)}" in first
+    assert second == ("-i", "fl-w+", "-j", "DROP")
+
+
+def test_a_subnets_first_and_last_address_are_nobodys() -> None:
+    found = [str(IPv4Address(one)) for one in rules.addresses(IPv4Network("10.0.0.0/30"))]
+    assert found == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_a_wire_claims_its_address_before_its_container_has_it() -> None:
+    wire = Wire(name=NAMES.wire("t1"), address=IPv4Address("10.0.0.1"), mtu=1400)
+    assert f"route add 10.0.0.1/32 dev {wire.name}" in wiring.on_node(wire, "/ns", "c1")
+    assert wiring.in_container(wire).splitlines()[-1].startswith("route replace default")
+
+
+def test_an_ipv6_address_follows_from_the_ipv4_address_and_the_shim() -> None:
+    ours, theirs = NAMES, rules.Names("install-2")
+    address = IPv4Address("10.0.0.1")
+    assert ours.address6(address) in ours.prefix
+    assert ours.address6(address) not in theirs.prefix
+    assert ours.address6(address) != ours.address6(IPv4Address("10.0.0.2"))
+    assert ours.prefix.subnet_of(IPv6Network("fd00::/8"))
+
+
+def test_a_wire_without_ipv6_has_no_command_for_it() -> None:
+    wire = Wire(name=NAMES.wire("t1"), address=IPv4Address("10.0.0.1"), mtu=1400)
+    assert ":1" not in wiring.in_container(wire).replace(wiring._NODE_MAC, "")
+    both = msgspec.structs.replace(wire, address6=NAMES.address6(wire.address))
+    assert f"{both.address6}/128" in wiring.on_node(both, "/ns", "c1")
+    assert wiring.in_container(both).splitlines()[-1].startswith("route replace default via 169.")
+
+
+def _message(kind: int, table: str) -> bytes:
+    attribute = struct.pack("=HH", 5 + len(table), 1) + table.encode() + b"\0"
+    body = struct.pack("=BBH", 1, 0, 0) + attribute.ljust(-(-len(attribute) // 4) * 4, b"\0")
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "lost"),
+    [
+        (0xA02, NAMES.table, True),
+        (0xA02, "filter", True),
+        (0xA08, "filter", True),
+        (0xA05, "filter", True),
+        (0xA08, NAMES.table, False),
+        (0xA05, NAMES.table, False),
+        (0xA06, "filter", False),
+        (0xA08, f"{NAMES.table}0", True),
+    ],
+)
+def test_what_others_remove_is_told_from_what_the_shim_does(
+    kind: int, table: str, lost: bool
+) -> None:
+    heard = _message(0xA0F, "x") + _message(kind, table)
+    assert rules.removes_rules(heard, NAMES.table) is lost
+
+
+@pytest.mark.parametrize("heard", [b"", b"\0" * 7, b"\0" * 64, _message(0xA08, "filter")[:15]])
+def test_half_a_message_is_none(heard: bytes) -> None:
+    assert not rules.removes_rules(heard, NAMES.table)
+
+
+def _chain(**fields: str) -> dict[str, Any]:
+    usual = {"family": "inet", "table": "t", "name": "c", "hook": "forward", "policy": "accept"}
+    return {"chain": {**usual, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("chain", "doubted"),
+    [
+        (_chain(), False),
+        (_chain(policy="drop"), True),
+        (_chain(policy="drop", hook="input"), False),
+        (_chain(policy="drop", family="ip", table="filter", name="FORWARD"), False),
+        (_chain(table="firewalld"), True),
+        ({"metainfo": {"version": "1.0.6"}}, False),
+    ],
+)
+def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> None:
+    assert (rules.doubt([chain]) is not None) is doubted
+
+
+class QuietNamespace(Namespace):
+    """A node that forwards, has an engine's chain, and nothing else."""
+
+    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+        return {"cat": "1\n", "ip": "[]"}.get(argv[0], "")
+
+
+def test_a_running_container_keeps_an_address_of_an_earlier_subnet() -> None:
+    wires = Wires("install-1", QuietNamespace())
+    kept = Attachment(task_id="t1", run_id="run", container="c1", address=IPv4Address("10.9.0.5"))
+    wires.open((kept,), IPv4Network("10.80.0.0/24"))
+    assert wires.give(wanted="10.9.0.5") == "10.9.0.5"
+    assert wires.give(wanted="10.9.0.6").startswith("10.80.0.")
+
+
+def test_all_addresses_are_given_once_and_again_when_they_are_back() -> None:
+    wires = Wires("install-1", QuietNamespace())
+    wires.open((), IPv4Network("10.80.0.0/29"))
+    given = {wires.give() for _ in range(6)}
+    assert len(given) == 6
+    with pytest.raises(AddressTaken, match="all 6 addresses"):
+        wires.give()
+    wires.give_back(given)
+    assert wires.give() in given
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("nameserver 10.0.0.53\nnameserver fd00::53\n", ("10.0.0.53",)),
+        ("# nameserver 10.0.0.1\nnameserver 127.0.0.53\n", ()),
+        ("nameserver\nnameserver me\n", ()),
+    ],
+)
+def test_a_container_gets_the_servers_that_it_can_reach(
+    tmp_path: Path, text: str, servers: tuple[str, ...]
+) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text(text)
+    assert wired.resolvers((file,))[0] == servers
+
+
+def test_behind_a_resolver_on_the_loopback_are_others(tmp_path: Path) -> None:
+    stub, real = tmp_path / "stub", tmp_path / "real"
+    stub.write_text("nameserver 127.0.0.53\n")
+    real.write_text("search lab.example\nnameserver 10.0.0.53\n")
+    found = wired.resolvers((tmp_path / "missing", stub, real))
+    assert found == (("10.0.0.53",), ("lab.example",))
+    assert wired.resolv_conf(*found) == "search lab.example\nnameserver 10.0.0.53\n"
+
+
+def test_a_container_finds_itself_by_its_name() -> None:
+    assert "10.0.0.1\tfair-wind\n" in wired.hosts("10.0.0.1", "fair-wind")
