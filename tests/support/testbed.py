@@ -18,6 +18,7 @@ import pytest
 
 from entrypoint.runtime.build import Builder
 from tests.support import images
+from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.proxy import CuttableProxy
@@ -151,3 +152,15 @@ def cuttable_proxy() -> Iterator[ProxyFactory]:
 @pytest.fixture(scope="session")
 def numbers() -> Iterator[int]:
     return itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def namespace(numbers: Iterator[int]) -> Iterator[str]:
+    """A network namespace, as of a machine without the other engines of this one."""
+    name = f"fl-e2e-{os.getpid()}-{next(numbers)}"
+    run(["ip", "netns", "add", name])
+    run(["ip", "-n", name, "link", "set", "lo", "up"])
+    # What a node sends to a wire has an address of another of its devices as its source.
+    run(["ip", "-n", name, "address", "add", "192.0.2.1/32", "dev", "lo"])
+    yield name
+    run(["ip", "netns", "delete", name])
