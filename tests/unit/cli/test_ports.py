@@ -50,8 +50,10 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def digesting() -> AsyncIterator[int]:
-    """A server that answers, after the end of what it is sent, with the digest of that."""
+async def digesting(begun: asyncio.Event | None = None) -> AsyncIterator[int]:
+    """A server that answers, after the end of what it is sent, with the digest of that. `begun` is
+    set with its first connection; it ends after its connections."""
+    serving: list[asyncio.Task[None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         digest = hashlib.sha256()
@@ -59,10 +61,20 @@ async def digesting() -> AsyncIterator[int]:
             digest.update(data)
         writer.write(digest.digest() * 1000)
         writer.close()
+        # The peer of a connection that was cut does not take the answer.
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.create_task(serve(reader, writer)))
+        if begun is not None:
+            begun.set()
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(DEADLINE):
+        await asyncio.gather(*serving)
 
 
 async def local_port(command: Command) -> int:

@@ -43,15 +43,18 @@ async def test_a_local_port_leads_to_the_job_until_it_is_closed(run: Run) -> Non
 
 
 async def test_a_connection_that_is_open_ends_with_its_port(run: Run) -> None:
-    async with digesting() as port:
+    begun = asyncio.Event()
+    async with digesting(begun) as port:
         local = await asyncio.to_thread(run.forward, port)
         reader, writer = await asyncio.open_connection("127.0.0.1", local.port)
         writer.write(b"not all of it")
-        await writer.drain()
+        await begun.wait()
         await asyncio.to_thread(local.close)
         with pytest.raises(ConnectionResetError):
             await reader.read()
         writer.close()
+        with pytest.raises(ConnectionResetError):
+            await writer.wait_closed()
 
 
 async def test_a_program_with_an_event_loop_forwards_ports_too(
