@@ -4,6 +4,9 @@ GPUs, kept for a week.
 A young attempt is sampled often, an older one once a minute, so a file has a bounded size: a week
 is less than half a megabyte. The oldest records go when a file is full. Nothing decides by them, so
 a record may be lost in a crash.
+
+A file begins with its version. One of an unknown version, from before a return to an older
+release, shows nothing and begins again with the next sample.
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ YOUNG_SECONDS = 600.0
 MAX_SAMPLES = int(KEPT_SECONDS / SELDOM_SECONDS) + int(YOUNG_SECONDS / OFTEN_SECONDS)
 _ROOM = 500
 """A full file is made smaller by so many samples, so that this is seldom."""
+_NAME = b"metrics"
+_VERSION = 1
+_HEAD = _NAME + bytes([_VERSION])
+"""Files from before there were versions begin with a record instead. Its first eight bytes are a
+time, which never equals `_NAME` and a version: read as a number of seconds, that is almost 0."""
 _RECORD = struct.Struct("<ddqfq")
 _UNKNOWN = -1
 
@@ -107,12 +115,18 @@ class MetricHistory:
         path = self._path(attempt_id)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            whole = os.fstat(file.fileno()).st_size // _RECORD.size
-            if whole >= self._most:
-                whole = self._shorten(path, file.read(whole * _RECORD.size))
-                self._write(path, whole, sample)
+            start = _records_begin(file.read(len(_HEAD)))
+            if start is None:
+                file.truncate(0)
+                file.seek(0)
+                file.write(_HEAD + _encoded(sample))
                 return
-            file.seek(whole * _RECORD.size)  # over a record that a crash has torn
+            whole = (os.fstat(file.fileno()).st_size - start) // _RECORD.size
+            if whole >= self._most:
+                file.seek(start)
+                self._shorten(path, file.read(whole * _RECORD.size), sample)
+                return
+            file.seek(start + whole * _RECORD.size)  # over a record that a crash has torn
             file.write(_encoded(sample))
 
     def read(self, attempt_id: str, since: float) -> list[Sample]:
@@ -121,8 +135,12 @@ class MetricHistory:
             data = self._path(attempt_id).read_bytes()
         except FileNotFoundError:
             return []
-        whole = memoryview(data)[: len(data) // _RECORD.size * _RECORD.size]
-        samples = [_decoded(*values) for values in _RECORD.iter_unpack(whole)]
+        start = _records_begin(data)
+        if start is None:
+            return []
+        whole = (len(data) - start) // _RECORD.size * _RECORD.size
+        records = memoryview(data)[start : start + whole]
+        samples = [_decoded(*values) for values in _RECORD.iter_unpack(records)]
         first = next((at for at, sample in enumerate(samples) if sample.at >= since), len(samples))
         return samples[max(0, first - 1) :]
 
@@ -136,22 +154,23 @@ class MetricHistory:
                     removed += 1
         return removed
 
-    def _shorten(self, path: Path, data: bytes) -> int:
-        """Drop the oldest samples; return how many stay."""
+    def _shorten(self, path: Path, data: bytes, sample: Sample) -> None:
+        """Drop the oldest samples and add one."""
         kept = max(1, self._most - _ROOM)
         fresh = path.with_name(f".{path.name}")
-        fresh.write_bytes(data[-kept * _RECORD.size :])
+        fresh.write_bytes(_HEAD + data[-kept * _RECORD.size :] + _encoded(sample))
         fresh.chmod(0o600)
         fresh.replace(path)
-        return kept
-
-    def _write(self, path: Path, at: int, sample: Sample) -> None:
-        with path.open("r+b", buffering=0) as file:
-            file.seek(at * _RECORD.size)
-            file.write(_encoded(sample))
 
     def _path(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id
+
+
+def _records_begin(data: bytes) -> int | None:
+    """Return where the records of a file begin; None: it is empty, or of another version."""
+    if data.startswith(_HEAD):
+        return len(_HEAD)
+    return None if len(data) < len(_HEAD) or data.startswith(_NAME) else 0
 
 
 def _encoded(sample: Sample) -> bytes:

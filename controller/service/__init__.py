@@ -133,10 +133,15 @@ class ControllerService:
         self.blobs = BlobService(stores.blobs)
         self.metric_history = metric_history
         self.numbers = ControllerNumbers(pipeline, clock, stores.outputs)
-        self.secrets = SecretService(store=store, vault=vault, clock=clock)
+        self.secrets = SecretService(store=store, vault=vault, gate=gate, clock=clock)
         self.service_keys = ServiceKeys(store=store, gate=gate, clock=clock, live_runs=live_runs)
         self.users = UserService(
-            store=store, gate=gate, clock=clock, live_runs=live_runs, committed=vault.apply
+            store=store,
+            gate=gate,
+            clock=clock,
+            live_runs=live_runs,
+            settled=pipeline.settled,
+            committed=vault.apply,
         )
         self.gateways = GatewayService(
             gateways=parts.gateways,
@@ -172,6 +177,7 @@ class ControllerService:
             defaults=settings.defaults,
             blobs=stores.blobs,
             runs=self.runs,
+            gate=self.gate,
             secrets=self.secrets,
             gateways=self.gateways,
         )

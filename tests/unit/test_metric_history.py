@@ -58,6 +58,33 @@ def test_a_record_that_a_crash_has_torn_is_written_over(
     assert history.read("attempt", 0.0) == [a_sample(1.0), a_sample(2.0)]
 
 
+def test_a_file_of_another_version_shows_nothing_and_begins_again(
+    history: MetricHistory, tmp_path: Path
+) -> None:
+    history.append("attempt", a_sample(1.0))
+    (file,) = (tmp_path / "kept").glob("*/*")
+    data = file.read_bytes()
+    file.write_bytes(data[:7] + bytes([data[7] + 1]) + data[8:])
+    assert history.read("attempt", 0.0) == []
+    history.append("attempt", a_sample(2.0))
+    assert history.read("attempt", 0.0) == [a_sample(2.0)]
+
+
+def test_a_file_from_before_there_were_versions_goes_on(
+    history: MetricHistory, tmp_path: Path
+) -> None:
+    history.append("attempt", a_sample(1.7e9))
+    (file,) = (tmp_path / "kept").glob("*/*")
+    file.write_bytes(file.read_bytes()[8:])
+    for seconds in range(1, 1500):
+        history.append("attempt", a_sample(1.7e9 + seconds))
+        if seconds == 1:
+            assert history.read("attempt", 0.0) == [a_sample(1.7e9), a_sample(1.7e9 + 1)]
+    kept = history.read("attempt", 0.0)
+    assert kept[-1] == a_sample(1.7e9 + 1499)
+    assert [one.at for one in kept] == [1.7e9 + n for n in range(1500 - len(kept), 1500)]
+
+
 def test_a_file_is_removed_a_week_after_its_last_sample(
     history: MetricHistory, tmp_path: Path
 ) -> None:

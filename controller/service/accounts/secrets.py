@@ -13,6 +13,7 @@ from common.refusals import Invalid, NotFound, Unavailable, Unprocessable
 from controller.clock import Clock
 from controller.lifecycle.model import JobSpec
 from controller.service.accounts.rights import require_admin
+from controller.service.accounts.users import Gate
 from controller.store.accounts import StoredSecret, User
 from controller.store.base import Changes, Store
 from controller.vault import KeyUnusable, SecretMissing, Vault
@@ -28,9 +29,10 @@ MAX_SECRETS = 1000
 class SecretService:
     """The requests about secrets; every change is committed."""
 
-    def __init__(self, *, store: Store, vault: Vault, clock: Clock) -> None:
+    def __init__(self, *, store: Store, vault: Vault, gate: Gate, clock: Clock) -> None:
         self._store = store
         self._vault = vault
+        self._gate = gate
         self._clock = clock
         self._changing = asyncio.Lock()
 
@@ -40,10 +42,12 @@ class SecretService:
         return sorted(own, key=lambda secret: (secret.name, secret.user is not None))
 
     async def set(self, name: str, value: str, *, shared: bool, by: User) -> StoredSecret:
-        """Store a secret, or a new value of it. Raises Forbidden, Invalid, StoreUnavailable."""
+        """Store a secret, or a new value of it. Raises Forbidden, Invalid, Unauthenticated (the
+        user is being removed), StoreUnavailable."""
         owner = _owner(by, "set a shared secret", shared=shared)
         _check(name, value)
         async with self._changing:
+            self._gate.require_present(by)
             old, now = self._vault.find(owner, name), self._clock.now()
             if old is None and sum(one.user == owner for one in self._vault.all()) >= MAX_SECRETS:
                 raise Invalid(f"there are {MAX_SECRETS} secrets already; delete some first")

@@ -65,7 +65,7 @@ class ServiceKeys:
     async def add(self, service: str, *, label: str, by: User) -> NewServiceKey:
         """Make a key for the live service of this name, else for one of the caller's to come.
 
-        Raises Invalid, StoreUnavailable.
+        Raises Invalid, Unauthenticated (the caller is being removed), StoreUnavailable.
         """
         if not _NAME.fullmatch(service):
             raise Invalid(
@@ -77,6 +77,7 @@ class ServiceKeys:
                 f"a key's label has at most {MAX_LABEL} printable characters", field="label"
             )
         async with self._changing:
+            self._gate.require_present(by)
             owner = self._owner(service, by)
             secret = new_token(secrets.token_bytes, KEY_PREFIX)
             key = ServiceKey(

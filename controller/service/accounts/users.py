@@ -10,7 +10,7 @@ import hmac
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -55,6 +55,7 @@ class Gate:
         self.service_keys: tuple[ServiceKey, ...] = tuple(service_keys)
         self.users: Mapping[str, User] = {user.name: user for user in users}
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
+        self._leaving: set[str] = set()
         self._ending: dict[str, set[Callable[[], object]]] = {}
         self.grants = BrowserGrants(clock)
         self._listeners: list[Callable[[str], object]] = []
@@ -100,6 +101,24 @@ class Gate:
                 code="token_expired",
             )
         return stored
+
+    @contextmanager
+    def leaving(self, name: str) -> Iterator[None]:
+        """Let nothing new be made for this user within the block, in which it is removed."""
+        self._leaving.add(name)
+        try:
+            yield
+        finally:
+            self._leaving.discard(name)
+
+    def require_present(self, user: User) -> None:
+        """Raise Unauthenticated if the user was removed since its request came, or is about to be.
+
+        Ask right before what a request makes is committed: most requests wait in between.
+        """
+        known = self.users.get(user.name)
+        if known is None or known.created_at != user.created_at or user.name in self._leaving:
+            raise Unauthenticated(f"the user {user.name} is being removed by an admin")
 
     def require_login(self, credential: Credential) -> None:
         """Raise Unauthenticated if the user has logged out of the credential's login."""
@@ -227,7 +246,8 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class UserService:
     """Users and tokens; every change is committed. `live_runs`: runs whose owner must not be
-    removed. `committed` hears each change."""
+    removed. `settled` waits until each run that was handed in is among them. `committed` hears
+    each change."""
 
     def __init__(
         self,
@@ -236,12 +256,14 @@ class UserService:
         gate: Gate,
         clock: Clock,
         live_runs: Callable[[], Iterable[RunState]],
+        settled: Callable[[], Awaitable[None]],
         committed: Callable[[Changes], None] = lambda changes: None,
     ) -> None:
         self._store = store
         self._gate = gate
         self._clock = clock
         self._live_runs = live_runs
+        self._settled = settled
         self._committed = committed
         self._changing = asyncio.Lock()
 
@@ -325,16 +347,22 @@ class UserService:
         async with self._changing:
             user = self._user(name)
             self._require_other_admin(user)
-            live = sorted(state.run.name for state in self._live_runs() if state.run.user == name)
-            if live:
-                raise Conflict(
-                    f"{name} has live runs ({', '.join(live[:5])}{' …' * (len(live) > 5)}); stop "
-                    f"them first (`fairlead stop RUN`), or revoke the tokens alone",
-                    code="user_busy",
-                    field="user",
-                )
-            await self._commit(Changes(removed_users=(name,)))
+            with self._gate.leaving(name):
+                # A run of this user may be on its way into the store: it counts as live, too.
+                await self._settled()
+                self._require_no_live_runs(name)
+                await self._commit(Changes(removed_users=(name,)))
         return user
+
+    def _require_no_live_runs(self, name: str) -> None:
+        live = sorted(state.run.name for state in self._live_runs() if state.run.user == name)
+        if live:
+            raise Conflict(
+                f"{name} has live runs ({', '.join(live[:5])}{' …' * (len(live) > 5)}); stop "
+                f"them first (`fairlead stop RUN`), or revoke the tokens alone",
+                code="user_busy",
+                field="user",
+            )
 
     def tokens(self, name: str | None, *, by: User) -> list[StoredToken]:
         """Return the tokens of one user; None: of all users for an admin, else the caller's own.

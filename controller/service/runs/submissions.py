@@ -31,6 +31,7 @@ from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
 from controller.service.accounts.rights import require_band, require_control, sees_all
 from controller.service.accounts.secrets import SecretService
+from controller.service.accounts.users import Gate
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
 from controller.service.runs.takeovers import Owner, Takeovers
@@ -176,6 +177,7 @@ class SubmissionService:
         defaults: Defaults,
         blobs: BlobStore,
         runs: RunLookup,
+        gate: Gate,
         secrets: SecretService,
         gateways: Gateways,
     ) -> None:
@@ -186,6 +188,7 @@ class SubmissionService:
         self._defaults = defaults
         self._blobs = blobs
         self._runs = runs
+        self._gate = gate
         self._secrets = secrets
         self._gateways = gateways
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -198,7 +201,7 @@ class SubmissionService:
         With REPLACE it may be the old run, which is still ending. Raises ConfigurationError,
         Conflict (a live run has the name, or the parent has ended), Forbidden, NotFound (the
         parent, or a run that must come first), Unprocessable (no node could ever hold it),
-        StoreUnavailable.
+        Unauthenticated (the user was removed meanwhile), StoreUnavailable.
         """
         written = _mapping(submission.configuration)
         client_key = submission.client_key
@@ -282,6 +285,7 @@ class SubmissionService:
                 made[name] = self._new(name, msgspec.structs.replace(asked, after=after))
                 self._require_place(made[name])
                 await self._gateways.claim(made[name].run.service, name)
+        self._gate.require_present(user)
         try:
             await self._pipeline.admit_together([made[ready[number].name] for number in order])
         except NameTaken as error:
@@ -399,7 +403,10 @@ class SubmissionService:
         return self._gateways.chosen(plan)
 
     async def _make_all(self, ready: Sequence[_Ready]) -> dict[str, Submitted | Exception]:
-        """Make the runs in one turn. Return the result of each by the run's id."""
+        """Make the runs in one turn. Return the result of each by the run's id. Raises
+        Unauthenticated if their user was removed while they were checked."""
+        for one in ready:
+            self._gate.require_present(one.order.user)
         refusals = await self._pipeline.admit_all([one.state for one in ready])
         return {
             one.state.run.id: await self._result(one, refusal)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError, ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.refusals import Conflict
+from controller.store.base import Changes
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
 
 HELLO = {"type": "task", "image": "busybox", "commands": ["echo hi"]}
@@ -129,6 +131,62 @@ async def test_a_removed_users_tokens_end_at_once(
     assert (await admin("DELETE", "/v1/users/bob"))[0] == 200
     assert (await bob("GET", "/v1/me"))[0] == 401
     assert (await admin("DELETE", "/v1/users/bob"))[0] == 404
+
+
+class HeldCommits:
+    """Commits of these changes wait until the test sets `go_on`; `waiting` says that one does."""
+
+    def __init__(self, controller: Controller, held: Callable[[Changes], object]) -> None:
+        self.waiting, self.go_on = asyncio.Event(), asyncio.Event()
+        self._held = held
+        self._commit = controller.store.commit
+
+    async def __call__(self, changes: Changes) -> None:
+        if self._held(changes):
+            self.waiting.set()
+            await self.go_on.wait()
+        await self._commit(changes)
+
+
+async def test_a_run_on_its_way_into_the_store_keeps_its_user(
+    admin: Person, ada: Person, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCommits(controller, lambda changes: changes.runs)
+    monkeypatch.setattr(controller.store, "commit", held)
+    submitting = asyncio.create_task(ada("POST", "/v1/runs", configuration=HELLO, name="hello"))
+    await held.waiting.wait()
+    by = controller.service.gate.users["admin"]
+
+    async def go_on() -> None:
+        held.go_on.set()
+
+    # The removal runs up to its first wait before the run's commit goes on.
+    removal, _ = await asyncio.gather(
+        controller.service.users.remove("ada", by=by), go_on(), return_exceptions=True
+    )
+    assert isinstance(removal, Conflict)
+    assert (removal.code, (await submitting)[0]) == ("user_busy", 201)
+    assert (await ada("POST", "/v1/runs", configuration=HELLO))[0] == 201
+
+
+async def test_nothing_is_made_for_a_user_who_is_being_removed(
+    admin: Person, ada: Person, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCommits(controller, lambda changes: changes.removed_users)
+    monkeypatch.setattr(controller.store, "commit", held)
+    removing = asyncio.create_task(admin("DELETE", "/v1/users/ada"))
+    await held.waiting.wait()
+    answers = [
+        await ada("POST", "/v1/runs", configuration=HELLO),
+        await ada("POST", "/v1/runs/together", runs=[{"configuration": HELLO}]),
+        await ada("PUT", "/v1/secrets/PASSWORD", value="long enough"),
+        await ada("POST", "/v1/service-keys", service="web"),
+    ]
+    held.go_on.set()
+    assert (await removing)[0] == 200
+    assert [status for status, _ in answers] == [401] * 4
+    assert "is being removed by an admin" in answers[0][1]["error"]["message"]
+    assert not controller.pipeline.runs
 
 
 async def test_an_open_stream_ends_when_its_token_is_revoked(admin: Person, ada: Person) -> None:
