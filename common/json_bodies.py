@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -19,7 +20,7 @@ def decode_body(raw: bytes, kind: type[_T], whole: str | None = None) -> _T:
     Raises Refused (400) with the field, or with `whole` when no single field is wrong.
     """
     try:
-        return msgspec.json.decode(raw or b"{}", type=kind)
+        return decoder_of(kind).decode(raw or b"{}")
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         missing = _MISSING.search(message)

@@ -28,6 +28,7 @@ import msgspec
 
 from common.durable import sync_folder
 from fairlead.wire.blobs import MAX_PARTS, Part
+from fairlead.wire.decoders import decoder_of
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +340,7 @@ async def _read(place: _Place, size: int) -> AsyncGenerator[bytes, None]:
 
 def _parts_of(mark: Path) -> list[Part]:
     try:
-        return msgspec.json.decode(mark.read_bytes(), type=_Parts)
+        return decoder_of(_Parts).decode(mark.read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
         return []
 

@@ -15,6 +15,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from controller.identity import write_private
 from controller.store.accounts import StoredSecret
 from controller.store.base import Changes
+from fairlead.wire.decoders import decoder_of
 
 SECRETS_KEY_NAME = "secrets.key"
 
@@ -148,7 +149,7 @@ class Vault:
                 f"there is no secret {name} of {user}: store it with `fairlead secret set {name}`"
             )
         data = self.keys.unseal(secret.sealed)
-        content = None if data is None else msgspec.json.decode(data, type=_Content)
+        content = None if data is None else decoder_of(_Content).decode(data)
         # A writer of the database alone could put another user's sealed value into this row.
         if content is None or (content.user, content.name) != (secret.user, name):
             raise SecretMissing(

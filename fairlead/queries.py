@@ -16,6 +16,7 @@ import msgspec
 from fairlead.model.spec import Band
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
+from fairlead.wire.decoders import decoder_of
 
 MAX_PAGE = 1000
 MAX_ROWS = 1000
@@ -60,6 +61,7 @@ def parse(parameters: Mapping[str, str], shape: type[Q]) -> Q:
         if name in shape.inner:
             # The sentence of msgspec about a field that it does not know.
             raise msgspec.ValidationError(f"Object contains unknown field `{name}`")
+    decoder_of(shape)
     query = msgspec.convert(dict(parameters), shape, strict=False)
     query.check()
     return query

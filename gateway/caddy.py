@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.gateway import Certificate
 
 _SECONDS = 20.0
@@ -105,6 +106,6 @@ async def apply(config: dict[str, Any], admin: str) -> None:
 def _refusal(answer: str) -> CaddyRefused:
     """Say what Caddy answered."""
     with contextlib.suppress(msgspec.DecodeError):
-        answer = msgspec.json.decode(answer, type=dict[str, str]).get("error", answer)
+        answer = decoder_of(dict[str, str]).decode(answer).get("error", answer)
     field = "certificate" if "tls" in answer else "host"
     return CaddyRefused(f"Caddy refuses its configuration: {answer[:500]}", field)

@@ -10,6 +10,7 @@ import asyncssh
 import msgspec
 
 from common.durable import write_durably
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.gateway import Snapshot
 
 KEY_NAME = "id_ed25519"
@@ -52,7 +53,7 @@ class AgentState:
         """Return the newest snapshot; None: there is none. Raises StateUnusable."""
         path = self._folder / SNAPSHOT_NAME
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+            return decoder_of(Snapshot).decode(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:

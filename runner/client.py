@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from common.http import why_lost
 from common.streams import PortStream, StreamReader, StreamWriter
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
 from fairlead.wire.runner import (
     LOG_COMPLETE_HEADER,
@@ -335,7 +336,7 @@ def _raise_for_close(code: int | None) -> None:
 
 def _decode(raw: bytes, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decoder_of(kind).decode(raw)
     except _MALFORMED as error:
         raise RunnerError("bad_answer", f"not an answer of a runner: {error}", 502) from error
 

@@ -18,6 +18,7 @@ import msgspec
 
 from common.durable import sync_and_close, write_durably
 from common.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import Stream, notice_line
 from fairlead.wire.runner import (
@@ -427,7 +428,7 @@ class Runner:
         """Read the record of an ended job, once, before anything is served. Blocking."""
         try:
             raw = (self._task / EXIT_RECORD_NAME).read_bytes()
-            record = msgspec.json.decode(raw, type=ExitRecord)
+            record = decoder_of(ExitRecord).decode(raw)
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:

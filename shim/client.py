@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from common.http import why_lost
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
 from fairlead.wire.shim import (
     FENCE_HEADER,
@@ -187,7 +188,7 @@ class ShimClient:
         """
         params = {} if after is None else {"after": after}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self._silence)
-        decoder = msgspec.json.Decoder(Event)
+        decoder = decoder_of(Event)
         response = await self._send("GET", "/v1/events", params=params, limits=timeout)
         async with response:
             buffer = b""
@@ -216,7 +217,7 @@ class ShimClient:
         async with await self._send("GET", path, params=params, limits=timeout) as response:
             text = response.headers.get(OUTPUTS_HEADER, "")
             try:
-                about = msgspec.json.decode(text, type=OutputsAbout)
+                about = decoder_of(OutputsAbout).decode(text)
             except msgspec.DecodeError as error:
                 raise ShimError("bad_answer", f"not understood: {error}", 200) from error
             yield OutputStream(about, response)
@@ -238,7 +239,7 @@ class ShimClient:
         if answer is None:
             return None  # type: ignore[return-value]
         try:
-            return msgspec.json.decode(content, type=answer)
+            return decoder_of(answer).decode(content)
         except msgspec.DecodeError as error:
             raise ShimError("bad_answer", f"not understood: {error}", response.status) from error
 

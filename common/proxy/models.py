@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from common.proxy.view import Service
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 
 MODELS = "/models/v1"
@@ -36,7 +37,7 @@ def model_of(body: bytes, content_type: str) -> str | None:
         found = _FORM_FIELD.search(body)
         return None if found is None else found[1].decode("utf-8", "replace").strip()
     try:
-        return msgspec.json.decode(body, type=_Named).model
+        return decoder_of(_Named).decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -32,6 +32,7 @@ from controller.clouds.base import (
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import GpuOffer, Offer
 from controller.lifecycle.machines.reconcile import Found
+from fairlead.wire.decoders import decoder_of
 
 VERSION = 1
 DEFAULT_TIMEOUT_SECONDS = 300.0
@@ -192,9 +193,9 @@ class ExecCloud:
         try:
             content: Any = msgspec.json.decode(answer)
             if isinstance(content, dict) and "error" in content:
-                raise _error(msgspec.convert(content, _ErrorAnswer))
+                raise _error(decoder_of(_ErrorAnswer).decode(answer))
             if status == 0:
-                return msgspec.convert(content, type_)
+                return decoder_of(type_).decode(answer)
         except msgspec.MsgspecError as error:
             if status == 0:
                 raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None

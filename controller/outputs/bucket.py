@@ -16,6 +16,7 @@ import msgspec
 from common import object_storage
 from common.object_storage import PART_BYTES
 from fairlead.wire.bucket_urls import parse_bucket, parse_endpoint
+from fairlead.wire.decoders import decoder_of
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -109,7 +110,7 @@ async def upload(path: Path, length: int, place: BucketObject) -> None:
         await child.wait()
         raise
     try:
-        done = msgspec.json.decode(answer, type=Uploaded)
+        done = decoder_of(Uploaded).decode(answer)
     except msgspec.MsgspecError:
         done = Uploaded(error=f"{place}: the upload ended with status {child.returncode}")
     if done.error:

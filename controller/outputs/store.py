@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import OutputsAbout
 
 log = logging.getLogger(__name__)
@@ -279,7 +280,7 @@ def _read_about(folder: Path) -> StoredOutputs | None:
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(data, type=StoredOutputs)
+        return decoder_of(StoredOutputs).decode(data)
     except msgspec.MsgspecError as error:
         log.error("%s is damaged (%s): its outputs count as removed", folder / _ABOUT, error)
         return None

@@ -16,6 +16,7 @@ from controller.lifecycle.model import NodeCapacity, NodeGpu
 from fairlead.model.reasons import Reason
 from fairlead.wire import shim as shim_schemas
 from fairlead.wire.amounts import amounts_of
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.runner import ExitRecord
 from fairlead.wire.shim import (
@@ -87,7 +88,7 @@ def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited
     """Return the report of an exit record; None for a damaged record, in which case only the shim's
     report counts."""
     try:
-        record = msgspec.json.decode(text, type=ExitRecord)
+        record = decoder_of(ExitRecord).decode(text)
     except _NOT_JSON:
         return None
     return runner_exited(run_id, attempt_id, record)

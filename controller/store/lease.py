@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from controller.store.errors import LeaseHeld, LeaseLost
 from controller.store.schema import leases
+from fairlead.wire.decoders import decoder_of
 
 LEASE_NAME = "controller"
 LEASE_SECONDS = 30.0
@@ -167,6 +168,6 @@ class FolderLock:
 def _read(fd: int) -> _Note:
     """Return the note; one that is damaged, or of an earlier version, proves nothing."""
     try:
-        return msgspec.json.decode(os.pread(fd, 4096, 0), type=_Note)
+        return decoder_of(_Note).decode(os.pread(fd, 4096, 0))
     except msgspec.MsgspecError:
         return _Note(holder=os.pread(fd, 256, 0).decode("utf-8", "replace").strip())

@@ -26,6 +26,7 @@ from controller.store import schema
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import Gateway
 from fairlead.model.sweep import ParameterSets
+from fairlead.wire.decoders import decoder_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
@@ -60,6 +61,7 @@ class RowCodec(Generic[T]):
     ):
         self.table = table
         self._type = type_
+        decoder_of(type_)  # rows are read in several threads
         fields = [field for field in msgspec.structs.fields(type_) if field.name not in without]
         self._parts = tuple(_Part(field) for field in fields if field.name in flat)
         self._part_of = {key: part.name for part in self._parts for _, key, _ in part.fields}
@@ -191,5 +193,5 @@ def sweep_row(state: RunState) -> dict[str, Any]:
 
 def sweep_content(row: Mapping[Any, Any]) -> SweepContent:
     """Return the content of such a row."""
-    spec = msgspec.json.decode(row["spec"], type=JobSpec)
+    spec = decoder_of(JobSpec).decode(row["spec"])
     return SweepContent(sets=ParameterSets.read(row["sets"]), spec=spec)

@@ -19,7 +19,8 @@ _decoders: dict[object, msgspec.json.Decoder[Any]] = {}
 
 def decoder_of(shape: type[T]) -> msgspec.json.Decoder[T]:
     """Return the decoder of this shape, always the same one."""
-    with _one_at_a_time:
-        if shape not in _decoders:
-            _decoders[shape] = msgspec.json.Decoder(shape)
-        return _decoders[shape]
+    found = _decoders.get(shape)
+    if found is None:
+        with _one_at_a_time:
+            found = _decoders.setdefault(shape, msgspec.json.Decoder(shape))
+    return found

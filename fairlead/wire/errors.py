@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.wire.decoders import decoder_of
+
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for malformed bytes."""
 
@@ -62,6 +64,6 @@ class AgentUnavailable(Exception):
 def read_error(body: bytes) -> ErrorDetail | None:
     """Return the error in a 4xx or 5xx answer; None when it has another shape."""
     try:
-        return msgspec.json.decode(body, type=ErrorBody).error
+        return decoder_of(ErrorBody).decode(body).error
     except MALFORMED:
         return None

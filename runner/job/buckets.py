@@ -23,6 +23,7 @@ import msgspec
 
 from common.object_storage import PART_BYTES, first_line, open_bucket, read
 from fairlead.wire.bucket_urls import parse_bucket
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import BucketFolder, BucketMode
 from fairlead.wire.sizes import human_size
 from runner.code.fetch import authorities
@@ -100,7 +101,7 @@ async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Told |
     if done.code != 0:
         return last or f"exit code {done.code}"
     try:
-        return msgspec.json.decode(last, type=Told)
+        return decoder_of(Told).decode(last)
     except msgspec.MsgspecError:
         return f"it ended without a result; its last words: {last[:300]}"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from common.task_folder import STOP_ORDER_NAME, StopOrder
+from fairlead.wire.decoders import decoder_of
 from runner import cgroup
 from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, of_max_duration
 from runner.logs.output import Output
@@ -80,7 +81,7 @@ _log = logging.getLogger(__name__)
 def grace_left(task: Path, now: float) -> float | None:
     """Return the seconds of grace; None when there is no order. Blocking, but never for long."""
     try:
-        order = msgspec.json.decode(_read(task / STOP_ORDER_NAME), type=StopOrder)
+        order = decoder_of(StopOrder).decode(_read(task / STOP_ORDER_NAME))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

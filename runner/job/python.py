@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from common.task_folder import PYTHONS_NAME, Pythons
+from fairlead.wire.decoders import decoder_of
 from runner.code.helper import Helpers, own_program
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
@@ -88,7 +89,7 @@ def _uv() -> Path | None:
 
 def _offered(task: Path) -> Pythons:
     try:
-        return msgspec.json.decode((task / PYTHONS_NAME).read_bytes(), type=Pythons)
+        return decoder_of(Pythons).decode((task / PYTHONS_NAME).read_bytes())
     except FileNotFoundError:
         return Pythons(problem="the node's shim is too old to bring it")
     except (OSError, msgspec.DecodeError) as error:

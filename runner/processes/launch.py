@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import JobSpec, SubmitRequest, script, script_after
 from runner.errors import CannotStart
 from runner.processes import environment
@@ -45,7 +46,7 @@ def read_image_config(task: Path) -> ImageConfig:
     """Return the image's configuration. Raises CannotStart when the file exists but is invalid."""
     try:
         raw = (task / IMAGE_CONFIG_NAME).read_bytes()
-        return msgspec.json.decode(raw, type=ImageConfig) if raw.strip() else ImageConfig()
+        return decoder_of(ImageConfig).decode(raw) if raw.strip() else ImageConfig()
     except FileNotFoundError:
         return ImageConfig()
     except (OSError, msgspec.DecodeError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import SubmitRequest
 from runner.processes.environment import DEFAULT_PATH, in_venv
 from runner.processes.scratch import usable_places
@@ -84,7 +85,7 @@ def read(task: Path) -> dict[str, str]:
     try:
         for path in in_memory(task, _NAME):
             if (raw := _read(path)) is not None:
-                env = msgspec.json.decode(raw, type=dict[str, str])
+                env = decoder_of(dict[str, str]).decode(raw)
                 return {name: value for name, value in env.items() if _can_be_set(name, value)}
     except (OSError, msgspec.DecodeError):
         return {}

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ _ROOM_FOR_ENVIRONMENT = 16 << 10
 _ROOM_FOR_COMMAND = 2 << 10
 _ROOM = "FAIRLEAD_ROOM"
 _END_SECONDS = 2.0
+_decode: Callable[[bytes], Told] = msgspec.json.Decoder(Told).decode
 log = logging.getLogger(__name__)
 
 
@@ -145,7 +146,7 @@ class ForkServer:
         if not message:
             self._give_up(ConnectionResetError("it has ended"))
             raise ConnectionResetError
-        told: Told = msgspec.json.decode(message, type=Told)
+        told = _decode(message)
         if isinstance(told, Ended) and told.pid in self._children:
             self._codes[told.pid] = told.code
         return told

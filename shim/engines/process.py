@@ -30,6 +30,7 @@ from common import reaper
 from common.fork_server import ForkRequest
 from common.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
 from common.threads import to_the_end
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import EngineKind, Finding, PullProgress, RegistryAuth
 from shim.engines import procfs, sweep
@@ -265,7 +266,7 @@ class ProcessEngine:
 
     def _load(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        decoder = msgspec.json.Decoder(ProcessState)
+        decoder = decoder_of(ProcessState)
         for path in self._folder.glob("*/state.json"):
             with contextlib.suppress(records.DamagedFile, msgspec.DecodeError, OSError):
                 state = decoder.decode(records.read_file(path))
@@ -460,7 +461,7 @@ def _claimed_exit_code(job_folder: Path) -> int | None:
     child."""
     data = safe_files.read_small(job_folder, EXIT_RECORD_NAME, 1 << 16)
     try:
-        code = msgspec.json.decode(data or b"{}", type=dict[str, object]).get("exit_code")
+        code = decoder_of(dict[str, object]).decode(data or b"{}").get("exit_code")
     except msgspec.DecodeError:
         return None
     return code if isinstance(code, int) else None

@@ -24,6 +24,7 @@ import msgspec
 
 from common.durable import sync_folder, write_durably, write_quickly
 from common.threads import to_the_end
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import AllocationInfo, Fence, TaskInfo, TaskRequest
 
@@ -175,7 +176,7 @@ class DiskRecords(Generic[T]):
 
     def __init__(self, folder: Path, kind: type[T], executor: Executor) -> None:
         self._folder = folder
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = decoder_of(kind)
         self._executor = executor
         self._order: dict[str, _Turn] = {}
 

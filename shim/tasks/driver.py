@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from common.task_folder import EXIT_RECORD_NAME
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import TaskReason, TaskStatus
 from shim.access import runner_socket
 from shim.engines.base import EngineUnavailable, Exit, NodeFault
@@ -251,7 +252,7 @@ def _why(ended: Exit, exit_record: str | None) -> tuple[TaskReason | None, str |
 def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
     """Return whether the job was over before its container was stopped, or fell with its engine."""
     try:
-        record = msgspec.json.decode(exit_record or "", type=_ExitRecord)
+        record = decoder_of(_ExitRecord).decode(exit_record or "")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         # The record lies in the job's folder, so it may hold anything, or be missing.
         return ended.oom_killed

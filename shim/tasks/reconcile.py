@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from fairlead.wire.amounts import amounts_of
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import AllocationInfo, TaskReason, TaskStatus
 from shim.engines.base import ContainerState, Engine, Found, NodeFault
 from shim.node.machine import boot_id
@@ -233,7 +234,7 @@ def _say_damaged(
 
 def _rebuild(found: Found) -> TaskRecord | None:
     try:
-        record = msgspec.json.decode(found.record or "", type=TaskRecord)
+        record = decoder_of(TaskRecord).decode(found.record or "")
     except msgspec.DecodeError:
         return None
     return record if record.info.id == found.task_id else None

@@ -13,6 +13,7 @@ from common.refusals import Invalid
 from controller.service import ControllerService
 from controller.store.accounts import StoredToken, User
 from fairlead.queries import Query, QueryError, parse
+from fairlead.wire.decoders import decoder_of
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -91,7 +92,7 @@ def decode_body(data: bytes, shape: type[T]) -> T:
     Unknown fields are ignored, so that a newer client can talk to an older controller.
     """
     try:
-        return msgspec.json.decode(data or b"{}", type=shape)
+        return decoder_of(shape).decode(data or b"{}")
     except msgspec.ValidationError as error:
         raise _invalid(error, "the body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

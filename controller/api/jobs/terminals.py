@@ -22,6 +22,7 @@ from controller.api.http.routes import BYTES, Call, Route
 from controller.api.http.streams import CLOSE_SECONDS, PROTOCOL, registered
 from controller.service.jobs.terminals import Process
 from fairlead.queries import Query
+from fairlead.wire.decoders import decoder_of
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 3600.0
@@ -115,7 +116,7 @@ async def _to_job(socket: web.WebSocketResponse, process: Process, heard: Heard)
             await process.stdin.drain()
         elif message.type is WSMsgType.TEXT:
             try:
-                size = msgspec.json.decode(message.data, type=_Size)
+                size = decoder_of(_Size).decode(message.data)
             except msgspec.DecodeError:
                 continue
             process.change_terminal_size(size.columns, size.rows)

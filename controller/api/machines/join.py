@@ -19,6 +19,7 @@ from common.rate_limiter import RateLimiter
 from common.refusals import ServiceError, Unavailable
 from controller.service.machines.registrations import RegistrationService
 from controller.store.errors import StoreError
+from fairlead.wire.decoders import decoder_of
 
 log = logging.getLogger(__name__)
 PATH = "/join"
@@ -65,7 +66,7 @@ async def _join(registrations: RegistrationService, request: web.Request) -> int
     try:
         # A peer that sends a byte now and then (slowloris) must not keep a connection.
         async with asyncio.timeout(BODY_SECONDS):
-            body = msgspec.json.decode(await request.read(), type=JoinBody)
+            body = decoder_of(JoinBody).decode(await request.read())
         node = await registrations.join(body.name, body.token, host=body.host, port=body.port)
     except (Unavailable, StoreError, TimeoutError) as error:
         log.warning("a node could not join: %s", error or "its request came too slowly")

@@ -34,6 +34,7 @@ from controller.commands.hosts.preflight import (
 from fairlead.documents import FleetView, NodeView
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode, node_path
+from fairlead.wire.decoders import decoder_of
 
 INSTALLED = "/opt/fairlead/current/install"
 SHIM_OPTIONS = "/etc/fairlead/shim.env"
@@ -362,7 +363,7 @@ async def announced(host: Host, program: str, options: Sequence[str]) -> list[Ho
 
 def _changes(said: str, program: str) -> list[_Change]:
     try:
-        return msgspec.json.decode(said, type=list[_Change])
+        return decoder_of(list[_Change]).decode(said)
     except msgspec.MsgspecError:
         raise HostError(f"{program} gave an unexpected answer: {said[:200]!r}") from None
 

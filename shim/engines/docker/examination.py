@@ -16,6 +16,7 @@ import docker.errors
 import msgspec
 import requests.exceptions
 
+from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import Finding, FindingLevel
 from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
 from shim.settings import NetworkKind
@@ -113,7 +114,7 @@ def networks_of_shim(path: Path) -> NetworksOfNode:
             shim.connect(str(path))
             shim.sendall(b"GET /v1/node HTTP/1.0\r\n\r\n")
             body = answer.read().partition(b"\r\n\r\n")[2]
-        return msgspec.json.decode(body, type=NetworksOfNode)
+        return decoder_of(NetworksOfNode).decode(body)
     except (OSError, msgspec.DecodeError):
         return NetworksOfNode()
 
