@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Allocation, Fleet, Node, NodeGpu, NodeStatus
+from controller.lifecycle.model import Allocation, Fleet, Node, NodeGpu, NodeStatus, Resources
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import Domain, domain_of
 from controller.scheduling.fitting.fit import (
@@ -60,18 +60,7 @@ def allocate(
     `least`: as for `granted`. `chosen`: its GPUs, if they are known.
     """
     resources = in_blocks(member.need.resources, free.node.capacity)
-    wanted = resources.gpu.names
-    gpus = tuple(
-        gpu
-        for gpu in free.gpus
-        if gpu.vendor is resources.gpu.vendor
-        and (not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, wanted))
-    )
-    if chosen is not None:
-        gpus = tuple(chosen)
-    elif not resources.whole_node:
-        fitting = fitting_gpus(resources.gpu, free.gpus)
-        gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()
+    gpus = _gpus_of(resources, free) if chosen is None else tuple(chosen)
     return Allocation(
         id=new_id(),
         run_id=unit.run.id,
@@ -83,6 +72,20 @@ def allocate(
         gpus=tuple(gpu.uuid for gpu in gpus),
         created_at=now,
         placement=None if where is None else where.value,
+    )
+
+
+def _gpus_of(resources: Resources, free: Room) -> tuple[NodeGpu, ...]:
+    """Return the GPUs that a job with these resources gets in the room."""
+    need = resources.gpu
+    if not resources.whole_node:
+        fitting = fitting_gpus(need, free.gpus)
+        return tuple(choose(fitting, free.gpus, need.count)) if fitting else ()
+    return tuple(
+        gpu
+        for gpu in free.gpus
+        if gpu.vendor is need.vendor
+        and (not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, need.names))
     )
 
 

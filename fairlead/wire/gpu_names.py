@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations
 
 
@@ -49,7 +50,13 @@ def in_every_block(vendors: Iterable[GpuVendor], parts: bool, asked: GpuVendor) 
 def is_part(name: str, parent: str | None) -> bool:
     """Return whether this is a part of the GPU `parent`. A part whose node was stored by an early
     version has no parent."""
-    return parent is not None or _PART in _WORD.findall(name.lower())
+    return parent is not None or _is_named_a_part(name)
+
+
+# The scheduler asks for each GPU of each node; a cluster has few names of GPUs.
+@lru_cache(maxsize=1024)
+def _is_named_a_part(name: str) -> bool:
+    return _PART in _WORD.findall(name.lower())
 
 
 def is_named(name: str, parent: str | None, asked: Sequence[str]) -> bool:
@@ -60,6 +67,7 @@ def is_named(name: str, parent: str | None, asked: Sequence[str]) -> bool:
     return any(is_called(name, each) for each in wanted)
 
 
+@lru_cache(maxsize=4096)
 def is_called(name: str, asked: str) -> bool:
     """Return whether `asked` is a sequence of words of the GPU's name, however they are joined.
 

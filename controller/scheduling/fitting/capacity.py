@@ -6,13 +6,15 @@ comparison answers for thousands of them.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
+from controller.lifecycle.model import Constraint, JobSpec, NodeCapacity, NodeGpu, Resources
 from controller.scheduling.fitting.fit import Room, is_busy, shortfalls, takes_less
 from fairlead.wire.amounts import amounts_in
 
@@ -77,40 +79,81 @@ class Needs:
         return found
 
 
-class Shapes:
-    """Gives each room its shape; values that are slow to compare get a number once."""
+class _Numbered(NamedTuple):
+    """A node's capacity as a whole, and the kinds of all its GPUs, by number."""
 
-    def __init__(self) -> None:
+    capacity: NodeCapacity
+    """It is kept, so that no other one gets its address."""
+    whole: int
+    kinds: _Kinds
+
+
+class Shapes:
+    """Gives each room its shape; values that are slow to compare get a number once.
+
+    `most` bounds what it remembers. What was forgotten gets another number, never that of
+    something else: then equal rooms have two shapes, which costs a comparison more.
+    """
+
+    def __init__(self, most: int = _MAX_SHAPES) -> None:
+        self._most = most
+        self._next = itertools.count()
         self._numbers: dict[object, int] = {}
+        self._kinds: dict[int, _Kinds] = {}
+        """By the number of the kinds in the order of their GPUs."""
+        self._numbered: dict[int, _Numbered] = {}
+        """By the address of the capacity: a node's stays the same object until it changes."""
 
     def of(self, room: Room) -> Shape:
         capacity = room.node.capacity
-        kinds: dict[int, int] = {}
-        for gpu in room.gpus:
-            kind = self._number(kind_of(gpu))
-            kinds[kind] = kinds.get(kind, 0) + 1
-        every = tuple(map(kind_of, capacity.gpus))
-        whole = (
-            *amounts_in(capacity),
-            capacity.blocks,
-            *(capacity.host_network, capacity.gateways, capacity.infiniband, capacity.engine_lacks),
-            capacity.allows,
-            every,
-        )
+        numbered = self._numbered.get(id(capacity)) or self._number_all(capacity)
+        kinds = numbered.kinds
+        if len(room.gpus) < len(capacity.gpus):
+            kinds = self._kinds_of(tuple(map(kind_of, room.gpus))) if room.gpus else ()
         return (
             len(room.gpus),
             room.starts,
             -room.cpu,
             *amounts_in(room),
             room.empty,
-            tuple(sorted(kinds.items())),
-            self._number(whole),
+            kinds,
+            numbered.whole,
             is_busy(room),
             room.lacks_network,
         )
 
+    def _number_all(self, capacity: NodeCapacity) -> _Numbered:
+        every = tuple(map(kind_of, capacity.gpus))
+        whole = (
+            *amounts_in(capacity),
+            capacity.blocks,
+            *(capacity.host_network, capacity.gateways, capacity.infiniband, capacity.engine_lacks),
+            capacity.allows,
+            self._number(every),
+        )
+        if len(self._numbered) >= self._most:
+            self._numbered.clear()
+        made = _Numbered(capacity, self._number(whole), self._kinds_of(every))
+        self._numbered[id(capacity)] = made
+        return made
+
+    def _kinds_of(self, every: tuple[object, ...]) -> _Kinds:
+        number = self._number(every)
+        known = self._kinds.get(number)
+        if known is None:
+            if len(self._kinds) >= self._most:
+                self._kinds.clear()
+            counted = Counter(map(self._number, every))
+            known = self._kinds[number] = tuple(sorted(counted.items()))
+        return known
+
     def _number(self, what: object) -> int:
-        return self._numbers.setdefault(what, len(self._numbers))
+        known = self._numbers.get(what)
+        if known is None:
+            if len(self._numbers) >= self._most:
+                self._numbers.clear()
+            known = self._numbers[what] = next(self._next)
+        return known
 
 
 def kind_of(gpu: NodeGpu) -> tuple[object, ...]:
