@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
     TaskStatus,
     TaskTimes,
     TerminateRequest,
+    WantedImages,
 )
 from shim.admission import container_rules
 from shim.client import ShimError
@@ -122,6 +123,7 @@ class ShimState(Generic[T]):
         return task
 
     gateway_keys: tuple[str, ...] = ()
+    images_wanted = WantedImages(images=())
     """Of the gateways that may log in."""
 
     def forget_all(self) -> None:
@@ -287,6 +289,11 @@ class ShimState(Generic[T]):
         if not self._machine.gateways:
             raise ShimError("no_gateways", "this node lends no sockets to gateways", 409)
         self.gateway_keys = tuple(keys)
+
+    def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        if self._machine.images_ahead is None:
+            raise ShimError("engine_lacks", "this node's engine has no images", 409)
+        self.images_wanted = wanted
 
     def remove(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> None:
         task = self.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
