@@ -54,6 +54,11 @@ class NodeImages:
         self._by_node: dict[str, dict[str, None]] = {}
         """The runs with nominations on each node, the oldest first."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job is nominated to any node."""
+        return not (self._nominated or self._by_node)
+
     def committed(self, touched: Sequence[RunState]) -> None:
         for state in touched:
             before = self._nominated.get(state.run.id, frozenset())

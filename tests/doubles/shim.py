@@ -123,8 +123,9 @@ class ShimState(Generic[T]):
         return task
 
     gateway_keys: tuple[str, ...] = ()
-    images_wanted = WantedImages(images=())
     """Of the gateways that may log in."""
+    images_wanted = WantedImages(images=())
+    """What it was asked to pull ahead."""
 
     def forget_all(self) -> None:
         """Drop allocations and fences, as a node that is installed anew. Lose its tasks first."""
