@@ -223,6 +223,7 @@ class Daemon:
         supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
         await watch.tell_again()
         daemon = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
+        daemon.images_ahead.open()
         await daemon._lend_keys()
         await daemon.exposed.open(events)
         fences = [task.fence for task in found.tasks]

@@ -42,6 +42,8 @@ and about twice as much once they are unpacked."""
 _LOST_INTEREST = 60.0
 """Seconds for which a pull goes on that is in the list no more: the job that waited for room may
 have got it, and joins the pull in a moment."""
+_OLD_LIST = 600.0
+"""Seconds after the shim's start for which the images of the list before it count as used."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -94,6 +96,15 @@ class ImagesAhead:
         self._fence: Fence | None = None
         self._wake = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._old_list: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        self._old_list = asyncio.get_running_loop().call_later(_OLD_LIST, self._end_old_list)
+
+    def _end_old_list(self) -> None:
+        """Without a controller the images must not be kept for ever."""
+        if self._fence is None:
+            self._images.keep(())
 
     @property
     def is_possible(self) -> bool:
@@ -149,6 +160,8 @@ class ImagesAhead:
         self._changed()
 
     async def close(self) -> None:
+        if self._old_list is not None:
+            self._old_list.cancel()
         pulls = [image.pull for image in self._wanted.values() if image.pull is not None]
         tasks = [*pulls, *self._leaving, *([] if self._keeper is None else [self._keeper])]
         for task in tasks:

@@ -31,10 +31,12 @@ Key = tuple[str, str | None, str | None]
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A reference under which this shim has pulled an image. `used_at` is Unix time."""
+    """A reference under which this shim has pulled an image. `used_at` is Unix time. `ahead`: it
+    was in the list of images that the node pulls ahead."""
 
     reference: str
     used_at: float
+    ahead: bool = False
 
 
 class Watermarks(msgspec.Struct, frozen=True):
@@ -99,6 +101,8 @@ class Images:
 
     async def open(self) -> None:
         self._ours = (await self._records.load()).records
+        # The controller sends its list again in a moment: the disk must not be looked at before.
+        self._kept = frozenset(one.reference for one in self._ours.values() if one.ahead)
         await self.access.open()
         self.collect_soon()
 
@@ -299,7 +303,8 @@ class Images:
         return any(pinned(key[0], "") == repository for key in self._pulls)
 
     async def _note(self, reference: str) -> None:
-        record = ImageRecord(reference=reference, used_at=self._now())
+        ahead = reference in self._kept
+        record = ImageRecord(reference=reference, used_at=self._now(), ahead=ahead)
         key = _key(reference)
         self._ours[key] = record
         await self._records.save(key, record)

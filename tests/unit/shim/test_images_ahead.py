@@ -258,6 +258,28 @@ def test_the_collection_leaves_listed_images_and_takes_them_once_they_are_not() 
     play(story, lambda: World(Watermarks(high=0.9, low=0.75)))
 
 
+def test_a_shim_that_starts_again_keeps_the_listed_images_until_it_hears_the_list() -> None:
+    async def story(world: World) -> None:
+        world.offer("a", "b")
+        world.want("a")
+        await asyncio.sleep(1)
+        await world.images.pull("b", None, "t1", lambda now: None)
+        await world.images.let_go("t1", "b")
+        world.used = 950
+        later = World(Watermarks(high=0.9, low=0.75))
+        later.host.local, later.records.kept, later.used = world.host.local, world.records.kept, 950
+        await later.images.open()
+        later.ahead.open()
+        await later.images.collect()
+        assert list(later.host.local) == ["a"]
+        await asyncio.sleep(601)
+        assert later.host.local == {}
+        await later.ahead.close()
+        await later.images.close()
+
+    play(story)
+
+
 def test_no_image_is_removed_for_a_pull_ahead_but_for_a_task_that_joins_it() -> None:
     async def story(world: World) -> None:
         world.offer("a", "b")
