@@ -18,6 +18,7 @@ from controller.links.base import NodeConnection, NodeLink
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.nodes.drains import DrainDeadlines
 from controller.nodes.engines import EngineAbsences
+from controller.nodes.images import NodeImages
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
@@ -106,8 +107,10 @@ class Assembly:
         if machines is not None:
             rentals = _rentals(placement, machines, boot, chance, snapshot)
         self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals)
-        session = Settings(failure=nodes.failure, fence=fence)
+        self._images = NodeImages(self.pipeline, nodes.secrets)
+        session = Settings(failure=nodes.failure, fence=fence, images=self._images)
         self.nodes = NodeManager(self.pipeline, nodes.make_link, clock, chance, session)
+        self._images.wake = self.nodes.look
         self.machines = None
         if machines is not None and rentals is not None:
             self.machines = self._machines(rentals, machines, boot, clock)
@@ -175,10 +178,12 @@ class Assembly:
 
     def _begin_with(self, snapshot: Snapshot) -> None:
         self.pipeline.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
+        self._images.committed(tuple(self.pipeline.runs.values()))
         self.routes.committed(tuple(self.pipeline.runs.values()))
         self.pipeline.listen(self._effects)
         self.pipeline.listen(self.routes)
         self.pipeline.listen(self.gateways)
+        self.pipeline.listen(self._images)
 
     async def run(self) -> None:
         """Work until cancelled. Raises LeaseLost, StoreUnavailable."""

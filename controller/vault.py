@@ -140,10 +140,15 @@ class Vault:
             None if data is None else msgspec.structs.replace(secret, sealed=self.keys.seal(data))
         )
 
-    def value(self, user: str, name: str) -> str:
+    def value(self, user: str | None, name: str) -> str:
         """Return what `${{ secrets.NAME }}` stands for in a run of this user: the user's own secret
-        of that name, else the shared one. Raises SecretMissing."""
+        of that name, else the shared one. None: only the shared one. Raises SecretMissing."""
         secret = self.find(user, name) or self.find(None, name)
+        if secret is None and user is None:
+            raise SecretMissing(
+                f"there is no secret {name} of all users: store it with "
+                f"`fairlead secret set --shared {name}`"
+            )
         if secret is None:
             raise SecretMissing(
                 f"there is no secret {name} of {user}: store it with `fairlead secret set {name}`"

@@ -406,6 +406,16 @@ class NodeEventView(_View, frozen=True):
     by: str | None
 
 
+class NodeImageView(_View, frozen=True):
+    """An image that the node's fleet has it pull ahead. `state`: `here`, `pulling`, `waiting`,
+    `failed` (it is tried again) or `not asked`; `message`: why."""
+
+    image: str
+    state: str
+    message: str | None
+    since: str | None
+
+
 class NodeAllowsView(_View, frozen=True):
     """What the node's operator allows jobs to have; raw sockets: in the node's own network."""
 
@@ -466,6 +476,8 @@ class NodeView(_View, frozen=True):
     """The end of the time in which an expected node can be registered."""
     events: tuple[NodeEventView, ...] = ()
     """Its latest events, the newest last; lists of nodes leave them out."""
+    images: tuple[NodeImageView, ...] = ()
+    """What its fleet has it pull ahead; lists of nodes leave it out."""
 
 
 class QuarantinedTaskView(_View, frozen=True):
@@ -544,6 +556,8 @@ class FleetView(_View, frozen=True):
     nodes: tuple[str, ...]
     machines: FleetMachinesView | None = None
     """What it may rent; null: nothing."""
+    images: tuple[str, ...] = ()
+    """The images that its nodes pull ahead."""
 
 
 class EventView(_View, frozen=True):

@@ -38,6 +38,7 @@ from fairlead.wire.shim import (
     TaskInfo,
     TaskRequest,
     TerminateRequest,
+    WantedImages,
 )
 
 T = TypeVar("T")
@@ -164,6 +165,12 @@ class ShimClient:
     async def put_gateways(self, keys: Iterable[str]) -> None:
         """Let gateways with exactly these keys log in."""
         await self._ask("PUT", "/v1/node/gateways", None, GatewayKeys(keys=tuple(keys)))
+
+    async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        """Have the node pull exactly these images ahead. Raises ShimError `engine_lacks` where its
+        engine has no images, and `fenced`."""
+        headers = {FENCE_HEADER: fence.header()}
+        await self._ask("PUT", "/v1/node/images", None, wanted, headers)
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0

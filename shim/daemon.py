@@ -41,6 +41,7 @@ from shim.gpus.health import Fault
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
 from shim.image_cache.access import ImageAccess, PrivateImage
+from shim.image_cache.ahead import ImagesAhead
 from shim.image_cache.images import ImageRecord, Images, Watermarks
 from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
@@ -168,6 +169,9 @@ class Daemon:
             supervisor.find,
             executor,
         )
+        self.images_ahead = ImagesAhead(
+            supervisor.images, supervisor.engine, self.events.node_changed
+        )
         self._controller_silence: ControllerSilence | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
@@ -219,6 +223,7 @@ class Daemon:
         supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
         await watch.tell_again()
         daemon = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
+        daemon.images_ahead.open()
         await daemon._lend_keys()
         await daemon.exposed.open(events)
         fences = [task.fence for task in found.tasks]
@@ -239,6 +244,7 @@ class Daemon:
         await self.exposed.close()
         await self.supervisor.close()
         await self.supervisor.gpus.close()
+        await self.images_ahead.close()
         await self.supervisor.images.close()
         await self.supervisor.engine.close()
 
@@ -298,6 +304,8 @@ class Daemon:
             gpu_driver=self.supervisor.gpus.driver,
             blocks=ledger.blocks,
             images=images,
+            images_ahead=self.images_ahead.listing(),
+            images_asked=self.images_ahead.asked,
             draining=self.supervisor.draining,
             disk_free=await self.supervisor.free_disk(),
             engine_error=engine_error,

@@ -47,6 +47,9 @@ def apply_fleet(
     if wish.machines is not None:
         api.set_machines(wish.name, wish.machines, wish.budget)
         changed.append(f"fleet {wish.name} rents machines of {wish.machines['provider']}")
+    if wish.images is not None and api.set_images(wish.name, wish.images, wish.registry_auth):
+        many = f"pull {len(wish.images)} images ahead" if wish.images else "pull no images ahead"
+        changed.append(f"the nodes of fleet {wish.name} {many}")
     terminal = TerminalProgress(asks=not yes)
     outcomes = [] if packed is None else _make_nodes(wish, packed, api, terminal, upgrade=upgrade)
     if json:

@@ -15,6 +15,7 @@ from fairlead.model.statuses import NodeStatus
 from fairlead.wire.amounts import Amounts
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.gpu_names import GpuVendor
+from fairlead.wire.shim import RegistryAuth
 
 
 class Spot(StrEnum):
@@ -66,6 +67,11 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str] = {}
     machines: MachinesPolicy | None = None
     budget: Budget = Budget()
+    images: tuple[str, ...] = ()
+    """The images that its nodes pull ahead."""
+    registry_auth: RegistryAuth | None = None
+    """The login at the registry of the images; its password is the expression of a stored
+    secret."""
     created_at: float
 
 
@@ -148,6 +154,16 @@ class NodeAllows(msgspec.Struct, frozen=True, kw_only=True):
     volume_prefixes: tuple[str, ...]
 
 
+class NodeImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that the node pulls ahead for its fleet, by what its shim said last. `state`: the
+    shim's name of it; `message`: why the last try failed."""
+
+    image: str
+    state: str
+    since: float
+    message: str | None = None
+
+
 class NodeCapacity(Amounts, frozen=True, kw_only=True):
     """The capacity that the node's shim last reported as allocatable."""
 
@@ -178,6 +194,8 @@ class NodeCapacity(Amounts, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
     """Fingerprints of the keys with which controllers may log in; empty: the shim does not tell."""
+    images: tuple[NodeImage, ...] | None = None
+    """The images that it pulls ahead; None: its engine has none, or its shim cannot."""
 
 
 class QuarantinedTask(Amounts, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Node, NodeEvent, NodeGpu
+from controller.lifecycle.inventory import Node, NodeEvent, NodeGpu, NodeImage
 from fairlead.model.statuses import NodeStatus
 
 MAX_EVENTS: Final = 32
@@ -61,6 +61,7 @@ def _changes(before: Node, after: Node) -> Iterator[tuple[str, str | None]]:
     if len(many) > 1 and many != before.capacity.controllers:
         yield f"{len(many)} controllers may log in", ", ".join(many)
     yield from _gpu_changes(before.capacity.gpus, after.capacity.gpus)
+    yield from _image_changes(before.capacity.images or (), after.capacity.images or ())
 
 
 def _gpu_changes(
@@ -73,3 +74,15 @@ def _gpu_changes(
             yield _broken(gpu.uuid), (gpu.message or "").removeprefix("cordoned: ")
         elif gpu.healthy and not was_healthy:
             yield f"GPU {gpu.uuid} is offered again", None
+
+
+def _image_changes(
+    before: tuple[NodeImage, ...], after: tuple[NodeImage, ...]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield each failure to pull an image ahead once, although it is tried again and again."""
+    known = {one.image: one.message for one in before}
+    for one in after:
+        if one.message is not None and one.message != known.get(one.image):
+            yield f"image {one.image} could not be pulled ahead", one.message
+        elif one.message is None and known.get(one.image) is not None:
+            yield f"image {one.image} was pulled ahead after all", None

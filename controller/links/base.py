@@ -27,6 +27,7 @@ from fairlead.wire.shim import (
     TaskInfo,
     TaskRequest,
     TerminateRequest,
+    WantedImages,
 )
 
 
@@ -75,6 +76,7 @@ class ShimApi(Protocol):
         self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
     ) -> ExposedPort: ...
     async def put_gateways(self, keys: Iterable[str]) -> None: ...
+    async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None: ...
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None: ...

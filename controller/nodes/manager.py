@@ -75,6 +75,12 @@ class NodeManager:
             if session.connection is not None:
                 return session.connection
 
+    def look(self, node_id: str) -> None:
+        """Have the node's session look again at what the node is to be told."""
+        session = self._sessions.get(node_id)
+        if session is not None:
+            session.look()
+
     async def _match(self, listener: SessionListener) -> None:
         # Each commit about any node wakes it, and most change nobody's membership.
         if self._matched == self._pipeline.membership:

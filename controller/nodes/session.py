@@ -20,6 +20,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeAddress, NodeStatus
 from controller.links.base import NodeConnection, NodeLink, ShimApi
+from controller.nodes.images import NodeImages
 from controller.nodes.silence import Attendance, Silence, Silent, silent_before
 from controller.nodes.sync import NodeSync, SessionListener, ShimTaken, report_gone
 from controller.pipelines import from_node, to_node
@@ -60,6 +61,7 @@ class NodeSession:
         self._clock = clock
         self._handshakes = handshakes
         self._fence = settings.fence
+        self._images = settings.images
         self._failure = settings.failure
         # Each failed connection counts as a failed probe, so none may come later than a probe does.
         most_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
@@ -72,6 +74,8 @@ class NodeSession:
         self._reported_disconnected: bool | None = None
         self.connection: NodeConnection | None = None
         self.up = asyncio.Event()
+        self.look: Callable[[], None] = lambda: None
+        """Look again at what the node is to be told."""
 
     async def run(self) -> None:
         """Keep the node connected until it is removed.
@@ -196,7 +200,7 @@ class NodeSession:
         """
         await self.up.wait()
         async with self._pipeline.watch(self._node_id) as changed:
-            sync.wake = changed.set
+            sync.wake = self.look = changed.set
             # Cleared before the node is read: a change during the requests wakes this loop again.
             while True:
                 changed.clear()
@@ -206,6 +210,7 @@ class NodeSession:
                 if node is not None and node.draining != sync.shim_drains:
                     await self._drain(connection.shim, sync, node)
                 if node is not None:
+                    await self._ask_for_images(connection.shim, sync, node)
                     await sync.end_quarantined(node)
                 await self._until_changed(changed, sync)
 
@@ -223,6 +228,17 @@ class NodeSession:
             log.warning("node %s refused to drain or to resume: %s", node.name, error)
         else:
             sync.shim_drains = node.draining
+
+    async def _ask_for_images(self, shim: ShimApi, sync: NodeSync, node: Node) -> None:
+        wanted = None if self._images is None else self._images.wanted(node)
+        if wanted is None or self._fence is None or wanted == sync.images_asked:
+            return
+        try:
+            await shim.put_images(wanted, fence=self._fence)
+        except ShimError as error:
+            log.warning("node %s refused to pull images ahead: %s", node.name, error)
+        # Also when it refused: the same list would be refused again and again.
+        sync.images_asked = wanted
 
     # -- what the link itself says ----------------------------------------------------------
 
@@ -293,6 +309,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fence: Fence | None = None
     monotonic: Callable[[], float] | None = None
     """Seconds that only grow; None: those of the event loop."""
+    images: NodeImages | None = None
+    """What nodes pull ahead; None: nothing."""
 
 
 class Handshakes:

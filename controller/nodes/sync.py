@@ -29,6 +29,7 @@ from fairlead.wire.shim import (
     RefusalCode,
     TaskInfo,
     TaskStatus,
+    WantedImages,
 )
 from shim.client import ShimError
 
@@ -62,6 +63,8 @@ class NodeSync:
         """Called when there is something to look at again."""
         self.shim_drains = False
         """Whether the shim was told to drain, as far as known."""
+        self.images_asked: WantedImages | None = None
+        """What the shim was asked to pull ahead; None: not known."""
 
     async def close(self) -> None:
         await self._notices.close()
@@ -274,6 +277,8 @@ class NodeSync:
             log.warning("node %s takes no work: %s", node.name, changed.unfit)
         self._pipeline.set_node(changed, self._node_id)
         self.shim_drains = info.draining
+        if self.images_asked is None and not info.images_asked:
+            self.images_asked = WantedImages(images=())
 
     def _refuse_taken(self, health: Health) -> None:
         """Raise ShimTaken if another node has this shim. A shim that this node had before is not

@@ -11,7 +11,7 @@ from typing import overload
 import msgspec
 
 from controller.lifecycle import reports
-from controller.lifecycle.inventory import NodeAllows
+from controller.lifecycle.inventory import NodeAllows, NodeImage
 from controller.lifecycle.model import NodeCapacity, NodeGpu
 from fairlead.model.reasons import Reason
 from fairlead.wire import shim as shim_schemas
@@ -30,6 +30,7 @@ from fairlead.wire.shim import (
 )
 
 MAX_MESSAGE = 2000
+_MAX_IMAGES = 64
 _EXIT_CODES = range(256)
 # As ssh-keygen prints one: the 32 bytes of a SHA-256 in base64, without padding.
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -185,6 +186,21 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         infiniband=info.infiniband is not False,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
         controllers=tuple(one for one in info.controllers if _FINGERPRINT.fullmatch(one)),
+        images=_images(info),
+    )
+
+
+def _images(info: NodeInfo) -> tuple[NodeImage, ...] | None:
+    if info.images_ahead is None:
+        return None
+    return tuple(
+        NodeImage(
+            image=readable(one.image),
+            state=one.state.value,
+            since=one.at,
+            message=readable(one.message),
+        )
+        for one in info.images_ahead[:_MAX_IMAGES]
     )
 
 

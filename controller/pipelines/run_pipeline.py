@@ -445,7 +445,7 @@ class RunPipeline:
             self._rentals.stored(inventory.machines)
             self._tell_of_gone()
         self._resolve(waiters, None)
-        await self._tell(turn, inventory.nodes)
+        await self._tell(turn, {**inventory.nodes, **self._nodes_of_fleets(inventory.fleets)})
 
     def _tell_relatives(self, turn: TurnInProgress) -> None:
         """Report what became of runs to their children, and to the runs that wait for them."""
@@ -613,6 +613,12 @@ class RunPipeline:
             self._leftovers.pop(state.run.id, None)
             self._scheduler.run_over(state.run.id)
         self._reschedule = True
+
+    def _nodes_of_fleets(self, fleets: Collection[str]) -> dict[str, Node]:
+        """Return the nodes of changed fleets: what a node is asked for depends on its fleet."""
+        if not fleets:
+            return {}
+        return {node_id: node for node_id, node in self.nodes.items() if node.fleet in fleets}
 
     async def _tell(self, turn: TurnInProgress, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())

@@ -32,8 +32,9 @@ class RetryLater(Exception):
 class SecretSource(Protocol):
     """The stored secrets of users."""
 
-    def value(self, user: str, name: str) -> str:
-        """Return the value for a run of this user. Raises SecretMissing."""
+    def value(self, user: str | None, name: str) -> str:
+        """Return the value for a run of this user; None: of the secret that all users share. Raises
+        SecretMissing."""
 
 
 class AttemptContext(msgspec.Struct, frozen=True):

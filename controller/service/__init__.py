@@ -153,7 +153,7 @@ class ControllerService:
         )
         gate.listen(parts.gateways.revoked)
         self._of_runs(stores, parts, settings, clock, chance)
-        self._of_nodes(parts, settings, host_keys, clock, chance)
+        self._of_nodes(parts, settings, vault, host_keys, clock, chance)
 
     async def controllers(self, user: User) -> Sight | None:
         """Return the controllers that share the database; None: it is not shared. Raises Forbidden,
@@ -200,6 +200,7 @@ class ControllerService:
         self,
         parts: LiveParts,
         settings: Settings,
+        vault: Vault,
         host_keys: HostKeys,
         clock: Clock,
         chance: Chance,
@@ -209,7 +210,7 @@ class ControllerService:
         self.registrations = RegistrationService(
             self.nodes, pipeline, clock, chance, settings.node_key, settings.join
         )
-        self.fleets = FleetService(pipeline, clock)
+        self.fleets = FleetService(pipeline, clock, vault)
         self.rented = RentedService(pipeline, self.fleets, clock, parts.machines)
         self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, pipeline, connect)

@@ -86,6 +86,43 @@ class RegistryAuth(msgspec.Struct, frozen=True, kw_only=True):
         return f"RegistryAuth(username={self.username!r}, password=***)"
 
 
+class WantedImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image that the node pulls ahead. `digest` pins it; `registry_auth` is kept in memory
+    alone."""
+
+    image: str
+    digest: str | None = None
+    registry_auth: RegistryAuth | None = None
+    nominated: bool = False
+    """A job that waits for room on this node wants it: it goes first, and is in no listing."""
+
+
+class WantedImages(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `PUT /v1/node/images`: all images that the node pulls ahead, in order. It replaces
+    the list of before."""
+
+    images: tuple[WantedImage, ...]
+
+
+class ImageState(StrEnum):
+    WAITING = "waiting"
+    PULLING = "pulling"
+    HERE = "here"
+    FAILED = "failed"
+    """It is tried again."""
+
+
+class ImageAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that the node pulls ahead. `message`: why the last try failed, until one succeeds;
+    `at` and `retry_at` are Unix times."""
+
+    image: str
+    state: ImageState
+    at: float
+    message: str | None = None
+    retry_at: float | None = None
+
+
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Either `uuids` (verified) or `count` with filters (the shim chooses)."""
 
@@ -440,6 +477,10 @@ class NodeInfo(Amounts, frozen=True, kw_only=True):
     """The node is split into so many equal shares of CPU, memory and GPUs, and every allocation
     takes whole ones; None: it is not split."""
     images: tuple[str, ...] = ()
+    images_ahead: tuple[ImageAhead, ...] | None = None
+    """The images that it pulls ahead; None: its engine has no images, or an older shim cannot."""
+    images_asked: int = 0
+    """How many images it was asked to pull ahead, those of waiting jobs included."""
     draining: bool = False
     disk_free: int | None = None
     """Free bytes of the filesystem of the shim's data folder."""

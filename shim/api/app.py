@@ -36,6 +36,7 @@ from fairlead.wire.shim import (
     TaskRequest,
     TaskStatus,
     TerminateRequest,
+    WantedImages,
 )
 from fairlead.wire.sizes import is_count
 from shim.api.openapi import document
@@ -120,6 +121,7 @@ class Routes:
             web.post("/v1/node/drain", self.drain),
             web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
             web.put("/v1/node/gateways", self.put_gateways),
+            web.put("/v1/node/images", self.put_images),
             web.get("/v1/allocations", self.allocations),
             web.delete("/v1/allocations/{id}", self.release),
             web.get("/v1/tasks", self.tasks),
@@ -164,6 +166,11 @@ class Routes:
 
     async def put_gateways(self, request: web.Request) -> web.Response:
         await self._daemon.exposed.put_keys(await read_body(request, GatewayKeys, "body"))
+        return web.Response(status=204)
+
+    async def put_images(self, request: web.Request) -> web.Response:
+        fence = _fence(request)
+        self._daemon.images_ahead.want(await read_body(request, WantedImages, "body"), fence)
         return web.Response(status=204)
 
     async def expose(self, request: web.Request) -> web.Response:
@@ -294,15 +301,18 @@ def make_runner(daemon: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
 
 
 def _caller(request: web.Request) -> Caller:
-    fence = _header(request, FENCE_HEADER)
-    try:
-        parsed = Fence.parse(fence)
-    except ValueError as error:
-        raise invalid(str(error), FENCE_HEADER) from None
+    fence = _fence(request)
     incarnation = _header(request, INCARNATION_HEADER)
     if not is_count(incarnation):
         raise invalid(f"not a whole number: {incarnation!r:.80}", INCARNATION_HEADER)
-    return Caller(_header(request, RUN_HEADER), parsed, int(incarnation))
+    return Caller(_header(request, RUN_HEADER), fence, int(incarnation))
+
+
+def _fence(request: web.Request) -> Fence:
+    try:
+        return Fence.parse(_header(request, FENCE_HEADER))
+    except ValueError as error:
+        raise invalid(str(error), FENCE_HEADER) from None
 
 
 def _header(request: web.Request, name: str) -> str:

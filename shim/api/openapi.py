@@ -24,6 +24,7 @@ from fairlead.wire.shim import (
     TaskInfo,
     TaskRequest,
     TerminateRequest,
+    WantedImages,
 )
 from shim.settings import VERSION
 
@@ -57,6 +58,7 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
         True,
     ),
     ("put", "/v1/node/gateways", "Let gateways with these keys in", GatewayKeys, None, False),
+    ("put", "/v1/node/images", "Pull these images ahead, no others", WantedImages, None, True),
     (
         "put",
         _TASK + "/exposed",
@@ -118,7 +120,8 @@ def document() -> dict[str, Any]:
 def _parameters(path: str, fenced: bool) -> list[dict[str, Any]]:
     names = [("id", "path")] if "{id}" in path else []
     if fenced:
-        names += [(name, "header") for name in (FENCE_HEADER, INCARNATION_HEADER, RUN_HEADER)]
+        of_run = (INCARNATION_HEADER, RUN_HEADER) if names else ()
+        names += [(name, "header") for name in (FENCE_HEADER, *of_run)]
     required: list[dict[str, Any]] = [
         {"name": name, "in": where, "required": True, "schema": {"type": "string"}}
         for name, where in names

@@ -2,7 +2,8 @@
 
 Tasks that want the same image with the same credentials share one pull; when the last one loses
 interest, the pull is aborted. When the disk is nearly full, only images that this shim has pulled
-are removed, the least recently used first. An image that a task or a container uses stays.
+are removed, the least recently used first. An image that a task or a container uses stays, and so
+does one that the node pulls ahead (`ahead`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -30,10 +31,12 @@ Key = tuple[str, str | None, str | None]
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A reference under which this shim has pulled an image. `used_at` is Unix time."""
+    """A reference under which this shim has pulled an image. `used_at` is Unix time. `ahead`: it
+    was in the list of images that the node pulls ahead."""
 
     reference: str
     used_at: float
+    ahead: bool = False
 
 
 class Watermarks(msgspec.Struct, frozen=True):
@@ -44,20 +47,25 @@ class Watermarks(msgspec.Struct, frozen=True):
     low: float
 
 
+DEFAULT_MARKS = Watermarks(high=0.9, low=0.75)
+
+
 class _SharedPull:
-    def __init__(self, work: Callable[[Progress], Awaitable[ImageInfo]]) -> None:
+    def __init__(self, work: Callable[[_SharedPull], Awaitable[ImageInfo]]) -> None:
         self.listeners: dict[object, Progress] = {}
+        self.is_for_a_task = False
+        """A task wants the image: others may be removed to make room for it."""
         self._latest = PullProgress()
         self.task = asyncio.ensure_future(self._run(work))
 
-    async def _run(self, work: Callable[[Progress], Awaitable[ImageInfo]]) -> ImageInfo:
-        return await work(self._tell)
+    async def _run(self, work: Callable[[_SharedPull], Awaitable[ImageInfo]]) -> ImageInfo:
+        return await work(self)
 
     def listen(self, who: object, progress: Progress) -> None:
         self.listeners[who] = progress
         progress(self._latest)
 
-    def _tell(self, now: PullProgress) -> None:
+    def tell(self, now: PullProgress) -> None:
         self._latest = now
         for progress in tuple(self.listeners.values()):
             progress(now)
@@ -84,6 +92,7 @@ class Images:
         self._pulls: dict[Key, _SharedPull] = {}
         self._holders: dict[str, str] = {}
         self._ours: dict[str, ImageRecord] = {}
+        self._kept: frozenset[str] = frozenset()
         self._looking = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -92,6 +101,8 @@ class Images:
 
     async def open(self) -> None:
         self._ours = (await self._records.load()).records
+        # The controller sends its list again in a moment: the disk must not be looked at before.
+        self._kept = frozenset(one.reference for one in self._ours.values() if one.ahead)
         await self.access.open()
         self.collect_soon()
 
@@ -127,17 +138,41 @@ class Images:
         self, reference: str, auth: RegistryAuth | None, holder: str, progress: Progress
     ) -> ImageInfo:
         """Return the image, held for `holder`. Raises ImageError, and EngineUnavailable."""
+        return await self._join(reference, auth, holder, progress)
+
+    async def pull_ahead(
+        self, reference: str, auth: RegistryAuth | None, progress: Progress
+    ) -> ImageInfo:
+        """Pull an image that no task wants yet. A task that wants it meanwhile joins this pull. No
+        other image is removed for it. Raises ImageError, and EngineUnavailable."""
+        return await self._join(reference, auth, None, progress)
+
+    def keep(self, references: Iterable[str]) -> None:
+        """Count these images as used from now on, and no others that were kept before."""
+        self._kept = frozenset(references)
+        self.collect_soon()
+
+    @property
+    def marks(self) -> Watermarks:
+        return self._watermarks or DEFAULT_MARKS
+
+    async def _join(
+        self, reference: str, auth: RegistryAuth | None, holder: str | None, progress: Progress
+    ) -> ImageInfo:
         key = (reference, auth.username, auth.password) if auth else (reference, None, None)
         shared = self._pulls.get(key)
         if shared is None or shared.task.done():
-            shared = _SharedPull(lambda tell: self._pull(reference, auth, tell))
+            shared = _SharedPull(lambda pull: self._pull(reference, auth, pull))
             self._pulls[key] = shared
         who = object()
         shared.listen(who, progress)
+        if holder is not None:
+            shared.is_for_a_task = True
         try:
             # The pull belongs to all its listeners: one that is cancelled must not end it.
             image = await asyncio.shield(shared.task)
-            self._holders[holder] = image.id
+            if holder is not None:
+                self._holders[holder] = image.id
             return image
         finally:
             del shared.listeners[who]
@@ -168,14 +203,16 @@ class Images:
             gone += await self._remove_unused(record)
         return gone
 
-    async def _pull(self, reference: str, auth: RegistryAuth | None, tell: Progress) -> ImageInfo:
+    async def _pull(
+        self, reference: str, auth: RegistryAuth | None, pull: _SharedPull
+    ) -> ImageInfo:
         was_here = await self._engine.local_image(reference) is not None
         if auth is None:
-            image = await self._pull_with_room(reference, auth, tell)
+            image = await self._pull_with_room(reference, auth, pull)
         else:
             await self.access.pull_begins(reference)
             try:
-                image = await self._pull_with_room(reference, auth, tell)
+                image = await self._pull_with_room(reference, auth, pull)
             finally:
                 await self.access.pull_ended(reference)
         with contextlib.suppress(OSError):
@@ -185,14 +222,15 @@ class Images:
         return image
 
     async def _pull_with_room(
-        self, reference: str, auth: RegistryAuth | None, tell: Progress
+        self, reference: str, auth: RegistryAuth | None, pull: _SharedPull
     ) -> ImageInfo:
         try:
-            return await self._pull_once(reference, auth, tell)
+            return await self._pull_once(reference, auth, pull.tell)
         except ImageError as error:
-            if error.problem is not ImageProblem.NO_SPACE or not await self._make_room():
+            may_remove = error.problem is ImageProblem.NO_SPACE and pull.is_for_a_task
+            if not may_remove or not await self._make_room():
                 raise
-            return await self._pull_once(reference, auth, tell)
+            return await self._pull_once(reference, auth, pull.tell)
 
     async def _pull_once(
         self, reference: str, auth: RegistryAuth | None, tell: Progress
@@ -225,6 +263,8 @@ class Images:
 
     async def _remove_unused(self, record: ImageRecord) -> bool:
         image = await self._engine.local_image(record.reference)
+        if self._is_kept(record.reference):
+            return False
         if image is not None and (self._is_used(image) or self._is_wanted(record.reference)):
             return False
         # From here on no task may find the image that is being removed.
@@ -247,6 +287,15 @@ class Images:
         find this one."""
         return self._looking > 0 or image.id in self._holders.values()
 
+    def _is_kept(self, reference: str) -> bool:
+        """Return whether the image is kept. A removal that the next look would pull again frees no
+        room, so it would go on for ever."""
+        if reference in self._kept:
+            return True
+        repository = pinned(reference, "")
+        # An engine that loses a repository's last tag loses its digests too.
+        return any("@" in kept and pinned(kept, "") == repository for kept in self._kept)
+
     def _is_wanted(self, reference: str) -> bool:
         """Return whether a pull wants the repository: an engine that loses a repository's last tag
         loses its digests too."""
@@ -254,7 +303,8 @@ class Images:
         return any(pinned(key[0], "") == repository for key in self._pulls)
 
     async def _note(self, reference: str) -> None:
-        record = ImageRecord(reference=reference, used_at=self._now())
+        ahead = reference in self._kept
+        record = ImageRecord(reference=reference, used_at=self._now(), ahead=ahead)
         key = _key(reference)
         self._ours[key] = record
         await self._records.save(key, record)

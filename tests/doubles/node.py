@@ -45,6 +45,7 @@ from fairlead.wire.shim import (
     TaskRequest,
     TaskStatus,
     TerminateRequest,
+    WantedImages,
 )
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.runner import RunnerRules
@@ -246,6 +247,14 @@ class FakeShim:
 
     async def put_gateways(self, keys: Iterable[str]) -> None:
         self._state.put_gateways(keys)
+
+    async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        self._order("images", str(len(wanted.images)))
+        self._state.put_images(wanted, fence=fence)
+
+    @property
+    def images_wanted(self) -> WantedImages:
+        return self._state.images_wanted
 
     @property
     def gateway_keys(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ class GivenSecrets:
     def __init__(self, stored: Mapping[str, str] = {}) -> None:
         self.stored = dict(stored)
 
-    def value(self, user: str, name: str) -> str:
+    def value(self, user: str | None, name: str) -> str:
         try:
             return self.stored[name]
         except KeyError:

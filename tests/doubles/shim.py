@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
     TaskStatus,
     TaskTimes,
     TerminateRequest,
+    WantedImages,
 )
 from shim.admission import container_rules
 from shim.client import ShimError
@@ -123,6 +124,8 @@ class ShimState(Generic[T]):
 
     gateway_keys: tuple[str, ...] = ()
     """Of the gateways that may log in."""
+    images_wanted = WantedImages(images=())
+    """What it was asked to pull ahead."""
 
     def forget_all(self) -> None:
         """Drop allocations and fences, as a node that is installed anew. Lose its tasks first."""
@@ -287,6 +290,11 @@ class ShimState(Generic[T]):
         if not self._machine.gateways:
             raise ShimError("no_gateways", "this node lends no sockets to gateways", 409)
         self.gateway_keys = tuple(keys)
+
+    def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        if self._machine.images_ahead is None:
+            raise ShimError("engine_lacks", "this node's engine has no images", 409)
+        self.images_wanted = wanted
 
     def remove(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> None:
         task = self.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)

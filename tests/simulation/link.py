@@ -34,6 +34,7 @@ from fairlead.wire.shim import (
     TaskInfo,
     TaskRequest,
     TerminateRequest,
+    WantedImages,
 )
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
@@ -128,6 +129,9 @@ class SimulatedShim:
 
     async def put_gateways(self, keys: Iterable[str]) -> None:
         await self._ask(partial(self._node.put_gateways, tuple(keys)))
+
+    async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        await self._ask(partial(self._node.put_images, wanted, fence=fence))
 
     async def terminate(
         self,

@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
     TaskInfo,
     TaskRequest,
     TerminateRequest,
+    WantedImages,
 )
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
@@ -315,6 +316,10 @@ class SimulatedNode:
     async def put_gateways(self, keys: Iterable[str]) -> None:
         self._answer()
         self._state.put_gateways(keys)
+
+    async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
+        self._answer(fence)
+        self._state.put_images(wanted, fence=fence)
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from controller.api.http.paging import PageQuery, page
@@ -24,6 +26,16 @@ class FleetBody(msgspec.Struct, frozen=True, kw_only=True):
 
     placement: str | None = None
     attributes: dict[str, str | None] = {}
+
+
+class FleetImagesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields `images` and `registry_auth` of a fleet's file. It replaces what was there."""
+
+    images: list[Any] = []
+    registry_auth: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"FleetImagesBody(images={self.images!r})"
 
 
 class FleetsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +65,14 @@ async def change_fleet(call: Call) -> FleetView:
         placement=body.placement,
         attributes=body.attributes,
         user=call.caller,
+    )
+    return fleet_view(call, fleet)
+
+
+async def set_images(call: Call) -> FleetView:
+    body: FleetImagesBody = call.body
+    fleet = await call.service.fleets.set_images(
+        call.path("fleet"), images=body.images, registry_auth=body.registry_auth, user=call.caller
     )
     return fleet_view(call, fleet)
 
@@ -101,6 +121,14 @@ ROUTES: tuple[Route, ...] = (
         summary="Change a fleet's placement or attributes",
         handler=change_fleet,
         body=FleetBody,
+        answer=FleetView,
+    ),
+    Route(
+        method="PUT",
+        path="/v1/fleets/{fleet}/images",
+        summary="Say which images a fleet's nodes pull ahead",
+        handler=set_images,
+        body=FleetImagesBody,
         answer=FleetView,
     ),
     Route(

@@ -12,11 +12,19 @@ from controller.api.http.paging import PageQuery, page
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
 from controller.clock import iso
+from controller.lifecycle.inventory import NodeImage
 from controller.lifecycle.model import Node, NodeEvent
 from controller.service.machines.nodes import NodeRequest
 from controller.service.machines.registrations import Announcement
 from controller.service.machines.use import NodeUse
-from fairlead.documents import GpuView, NodeAllowsView, NodeEventView, NodeView, QuarantinedTaskView
+from fairlead.documents import (
+    GpuView,
+    NodeAllowsView,
+    NodeEventView,
+    NodeImageView,
+    NodeView,
+    QuarantinedTaskView,
+)
 from fairlead.queries import Query
 from fairlead.wire.shim import Finding
 
@@ -191,11 +199,17 @@ async def stop_quarantined(call: Call) -> NodeView:
 def shown_node(call: Call, node: Node) -> NodeView:
     nodes = call.service.nodes
     use = nodes.use(node, call.caller)
-    return node_view(node, use, nodes.seen_at(node), history=node.history)
+    images = call.service.fleets.images_on(node)
+    return node_view(node, use, nodes.seen_at(node), history=node.history, images=images)
 
 
 def node_view(
-    node: Node, use: NodeUse, seen_at: float | None, *, history: Sequence[NodeEvent] = ()
+    node: Node,
+    use: NodeUse,
+    seen_at: float | None,
+    *,
+    history: Sequence[NodeEvent] = (),
+    images: Sequence[NodeImage] = (),
 ) -> NodeView:
     capacity = node.capacity
     address = node.address
@@ -228,6 +242,10 @@ def node_view(
         last_seen_at=iso_or_none(seen_at),
         register_until=iso(node.registration.expires_at) if node.registration else None,
         events=tuple(derived(NodeEventView, event) for event in history),
+        images=tuple(
+            derived(NodeImageView, one, since=iso(one.since) if one.since else None)
+            for one in images
+        ),
     )
 
 

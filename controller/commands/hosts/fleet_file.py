@@ -16,6 +16,7 @@ from controller.commands.hosts.install import HostPlan
 from controller.commands.hosts.preflight import DockerChoice
 from controller.commands.hosts.ssh_config import target_of
 from fairlead.configuration.convert import ConfigurationError, convert
+from fairlead.configuration.values.fleet_images import fleet_images
 from fairlead.configuration.values.machines import (
     BudgetFields,
     MachinesFields,
@@ -46,6 +47,8 @@ ALLOWED = {
     "hosts": "a list of host names, or of mappings with `host`",
     "machines": "a mapping: what the fleet may rent",
     "budget": "a mapping: per_hour, per_month",
+    "images": "a list of images that its nodes pull ahead",
+    "registry_auth": "a mapping of username and password",
     "hosts.host": "a host name or address",
     "hosts.name": "the node's name",
     "hosts.host_key": "a public host key, as in /etc/ssh/ssh_host_ed25519_key.pub",
@@ -88,6 +91,8 @@ class FleetFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True
     placement: str | None = None
     machines: dict[str, Any] | None = None
     budget: dict[str, Any] | None = None
+    images: list[Any] | None = None
+    registry_auth: dict[str, Any] | None = None
 
 
 class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +136,12 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
     machines: dict[str, Any] | None = None
     """What it may rent, as written; None: its file says nothing of it."""
     budget: dict[str, Any] | None = None
+    images: list[Any] | None = None
+    """What its nodes pull ahead; None: its file says nothing of it."""
+    registry_auth: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"FleetWish(name={self.name!r})"
 
 
 def read_fleet(data: object, folder: Path) -> FleetWish:
@@ -138,6 +149,7 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
     HostError."""
     fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
     _check_machines(fields)
+    _check_images(fields)
     hosts: list[FleetHost] = []
     for number, entry in enumerate(fields.hosts):
         given = HostFields(host=entry) if isinstance(entry, str) else entry
@@ -159,7 +171,19 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
         hosts=tuple(hosts),
         machines=fields.machines,
         budget=fields.budget,
+        images=fields.images,
+        registry_auth=fields.registry_auth,
     )
+
+
+def _check_images(fields: FleetFields) -> None:
+    """Raises ConfigurationError."""
+    if fields.images is not None:
+        fleet_images(fields.images, fields.registry_auth)
+    elif fields.registry_auth is not None:
+        raise ConfigurationError(
+            "registry_auth", "is of a fleet without images", "only with `images`"
+        )
 
 
 def _check_machines(fields: FleetFields) -> None:
@@ -169,8 +193,10 @@ def _check_machines(fields: FleetFields) -> None:
             raise ConfigurationError(
                 "budget", "is of a fleet that rents nothing", "only with `machines`"
             )
-        if not fields.hosts:
-            raise ConfigurationError("hosts", "is missing", "a list of hosts, or `machines`")
+        if not fields.hosts and fields.images is None:
+            raise ConfigurationError(
+                "hosts", "is missing", "a list of hosts, or `machines`, or `images`"
+            )
         return
     machines = convert(fields.machines, MachinesFields, within="machines")
     check_machines(machines, convert(fields.budget or {}, BudgetFields, within="budget"))

@@ -190,6 +190,13 @@ class NodesApi:
         body = {"machines": machines, "budget": budget}
         self._client.put(f"/v1/fleets/{quote(name, safe='')}/machines", body)
 
+    def set_images(self, name: str, images: list[object], registry_auth: object) -> bool:
+        """Say what the fleet's nodes pull ahead; return whether that changed their list."""
+        before = self.find_fleet(name)
+        body = {"images": images, "registry_auth": registry_auth}
+        self._client.put(f"/v1/fleets/{quote(name, safe='')}/images", body)
+        return before is None or list(before.images) != images
+
     def nodes(self, fleet: str | None = None) -> list[NodeView]:
         """Return the nodes of one fleet, or all."""
         found: list[NodeView] = []

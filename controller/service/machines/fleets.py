@@ -9,12 +9,20 @@ import msgspec
 
 from common.refusals import Conflict, Invalid, NotFound
 from controller.clock import Clock
-from controller.lifecycle.model import DEFAULT_FLEET, Fleet
+from controller.lifecycle.inventory import NodeImage
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus
+from controller.nodes.images import login_of
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import SecretSource
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
+from controller.vault import SecretMissing
+from fairlead.configuration.values.fleet_images import fleet_images
+from fairlead.wire.engine_abilities import EngineAbility
 
 MAX_ATTRIBUTES = 64
+NOT_ASKED = "not asked"
+"""The state of an image that its node does not pull ahead."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _MAX_VALUE = 256
 BUILT_IN = frozenset(
@@ -55,8 +63,9 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class FleetService:
-    def __init__(self, pipeline: RunPipeline, clock: Clock) -> None:
+    def __init__(self, pipeline: RunPipeline, clock: Clock, secrets: SecretSource) -> None:
         self._pipeline = pipeline
+        self._secrets = secrets
         self._clock = clock
 
     def all(self) -> list[Fleet]:
@@ -129,6 +138,50 @@ class FleetService:
         )
         await self._pipeline.save_fleet(changed, name)
         return changed
+
+    async def set_images(
+        self, name: str, *, images: object, registry_auth: object, user: User
+    ) -> Fleet:
+        """Say which images the fleet's nodes pull ahead.
+
+        Raises ConfigurationError, Invalid, NotFound, Forbidden.
+        """
+        require_admin(user, "have a fleet's nodes pull images ahead")
+        fleet = self.get(name)
+        written = fleet_images(images, registry_auth)
+        changed = msgspec.structs.replace(fleet, images=written.images, registry_auth=written.auth)
+        try:
+            login_of(changed, self._secrets)
+        except SecretMissing as error:
+            raise Invalid(str(error), field="registry_auth") from None
+        await self._pipeline.save_fleet(changed, name)
+        return changed
+
+    def images_on(self, node: Node) -> tuple[NodeImage, ...]:
+        """Return how far the node is with the images of its fleet."""
+        fleet = self._pipeline.fleets.get(node.fleet)
+        if fleet is None or not fleet.images:
+            return ()
+        known = {one.image: one for one in node.capacity.images or ()}
+        why = self._why_not_asked(node, fleet)
+        waiting = NodeImage(image="", state=NOT_ASKED if why else "waiting", since=0.0, message=why)
+        return tuple(
+            (not why and known.get(image)) or msgspec.structs.replace(waiting, image=image)
+            for image in fleet.images
+        )
+
+    def _why_not_asked(self, node: Node, fleet: Fleet) -> str | None:
+        if EngineAbility.IMAGES in node.capacity.engine_lacks:
+            return "its engine has no images"
+        if node.capacity.images is None and node.status is NodeStatus.CONNECTED:
+            return "its shim is of an older version: `fairlead node upgrade` installs this one"
+        if node.draining:
+            return "it is draining"
+        try:
+            login_of(fleet, self._secrets)
+        except SecretMissing as error:
+            return str(error)
+        return None
 
     async def remove(self, name: str, *, user: User) -> Fleet:
         """Remove a fleet. Raises NotFound, Forbidden, and Conflict while it has nodes."""

@@ -57,6 +57,12 @@ def is_reference(text: str) -> bool:
     return _SECRET.fullmatch(text) is not None
 
 
+def filled(text: str, value_of: ValueOf) -> str:
+    """Return the string with the values of its secrets. Raises what `value_of` raises."""
+    # One pass: a value that looks like an expression stays as its user stored it.
+    return _SECRET.sub(lambda match: value_of(match[1]), text)
+
+
 def problem_of(text: str, path: str) -> str | None:
     """Return what is wrong with the expressions of the string at this field; None: nothing."""
     for found in _EXPRESSION.findall(text):

@@ -53,6 +53,12 @@ def image_name(text: object) -> str:
     return text
 
 
+def registry_of(image: str) -> str:
+    """Return the registry that the name of an image belongs to."""
+    registry, _ = _parts(image.partition("@")[0])
+    return "docker.io" if registry in (None, "index.docker.io") else registry
+
+
 def default_image_name(text: object) -> str:
     """Return the name of a default image, in which `{python}` stands for the version of Python that
     a job asks for, else the newest. Raises ValueError with what is wrong."""

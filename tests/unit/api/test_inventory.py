@@ -63,6 +63,7 @@ async def test_attributes_and_fleet_of_a_node_change(api: TestClient[Any, Any]) 
         "attributes": {},
         "nodes": ["here"],
         "machines": None,
+        "images": [],
     }
     assert fleets["default"]["nodes"] == []
 

@@ -12,6 +12,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.links.base import NodeConnection
+from controller.nodes.images import NodeImages
 from controller.nodes.session import Handshakes, NodeSession, Settings
 from controller.nodes.strays import StrayTasks
 from controller.pipelines.run_pipeline import RunPipeline
@@ -22,6 +23,7 @@ from shim.client import ShimUnavailable
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.node import FakeLink, FakeShim
+from tests.doubles.secrets import GivenSecrets
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
@@ -85,6 +87,9 @@ class World:
         self.pipeline.restore(states, [node, a_node("n2", status=NodeStatus.CONNECTING)])
         for state in states:
             database.runs[state.run.id] = state
+        self.secrets = GivenSecrets()
+        self.images = NodeImages(self.pipeline, self.secrets)
+        self.images.committed(states)
         self.collected: list[str] = []
         self.collected_outputs: list[str] = []
         self.full: OSError | None = None
@@ -100,8 +105,10 @@ class World:
             self.clock,
             self.chance,
             Handshakes(),
-            Settings(fence=FENCE, monotonic=self.clock.now, failure=failure),
+            Settings(fence=FENCE, monotonic=self.clock.now, failure=failure, images=self.images),
         )
+        self.images.wake = lambda node_id: self.session.look()
+        self.pipeline.listen(self.images)
 
     def _make_link(self, node: Node) -> FakeLink:
         self.linked_to.append(node)

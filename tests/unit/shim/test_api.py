@@ -18,11 +18,16 @@ from fairlead.wire.shim import (
     EngineKind,
     EventType,
     Fence,
+    ImageState,
+    RegistryAuth,
     TaskStatus,
     TerminateRequest,
+    WantedImage,
+    WantedImages,
 )
 from shim.api.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
+from shim.engines.base import ImageInfo
 from tests.unit.shim.parts import RUN, Node, request
 
 FENCE = Fence(1, 1)
@@ -363,3 +368,37 @@ async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_one_line_for_de
         while "the reader has gone away" not in caplog.text and "failed" not in caplog.text:
             await client.health(fence=FENCE)
     assert "Traceback" not in caplog.text
+
+
+async def test_images_are_pulled_ahead_by_request_and_shown_by_the_node(
+    client: ShimClient, node: Node
+) -> None:
+    node.host.registry["team/tool:1"] = (ImageInfo(id="sha256:tool"), "s3cret")
+    auth = RegistryAuth(username="anna", password="s3cret")
+    wanted = WantedImage(image="team/tool:1", registry_auth=auth)
+    await client.put_images(WantedImages(images=(wanted,)), fence=FENCE)
+    async with asyncio.timeout(30), aclosing(client.events()) as events:
+        async for _ in events:
+            (listed,) = (await client.node()).images_ahead or ()
+            if listed.state is ImageState.HERE:
+                break
+    assert listed.image == "team/tool:1"
+    files = [path for path in node.settings.data.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+
+
+async def test_a_list_of_images_needs_a_fence_and_a_right_body(
+    client: ShimClient, session: aiohttp.ClientSession
+) -> None:
+    url = f"{BASE_URL}/v1/node/images"
+    async with session.put(url, json={"images": []}) as answer:
+        assert (answer.status, (await answer.json())["error"]["field"]) == (400, "Fairlead-Fence")
+    headers = {"Fairlead-Fence": FENCE.header()}
+    for body in ({}, {"images": [{"image": 3}]}, {"images": [{"image": ""}]}):
+        async with session.put(url, json=body, headers=headers) as answer:
+            assert answer.status == 400, body
+    await client.put_images(WantedImages(images=()), fence=Fence(1, 2))
+    with pytest.raises(ShimError) as caught:
+        await client.put_images(WantedImages(images=()), fence=FENCE)
+    assert (caught.value.code, (await client.node()).images_ahead) == ("fenced", ())

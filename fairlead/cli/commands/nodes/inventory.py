@@ -208,6 +208,12 @@ def show(name: str, /, *, json: Json = False) -> int:
         "about": _cells(node)[-1],
     }
     output.emit_table(("", ""), [(key, value) for key, value in rows.items() if value])
+    if node.images:
+        output.emit("\nimages that its fleet pulls ahead:")
+        output.emit_table(
+            ("IMAGE", "STATE", "SINCE", "WHY"),
+            [(one.image, one.state, one.since or "-", one.message or "") for one in node.images],
+        )
     if node.events:
         output.emit("\nlatest events:")
         output.emit_table(

@@ -153,3 +153,34 @@ def test_a_fleet_that_could_rent_nothing_is_refused(tmp_path: Path, text: str, f
     with pytest.raises(ConfigurationError) as refused:
         read(tmp_path, text)
     assert refused.value.field == field
+
+
+PULLING = "type: fleet\nname: f\nimages: ['python:3.12']\n"
+
+
+def test_a_fleet_may_have_images_and_no_hosts(tmp_path: Path) -> None:
+    auth = "registry_auth: {username: anna, password: '${{ secrets.REGISTRY }}'}\n"
+    wish = read(tmp_path, PULLING + auth)
+    assert (wish.hosts, wish.images) == ((), ["python:3.12"])
+    assert wish.registry_auth == {"username": "anna", "password": "${{ secrets.REGISTRY }}"}
+    assert read(tmp_path).images is None
+    assert read(tmp_path, PULLING.replace("'python:3.12'", "")).images == []
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (PULLING.replace("python:3.12", "Python 3"), "images[0]"),
+        (f"type: fleet\nname: f\nimages: [{', '.join(f'i{n}' for n in range(33))}]\n", "images"),
+        ("type: fleet\nname: f\nimages: python\n", "images"),
+        (PULLING + "registry_auth: {username: a, password: canary}\n", "registry_auth.password"),
+        ("type: fleet\nname: f\nhosts: [a]\nregistry_auth: {username: a}\n", "registry_auth"),
+    ],
+)
+def test_images_that_could_not_be_pulled_are_refused_without_the_password(
+    tmp_path: Path, text: str, field: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(tmp_path, text)
+    assert refused.value.field == field
+    assert "canary" not in str(refused.value)
