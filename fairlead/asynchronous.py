@@ -71,6 +71,21 @@ def _making(
     return call
 
 
+def _making_several(
+    method: Callable[Concatenate[Client, P], list[Run]],
+) -> Callable[Concatenate[_Asynchronous[Client], P], Coroutine[object, None, list[AsyncRun]]]:
+    """Return the method that gives several runs as such a coroutine."""
+
+    @wraps(method)
+    async def call(
+        self: _Asynchronous[Client], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[AsyncRun]:
+        made = await asyncio.to_thread(method, self._blocking, *args, **kwargs)
+        return [AsyncRun(run) for run in made]
+
+    return call
+
+
 def _acting(
     method: Callable[Concatenate[Run, P], Run],
 ) -> Callable[Concatenate[AsyncRun, P], Coroutine[object, None, AsyncRun]]:
@@ -134,6 +149,7 @@ class AsyncClient(_Asynchronous[Client]):
     whoami = _call(Client.whoami)
     submit = _making(Client.submit)
     submit_many = _call(Client.submit_many)
+    submit_together = _making_several(Client.submit_together)
     sweep = _making(Client.sweep)
     deploy = _call(Client.deploy)
     plan = _call(Client.plan)

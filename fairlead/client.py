@@ -62,7 +62,13 @@ from fairlead.rest import (
     service_path,
 )
 from fairlead.ssh_keys import public_keys
-from fairlead.submission import submit, submit_all, with_code, with_code_unsent
+from fairlead.submission import (
+    submit,
+    submit_all,
+    submit_together,
+    with_code,
+    with_code_unsent,
+)
 from fairlead.sweeps import all_sets, sets_as_written
 from fairlead.task import Task
 from fairlead.wire.frames import Frame, Stream
@@ -135,6 +141,10 @@ P = TypeVar("P", bound=_Page)
 
 class _Runs(msgspec.Struct):
     runs: list[RunSummary]
+
+
+class _Submitted(msgspec.Struct):
+    runs: list[RunView]
 
 
 class _Nodes(msgspec.Struct):
@@ -264,6 +274,35 @@ class Client(Closing):
             for number, task in enumerate(found)
         )
         return submit_all(self.rest, bodies, self.tell)
+
+    def submit_together(
+        self,
+        tasks: Sequence[Source],
+        *,
+        names: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        parent: KnownRun | str | None = None,
+    ) -> list[Run]:
+        """Submit several runs as one act: all of them or none. Return them in their order.
+
+        They may wait for each other by name (`after`), in any order. The arguments are those of
+        `submit_many`. Raises InvalidConfiguration before anything is sent, and ApiError, whose
+        `field` begins with `runs[NUMBER]`, when the controller refuses one of them.
+        """
+        if names is not None and len(names) != len(tasks):
+            raise UsageError(f"`names` has {len(names)} names for {len(tasks)} tasks")
+        if not tasks:
+            raise UsageError("tasks: give at least one task")
+        bodies = [
+            {
+                **self._submission(task, env),
+                "name": None if names is None else names[number],
+                "parent": None if parent is None else _key(parent),
+            }
+            for number, task in enumerate(tasks)
+        ]
+        data = submit_together(self.rest, bodies, self.tell)
+        return [Run(self, state) for state in decode(data, _Submitted).runs]
 
     def sweep(
         self,

@@ -230,6 +230,7 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         repos=tuple(repo.plain for repo in spec.repos),
         gang=_gang(context),
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
+        gpus=0 if allocation is None else len(allocation.gpus),
         **{name: getattr(spec, name) for name in JobProgram.__struct_fields__},
     )
 

@@ -85,6 +85,8 @@ class EnvStyle(StrEnum):
     DSTACK = "dstack"
     YTSAURUS = "ytsaurus"
     TORCH = "torch"
+    SLURM = "slurm"
+    SKYPILOT = "skypilot"
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +227,8 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     sweep."""
     parameter_set: int | None = None
     """The number of that set."""
+    gpus: int = 0
+    """How many GPUs the job has; 0 also from a controller of an older version."""
 
     @property
     def leaves_something(self) -> bool:
@@ -256,14 +260,15 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration")
+_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration", "gpus")
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `POST /v1/submit`; the same body again answers 200, another one 409.
 
-    What the first body says about the cluster, the number of jobs, the monitoring and the grace
-    stays: one more address of a node, a scaled group or a newer controller make no other job.
+    What the first body says about the cluster, the number of jobs and of GPUs, the monitoring and
+    the grace stays: one more address of a node, a scaled group or a newer controller make no other
+    job.
     """
 
     job: JobSpec

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from fairlead.wire.runner import ClusterInfo, EnvStyle, GangInfo, JobSpec, SubmitRequest
@@ -22,6 +24,8 @@ _ALSO_DSTACK = (
     "GPUS_NUM",
     "MPI_HOSTFILE",
 )
+ARRAY_PARAMETER = "array_task_id"
+"""The parameter of a sweep that is an array of Slurm (`fairlead sbatch`)."""
 _ALONE = ClusterInfo(ips=("127.0.0.1",), master_ip="127.0.0.1", rank=0)
 
 
@@ -118,9 +122,16 @@ def _about_the_gang(gang: GangInfo) -> dict[str, str]:
     return found
 
 
+def _cluster_of(request: SubmitRequest) -> ClusterInfo:
+    """Return the job's cluster; scripts of other systems expect one on a single node too."""
+    if request.cluster is not None:
+        return request.cluster
+    return msgspec.structs.replace(_ALONE, gpus_per_node=request.job.gpus)
+
+
 def _dstack(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
-    """Return dstack's variables; its scripts expect those of a cluster on a single node too."""
-    found = _about_the_cluster(request.cluster or _ALONE) | ours
+    """Return dstack's variables."""
+    found = _about_the_cluster(_cluster_of(request)) | ours
     return {f"DSTACK_{name}": found[name] for name in _ALSO_DSTACK if name in found}
 
 
@@ -144,7 +155,7 @@ def _ytsaurus(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
 
 
 def _torch(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
-    cluster = request.cluster or _ALONE
+    cluster = _cluster_of(request)
     found = {
         "MASTER_ADDR": cluster.master_ip or _ALONE.master_ip,
         "MASTER_PORT": str(cluster.master_port),
@@ -156,8 +167,57 @@ def _torch(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
     return found
 
 
+def _slurm(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    """Return Slurm's variables. A task of Slurm is a job here, so each node has one task."""
+    cluster, job = _cluster_of(request), request.job
+    nodes = str(len(cluster.ips))
+    number = _job_number(job.run_id)
+    named = {
+        "JOB_ID JOBID": str(number + (job.parameter_set or 0)),
+        "JOB_NAME": job.run_name,
+        "SUBMIT_DIR": ours["WORKING_DIR"],
+        "NNODES JOB_NUM_NODES NTASKS NPROCS": nodes,
+        "LOCALID": "0",
+        "NTASKS_PER_NODE": "1",
+        "TASKS_PER_NODE": "1" if nodes == "1" else f"1(x{nodes})",
+        "NODELIST JOB_NODELIST": ",".join(cluster.ips),
+        "LAUNCH_NODE_IPADDR": cluster.master_ip,
+        "GPUS_ON_NODE": str(cluster.gpus_per_node),
+    }
+    if cluster.rank is not None:
+        named |= {"NODEID PROCID": str(cluster.rank), "SLURMD_NODENAME": cluster.ips[cluster.rank]}
+    if job.parameter_set is not None:
+        index = (job.parameters or {}).get(ARRAY_PARAMETER, job.parameter_set)
+        named |= {"ARRAY_JOB_ID": str(number), "ARRAY_TASK_ID": str(index)}
+    return {
+        name if name.startswith("SLURM") else f"SLURM_{name}": value
+        for names, value in named.items()
+        for name in names.split()
+    }
+
+
+def _job_number(run_id: str) -> int:
+    """Return the run's number: scripts calculate with Slurm's job ids, so those are numbers."""
+    return 10**8 + int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:4], "big") % 10**9
+
+
+def _skypilot(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    cluster, job = _cluster_of(request), request.job
+    is_one_of = job.parameter_set is not None
+    rank = {} if cluster.rank is None else {"SKYPILOT_NODE_RANK": str(cluster.rank)}
+    return {
+        **rank,
+        "SKYPILOT_NODE_IPS": "\n".join(cluster.ips),
+        "SKYPILOT_NUM_NODES": str(len(cluster.ips)),
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(cluster.gpus_per_node),
+        "SKYPILOT_TASK_ID": f"{job.run_id}-{job.parameter_set}" if is_one_of else job.run_id,
+    }
+
+
 _STYLES = {
     EnvStyle.DSTACK: _dstack,
     EnvStyle.YTSAURUS: _ytsaurus,
     EnvStyle.TORCH: _torch,
+    EnvStyle.SLURM: _slurm,
+    EnvStyle.SKYPILOT: _skypilot,
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _DIRECTIVE = "#SBATCH"
@@ -23,24 +25,40 @@ _SIGNAL = re.compile(r"(?:[BR]+:)?([A-Za-z]+\d?)(?:@(\d+))?", re.ASCII)
 _NOW = re.compile(r"now(?:\+(\d+)(seconds?|minutes?|hours?|days?|weeks?)?)?", re.ASCII)
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+", re.ASCII)
 _WHEN = {"afterok": "done", "afterany": "ended", "afternotok": "failed", "after": "running"}
+_ARRAY = re.compile(r"([0-9,:-]+)(?:%(\d+))?", re.ASCII)
+_ARRAY_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
+_MOST_TASKS = 10_000
+_TASK_ID = "array_task_id"
+"""The parameter that `env_style: slurm` shows as SLURM_ARRAY_TASK_ID."""
 PREAMBLE = """\
-export SLURM_JOB_ID=$FAIRLEAD_RUN_ID SLURM_JOBID=$FAIRLEAD_RUN_ID
-export SLURM_JOB_NAME=$FAIRLEAD_RUN_NAME SLURM_SUBMIT_DIR=$PWD
-export SLURM_NNODES=${FAIRLEAD_NODES_NUM:-1} SLURM_JOB_NUM_NODES=${FAIRLEAD_NODES_NUM:-1}
-export SLURM_NTASKS=${FAIRLEAD_NODES_NUM:-1} SLURM_NODEID=${FAIRLEAD_NODE_RANK:-0}
-export SLURM_PROCID=${FAIRLEAD_NODE_RANK:-0} SLURM_LOCALID=0
 srun() {
+  on=
   while :; do
     case ${1-} in
-      -n|-N|-c|-w|-p|-J|-o|-e|-t|-G) shift 2 ;;
+      --nodelist=*) on=${1#*=}; shift ;;
+      -w|--nodelist) on=$2; shift 2 ;;
+      -[nNcpJoetG]|--nodes|--ntasks|--cpus-per-task|--gpus|--gres|--mem) shift 2 ;;
+      --time|--output|--error|--job-name) shift 2 ;;
       -*) shift ;;
       *) break ;;
     esac
   done
+  if [ -n "$on" ] && [ "${1-}" = hostname ]; then printf '%s\\n' "$on"; return; fi
+  if [ -n "$on" ] && [ "$on" != "${SLURMD_NODENAME-}" ]; then return 0; fi
   "$@"
-}"""
-"""What the script expects of Slurm, made of the job's own variables. A task is a job here, so
-`srun` runs its command once on each node."""
+}
+scontrol() {
+  case "${1-} ${2-}" in
+    'show hostname'*) printf '%s\\n' "${3:-$SLURM_JOB_NODELIST}" | tr ',' '\\n' ;;
+    'requeue '*) ;;
+    *) echo "fairlead: scontrol $*: only show hostnames and requeue are known here" >&2; return 1 ;;
+  esac
+}
+command -v module >/dev/null 2>&1 ||
+  module() { echo "fairlead: there are no modules here: module $* does nothing" >&2; }"""
+"""Slurm's commands that scripts call. A task is a job here, and the script runs on each node, so
+`srun` runs its command once on each; with `-w`, on that node alone."""
+_END = "FAIRLEAD_END_OF_SCRIPT"
 
 
 class Line(NamedTuple):
@@ -56,7 +74,12 @@ class SbatchError(Exception):
 
 
 class _Refused(Exception):
-    """A line is refused, with a sentence."""
+    """A line is refused, with a sentence. `option`: the one whose line it is, if it is another than
+    the present one."""
+
+    def __init__(self, sentence: str, option: str | None = None) -> None:
+        super().__init__(sentence)
+        self.option = option
 
 
 class Converted(NamedTuple):
@@ -73,6 +96,9 @@ class _Job:
         self.fields: dict[str, Any] = {}
         self.resources: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.numbers: dict[str, int] = {}
+        """The line of each option."""
+        self.array: list[int] = []
         self.tasks: int | None = None
         self.per_cpu: int | None = None
         self.signal_before: int | None = None
@@ -80,44 +106,85 @@ class _Job:
 
 
 def convert(
-    text: str, name: str, arguments: Sequence[str] = (), ignore: Sequence[str] = ()
+    text: str,
+    name: str,
+    arguments: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> Converted:
     """Return the task of this script.
 
     `name`: of the file, for errors. `arguments`: those of the script. `ignore`: options, without
-    their hyphens, that are left out. Raises SbatchError.
+    their hyphens, that are left out. `given`: options of the command line, which win over the lines
+    of the script. Raises SbatchError.
     """
     job, wrong = _Job(), []
-    for line in _lines(text):
+    lines = [one for one in _lines(text) if one.option not in given]
+    for line in (*lines, *(Line(0, option, value) for option, value in given.items())):
         if line.option in ignore:
             continue
+        job.numbers[line.option] = line.number
         known = _OPTIONS.get(line.option)
         try:
             if known is None:
                 raise _Refused(_WITHOUT.get(line.option, "is not known here"))
             known(job, line.value)
         except _Refused as error:
-            shown = f"--{line.option}" if len(line.option) > 1 else f"-{line.option}"
-            wrong.append(f"{name}:{line.number}: {shown}: {error}")
+            wrong.append(_told(name, line.number, line.option, error))
+    shell = None
     try:
         shell = _shell(text)
-        _complete(job)
+        if not wrong:
+            _complete(job, text)
     except _Refused as error:
-        wrong.append(f"{name}: {error}")
+        wrong.append(_told(name, job.numbers.get(error.option or "", 0), error.option, error))
+    wrong += [f"{name}:{number}: {sentence}" for number, sentence in _not_run(text, job)]
     if wrong:
         hint = "take the lines out, or name what may be left out with --ignore OPTION"
         raise SbatchError("\n".join([*wrong, hint]))
-    preamble = PREAMBLE
-    if arguments:
-        preamble += f"\nset -- {shlex.join(arguments)}"
     configuration = {
         "type": "task",
         **job.fields,
         **({"resources": job.resources} if job.resources else {}),
         **({"shell": shell} if shell else {}),
-        "commands": [preamble, text],
+        "commands": _commands(job, text, arguments, shell),
+        "env_style": ["slurm"],
     }
-    return Converted(configuration, tuple(dict.fromkeys(job.notes)))
+    notes = (*job.notes, *_notes_on(text, name))
+    return Converted(configuration, tuple(dict.fromkeys(notes)))
+
+
+def _told(name: str, number: int, option: str | None, error: _Refused) -> str:
+    place = f"{name}:{number}" if number else name
+    if option is None:
+        return f"{place}: {error}"
+    if option in _WORDS:
+        return f"{place}: {option}: {error}"
+    shown = f"--{option}" if len(option) > 1 else f"-{option}"
+    return f"{place}: {shown}: {error}"
+
+
+def _commands(job: _Job, text: str, arguments: Sequence[str], shell: str | None) -> list[str]:
+    """Return the script after what it needs.
+
+    The `max_duration` of a sweep is that of all its jobs, and Slurm's --time that of each, so
+    `timeout` ends the tasks of an array.
+    """
+    preamble = PREAMBLE
+    if arguments:
+        preamble += f"\nset -- {shlex.join(arguments)}"
+    if not job.array or job.seconds is None:
+        return [preamble, text]
+    before = job.signal_before or 30
+    signal = str(job.fields.pop("stop_signal", "SIGTERM")).removeprefix("SIG")
+    seconds = job.seconds - (job.signal_before or 0)
+    program = shlex.quote(shell) if shell else "${BASH:-sh}"
+    job.notes.append("--time is that of each task: one that takes longer fails with exit code 124")
+    # Not through stdin: the script's own commands may read that.
+    return [
+        f"timeout -s {signal} -k {before} {seconds} {program} /dev/fd/3 3<<'{_END}'\n"
+        f"{preamble}\n{text.rstrip(chr(10))}\n{_END}"
+    ]
 
 
 def _lines(text: str) -> Iterator[Line]:
@@ -128,15 +195,19 @@ def _lines(text: str) -> Iterator[Line]:
         if not line.startswith(_DIRECTIVE) or not line[len(_DIRECTIVE) :][:1].isspace():
             continue
         try:
-            words = shlex.split(line[len(_DIRECTIVE) :], comments=True)
+            words = shlex.split(line[len(_DIRECTIVE) :])
         except ValueError:
             words = [line[len(_DIRECTIVE) :].strip()]
-        yield from _options(number, words)
+        # shlex's own comments begin within words too, as in the image HOST#NAME.
+        yield from _options(number, list(takewhile(lambda word: not word.startswith("#"), words)))
 
 
 def _options(number: int, words: list[str]) -> Iterator[Line]:
     while words:
         word = words.pop(0)
+        if word in _WORDS:
+            yield Line(number, word, "")
+            continue
         if word.startswith("--"):
             option, equals, value = word[2:].partition("=")
         else:
@@ -156,25 +227,86 @@ def _shell(text: str) -> str | None:
     return match[1] if match else None
 
 
-def _complete(job: _Job) -> None:
+def _complete(job: _Job, text: str) -> None:
     """Fill in what follows from several lines."""
     nodes = job.fields.get("nodes", 1)
     if job.tasks is not None and job.tasks != nodes:
         raise _Refused(
             f"{job.tasks} tasks on {nodes} nodes: here one job is started on each node, and it "
-            f"starts its own processes, for example with torchrun"
+            f"starts its own processes, for example with torchrun",
+            "ntasks",
         )
     if nodes > 1 and "share_nodes" not in job.fields:
         job.fields["share_nodes"] = True
     if job.per_cpu is not None:
         job.resources["memory"] = f"{job.per_cpu * job.resources.get('cpu', 1)}MiB"
+    _limit_time(job)
+    if job.array:
+        _complete_array(job, text)
+    elif _REQUEUES.search(text) and job.seconds is not None:
+        job.fields["on_time_limit"] = "requeue"
+        job.notes.append(
+            "the job comes back by itself after --time: `scontrol requeue` does nothing"
+        )
+
+
+def _limit_time(job: _Job) -> None:
     before, seconds = job.signal_before, job.seconds
-    if before is not None:
+    if before is not None and not job.array:
         job.fields["stop_duration"] = before
-    if seconds is not None:
-        if before is not None and before >= seconds:
-            raise _Refused("--signal comes before the job begins: give more --time")
+    if seconds is None:
+        return
+    if before is not None and before >= seconds:
+        raise _Refused("comes before the job begins: give more --time", "signal")
+    if not job.array:
         job.fields["max_duration"] = seconds - (before or 0)
+
+
+def _complete_array(job: _Job, text: str) -> None:
+    for option in ("dependency", "begin"):
+        if option in job.numbers:
+            raise _Refused(
+                "an array waits for nothing here: submit it when that has come, for example "
+                "`fairlead attach RUN && fairlead sbatch job.sh`, or leave out --array",
+                option,
+            )
+    if _REQUEUES.search(text):
+        raise _Refused(
+            "a task of an array does not come back after its time, so the script can't call "
+            "`scontrol requeue`: give it more --time, or submit it without --array",
+            "array",
+        )
+    first, last = job.array[0], job.array[-1]
+    env = job.fields.setdefault("env", {})
+    env["SLURM_ARRAY_TASK_COUNT"] = str(len(job.array))
+    env["SLURM_ARRAY_TASK_MIN"], env["SLURM_ARRAY_TASK_MAX"] = str(first), str(last)
+
+
+def _not_run(text: str, job: _Job) -> Iterator[tuple[int, str]]:
+    """Yield the lines of the script that would do something else here."""
+    nodes = job.fields.get("nodes", 1)
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _SRUN.match(line)
+        if match is None:
+            continue
+        if "--container-image" in line:
+            yield number, "srun --container-image: write it as a line #SBATCH --container-image"
+        for asked in _SRUN_TASKS.finditer(line):
+            per_node, count = asked[1] == "--ntasks-per-node", int(asked[2])
+            if count > 1 and (per_node or count != nodes):
+                yield (
+                    number,
+                    f"srun {asked[1]}: the command runs once on each node: let it start its "
+                    f"processes, for example with torchrun --nproc-per-node={count}",
+                )
+
+
+def _notes_on(text: str, name: str) -> Iterator[str]:
+    """Yield what the script expects of its image."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, sentence in _OF_THE_IMAGE:
+            if pattern.match(line):
+                yield f"{name}:{number}: {sentence}"
 
 
 # -- one option each ------------------------------------------------------------------------------
@@ -206,6 +338,34 @@ def _tasks_per_node(job: _Job, value: str) -> None:
 
 def _cpus(job: _Job, value: str) -> None:
     job.resources["cpu"] = _number(value)
+    job.fields.setdefault("env", {})["SLURM_CPUS_PER_TASK"] = str(_number(value))
+
+
+def _array(job: _Job, value: str) -> None:
+    match = _ARRAY.fullmatch(value)
+    numbers: set[int] = set()
+    for part in match[1].split(",") if match else ():
+        found = _ARRAY_PART.fullmatch(part)
+        if found is None:
+            match = None
+            break
+        first = int(found[1])
+        last, step = int(found[2] or first), int(found[3] or 1)
+        if last < first or step < 1 or (last - first) // step >= _MOST_TASKS:
+            raise _Refused(f"{part!r} is empty, or has more than {_MOST_TASKS:,} tasks")
+        numbers |= set(range(first, last + 1, step))
+    if match is None:
+        raise _Refused(f"{value!r} is not like 0-9, 0-15:4, 1,3,5 or 0-99%4")
+    if len(numbers) > _MOST_TASKS:
+        raise _Refused(f"{len(numbers):,} tasks: {_MOST_TASKS:,} at most")
+    job.array = sorted(numbers)
+    first, last = job.array[0], job.array[-1]
+    is_range = len(job.array) == last - first + 1
+    ids: object = f"{first}..{last}" if is_range else job.array
+    job.fields["sweep"] = {
+        "matrix": {_TASK_ID: ids},
+        **({"max_parallel": _number(match[2])} if match[2] else {}),
+    }
 
 
 def _memory(job: _Job, value: str) -> None:
@@ -353,6 +513,21 @@ _LONG: Mapping[str, str] = {
     "x": "exclude",
 }  # fmt: skip
 _FLAGS = frozenset({"requeue", "no-requeue", "exclusive", "parsable", "verbose", "quiet"})
+_WORDS = frozenset({"hetjob", "packjob"})
+_REQUEUES = re.compile(r"^[^#\n]*\bscontrol\s+requeue\b", re.MULTILINE)
+_SRUN = re.compile(r"[^#]*\bsrun\s")
+_SRUN_TASKS = re.compile(r"\s(-n|--ntasks|--ntasks-per-node)[= ]?(\d+)\b", re.ASCII)
+_OF_THE_IMAGE = (
+    (
+        re.compile(r"\s*(module|ml)\s+\w"),
+        "there are no modules in a container: give an image that has the programs "
+        "(#SBATCH --container-image=IMAGE)",
+    ),
+    (
+        re.compile(r"[^#]*\b(conda|mamba|micromamba)\s+activate\b"),
+        "the image must have this environment of conda (#SBATCH --container-image=IMAGE)",
+    ),
+)
 _OPTIONS: Mapping[str, Callable[[_Job, str], None]] = {
     "job-name": _name,
     "nodes": _nodes,
@@ -367,6 +542,7 @@ _OPTIONS: Mapping[str, Callable[[_Job, str], None]] = {
     "gpus-per-task": _gpus,
     "time": _time,
     "partition": _partition,
+    "array": _array,
     "dependency": _dependency,
     "begin": _begin,
     "signal": _signal,
@@ -380,19 +556,21 @@ _OPTIONS: Mapping[str, Callable[[_Job, str], None]] = {
     "error": _log,
     "open-mode": _as_it_is,
     "comment": _as_it_is,
+    "kill-on-invalid-dep": _as_it_is,
     "parsable": _as_it_is,
     "verbose": _as_it_is,
     "quiet": _as_it_is,
 }
 _WITHOUT: Mapping[str, str] = {
-    "array": "an array is not read: write the YAML, with `nodes: N` and `gang: false`",
     "account": "there are no accounts: each run is its user's",
     "qos": "give the YAML a band and a priority",
     "constraint": "give the YAML constraints on attributes of nodes, such as rack EQ r1",
     "nodelist": "give the YAML constraints: [node EQ NAME]",
     "exclude": "give the YAML constraints: [node NE NAME]",
-    "mail-type": "no mail is sent",
-    "mail-user": "no mail is sent",
+    "mail-type": "no mail is sent: `fairlead sbatch -W` waits for the end",
+    "mail-user": "no mail is sent: `fairlead sbatch -W` waits for the end",
+    "hetjob": "the parts of a heterogeneous job are the `groups` of one YAML",
+    "packjob": "the parts of a heterogeneous job are the `groups` of one YAML",
     "licenses": "there are no licenses",
     "deadline": "give the YAML start_before and max_duration",
 }

@@ -20,10 +20,6 @@ _CLOUD_ONLY = frozenset(
     }
 )  # fmt: skip
 """Fields of `resources` about clouds: nodes are added to a fleet here."""
-PREAMBLE = """\
-export SKYPILOT_NODE_RANK=${FAIRLEAD_NODE_RANK:-0} SKYPILOT_NUM_NODES=${FAIRLEAD_NODES_NUM:-1}
-export SKYPILOT_NODE_IPS=${FAIRLEAD_NODES_IPS:-127.0.0.1} SKYPILOT_TASK_ID=$FAIRLEAD_RUN_ID
-export SKYPILOT_NUM_GPUS_PER_NODE=${FAIRLEAD_GPUS_PER_NODE:-0}"""
 
 
 class Converted(NamedTuple):
@@ -58,8 +54,9 @@ def convert(data: object) -> Converted:
             "type": "task",
             **task.fields,
             **({"resources": task.resources} if task.resources else {}),
-            "setup": [PREAMBLE, *setup],
+            **({"setup": setup} if setup else {}),
             "commands": commands,
+            "env_style": ["skypilot"],
         },
         tuple(task.notes),
     )

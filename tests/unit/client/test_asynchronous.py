@@ -54,6 +54,13 @@ async def test_a_failure_is_raised_where_it_is_awaited(
     assert caught.value.exit_status == 4
 
 
+async def test_several_runs_are_submitted_as_one_act(client: AsyncClient) -> None:
+    tasks = [Task(name=name, commands=["true"]) for name in ("a", "b")]
+    runs = await client.submit_together(tasks, names=["c", "d"])
+    assert [run.name for run in runs] == ["c", "d"]
+    assert (await runs[1].refresh()).status == "submitted"
+
+
 async def test_many_runs_are_awaited_at_once(client: AsyncClient, node: PlayedNode) -> None:
     tasks = [Task(name=f"run-{number}", commands=["true"]) for number in range(20)]
     runs = await asyncio.gather(*(client.submit(task) for task in tasks))

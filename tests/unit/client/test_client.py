@@ -257,6 +257,25 @@ async def test_many_runs_are_submitted_with_few_requests(client: Client) -> None
     assert (await asyncio.to_thread(client.run, results[1199].id or "")).name == "r1199"
 
 
+async def test_several_runs_are_submitted_as_one_act(client: Client) -> None:
+    train = Task(name="train", commands=["true"], after=["prepare"])
+    prepare = Task(name="prepare", commands=["true"])
+    runs = await asyncio.to_thread(client.submit_together, [train, prepare])
+    assert [run.name for run in runs] == ["train", "prepare"]
+    await asyncio.to_thread(runs[0].refresh)
+    assert runs[0].state.after[0].run_id == runs[1].id
+
+
+async def test_none_of_several_runs_is_made_when_one_is_refused(client: Client) -> None:
+    train = Task(name="train", commands=["true"], after=["prepare"])
+    with pytest.raises(ApiError) as caught:
+        await asyncio.to_thread(client.submit_together, [HELLO, train])
+    assert (caught.value.field or "").startswith("runs[1].")
+    with pytest.raises(UsageError, match="at least one"):
+        await asyncio.to_thread(client.submit_together, [])
+    assert await asyncio.to_thread(client.runs) == []
+
+
 async def test_nothing_is_sent_of_many_runs_when_one_is_wrong(client: Client) -> None:
     wrong = Task.of({"type": "task", "comands": []})
     with pytest.raises(InvalidConfiguration, match="comands"):

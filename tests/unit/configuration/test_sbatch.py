@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from fairlead.configuration.parse import parse
 from fairlead.configuration.text.environment import with_environment
-from fairlead.configuration.text.sbatch import PREAMBLE, SbatchError, convert
+from fairlead.configuration.text.sbatch import SbatchError, convert
+from tests.unit.configuration.sbatch_corpus import SHAPES, Shape
+
+_ALWAYS = ("commands", "shell", "env_style")
 
 
 def read(*lines: str, **more: Any) -> dict[str, Any]:
@@ -17,7 +21,7 @@ def read(*lines: str, **more: Any) -> dict[str, Any]:
     text = "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "true"])
     configuration = convert(text, "job.sh", **more).configuration
     parse(with_environment(configuration, {"HF_TOKEN": "x"}, {}))
-    return {name: one for name, one in configuration.items() if name not in ("commands", "shell")}
+    return {name: one for name, one in configuration.items() if name not in _ALWAYS}
 
 
 def refused(*lines: str) -> str:
@@ -34,10 +38,16 @@ def refused(*lines: str) -> str:
         ("-N 4", {"nodes": 4, "share_nodes": True}),
         ("--nodes=4 --exclusive", {"nodes": 4, "share_nodes": False}),
         ("-n1", {}),
-        ("-c 8", {"resources": {"cpu": 8}}),
+        ("-c 8", {"resources": {"cpu": 8}, "env": {"SLURM_CPUS_PER_TASK": "8"}}),
         ("--mem=32G", {"resources": {"memory": "32768MiB"}}),
         ("--mem=4000", {"resources": {"memory": "4000MiB"}}),
-        ("-c 4 --mem-per-cpu=2G", {"resources": {"cpu": 4, "memory": "8192MiB"}}),
+        (
+            "-c 4 --mem-per-cpu=2G",
+            {
+                "resources": {"cpu": 4, "memory": "8192MiB"},
+                "env": {"SLURM_CPUS_PER_TASK": "4"},
+            },
+        ),
         ("--gres=gpu:h100:2", {"resources": {"gpu": "H100:2"}}),
         ("--gres=gpu:4", {"resources": {"gpu": 4}}),
         ("-G a100:1", {"resources": {"gpu": "A100:1"}}),
@@ -80,10 +90,13 @@ def test_a_line_becomes_fields(line: str, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--array=0-9", "job.sh:2: --array: an array is not read"),
-        ("-a 1-3", "job.sh:2: --array"),
+        ("--array=9-0", "job.sh:2: --array: '9-0' is empty"),
+        ("--array=0-20000", "10,000 tasks"),
+        ("-a some", "job.sh:2: --array: 'some' is not like"),
+        ("--array=0-3 -d afterok:prepare", "job.sh:2: --dependency: an array waits for nothing"),
+        ("hetjob", "job.sh:2: hetjob: the parts"),
         ("--ntasks-per-node=8", "torchrun"),
-        ("-n 16", "16 tasks on 1 nodes"),
+        ("-n 16", "job.sh:2: --ntasks: 16 tasks on 1 nodes"),
         ("-N 2 -G 4", "--gpus-per-node"),
         ("--frobnicate=3", "job.sh:2: --frobnicate: is not known here"),
         ("--mail-type=END", "no mail is sent"),
@@ -92,7 +105,7 @@ def test_a_line_becomes_fields(line: str, expected: dict[str, Any]) -> None:
         ("--time=soon", "not a time"),
         ("--mem=much", "not a size"),
         ("--gres=shard:2", "not gpu"),
-        ("--signal=USR1@600 -t 5", "comes before the job begins"),
+        ("--signal=USR1@600 -t 5", "job.sh:2: --signal: comes before the job begins"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_with_its_line(line: str, why: str) -> None:
@@ -100,7 +113,7 @@ def test_what_has_no_counterpart_is_refused_with_its_line(line: str, why: str) -
 
 
 def test_all_wrong_lines_are_named_at_once() -> None:
-    told = refused("--array=1-3", "-J ok", "--qos=high")
+    told = refused("--array=x", "-J ok", "--qos=high")
     assert [line.split(" ")[0] for line in told.splitlines()[:2]] == ["job.sh:2:", "job.sh:4:"]
 
 
@@ -118,12 +131,93 @@ def test_only_scripts_of_a_shell_are_read() -> None:
         convert("#!/usr/bin/env python3\nprint()\n", "job.py")
 
 
+def sweep_of(array: str) -> Any:
+    return read(f"--array={array}")["sweep"]
+
+
+def test_an_array_is_a_sweep_over_its_task_ids() -> None:
+    assert sweep_of("0-9%4") == {"matrix": {"array_task_id": "0..9"}, "max_parallel": 4}
+    assert sweep_of("3") == {"matrix": {"array_task_id": "3..3"}}
+    assert sweep_of("0-8:4,1,1") == {"matrix": {"array_task_id": [0, 1, 4, 8]}}
+    env = read("--array=0-8:4")["env"]
+    assert env == {
+        "SLURM_ARRAY_TASK_COUNT": "3",
+        "SLURM_ARRAY_TASK_MIN": "0",
+        "SLURM_ARRAY_TASK_MAX": "8",
+    }
+
+
+def test_the_options_of_the_command_win_over_the_lines() -> None:
+    given = {"array": "0-1", "dependency": "afterok:a"}
+    assert read("--array=x", given={"array": "0-1"})["sweep"]["matrix"] == {"array_task_id": "0..1"}
+    with pytest.raises(SbatchError, match=r"job\.sh: --dependency: an array waits"):
+        read(given=given)
+
+
+def test_a_job_that_asks_to_be_requeued_comes_back() -> None:
+    script = "#!/bin/bash\n#SBATCH --signal=B:USR1@60 -t 10 --requeue\n"
+    script += "trap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
+    made = convert(script, "job.sh").configuration
+    assert (made["on_time_limit"], made["max_duration"]) == ("requeue", 540)
+    array = script.replace("--requeue", "--array=0-3")
+    with pytest.raises(SbatchError, match=r"job\.sh:2: --array: .*scontrol requeue"):
+        convert(array, "job.sh")
+
+
+def ran(script: str, *arguments: str, **env: str) -> str:
+    configuration = convert(script, "job.sh", arguments).configuration
+    command = "\n".join(configuration["commands"])
+    given = {"PATH": os.environ["PATH"], **configuration.get("env", {}), **env}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, env=given
+    )
+    return f"{done.stdout}{done.stderr}{done.returncode}"
+
+
 def test_the_script_runs_as_it_would_there() -> None:
     script = "#!/bin/bash\n#SBATCH -J x\necho $1 $SLURM_NNODES\n"
     script += "srun -n 1 --mpi=none echo $SLURM_PROCID\n"
-    commands = convert(script, "job.sh", ["one two"]).configuration["commands"]
-    ran = subprocess.run(
-        ["bash", "-c", "\n".join(commands)], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "one two 1\n0\n"
-    assert commands[0].startswith(PREAMBLE)
+    told = ran(script, "one two", SLURM_NNODES="1", SLURM_PROCID="0")
+    assert told == "one two 1\n0\n0"
+
+
+def test_srun_on_a_named_node_runs_there_alone() -> None:
+    script = "#!/bin/bash\nnodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )\n"
+    script += 'srun --nodes=1 -w "${nodes[0]}" hostname --ip-address\n'
+    script += 'srun -w "${nodes[1]}" echo only the second\n'
+    both = {"SLURM_JOB_NODELIST": "10.0.0.1,10.0.0.2"}
+    first = ran(script, SLURMD_NODENAME="10.0.0.1", **both)
+    second = ran(script, SLURMD_NODENAME="10.0.0.2", **both)
+    assert (first, second) == ("10.0.0.1\n0", "10.0.0.1\nonly the second\n0")
+
+
+def test_each_task_of_an_array_has_the_whole_time() -> None:
+    script = "#!/bin/bash\n#SBATCH --array=0-1 -t 0:01\necho $1 $SLURM_ARRAY_TASK_ID\ncat\n"
+    command = convert(script, "job.sh", ["a"]).configuration["commands"]
+    assert command[0].startswith("timeout -s TERM -k 30 1 /bin/bash /dev/fd/3 3<<")
+    assert ran(script + "sleep 30\n", "a", SLURM_ARRAY_TASK_ID="4") == "a 4\n124"
+    assert "max_duration" not in read("--array=0-1 -t 10")
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_usual_shape_is_taken_or_refused_by_its_lines(shape: Shape) -> None:
+    if shape.refused:
+        with pytest.raises(SbatchError) as caught:
+            convert(shape.script, "job.sh")
+        *lines, hint = str(caught.value).splitlines()
+        assert "--ignore" in hint
+        assert len(lines) == len(shape.refused)
+        for line, expected in zip(lines, shape.refused, strict=True):
+            assert line.startswith(f"job.sh:{expected}")
+        return
+    configuration, notes = convert(shape.script, "job.sh")
+    parse(configuration)
+    beside = {name: one for name, one in configuration.items() if name not in (*_ALWAYS, "type")}
+    assert beside == shape.fields
+    assert len(notes) == len(shape.notes)
+    for note, begins in zip(notes, shape.notes, strict=True):
+        assert note.startswith(begins)
+
+
+def test_there_are_ten_usual_shapes() -> None:
+    assert len(SHAPES) >= 10

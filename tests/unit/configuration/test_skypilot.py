@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import pytest
@@ -10,14 +9,14 @@ import pytest
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.text.environment import with_environment
-from fairlead.configuration.text.skypilot import PREAMBLE, convert
+from fairlead.configuration.text.skypilot import convert
 
 
 def read(**fields: Any) -> dict[str, Any]:
     """Return what the fields become; it is accepted as a configuration."""
     configuration = convert({"run": "true", **fields}).configuration
     parse(with_environment(configuration, {"HF_TOKEN": "x"}, {}))
-    expected = {"type": "task", "setup": [PREAMBLE], "commands": ["true"]}
+    expected = {"type": "task", "env_style": ["skypilot"], "commands": ["true"]}
     return {name: one for name, one in configuration.items() if expected.get(name, object()) != one}
 
 
@@ -40,7 +39,7 @@ def read(**fields: Any) -> dict[str, Any]:
             {"envs": {"EPOCHS": 3, "HF_TOKEN": None}},
             {"env": {"EPOCHS": "3", "HF_TOKEN": "${HF_TOKEN}"}},
         ),
-        ({"setup": "pip install torch\n"}, {"setup": [PREAMBLE, "pip install torch"]}),
+        ({"setup": "pip install torch\n"}, {"setup": ["pip install torch"]}),
         ({"run": "a\nb\n"}, {"commands": ["a\nb"]}),
         (
             {"file_mounts": {"/data": {"source": "s3://my-data/x", "mode": "COPY"}}},
@@ -83,9 +82,3 @@ def test_what_has_no_counterpart_is_refused_by_its_field(
 def test_what_is_left_out_is_told() -> None:
     notes = convert({"run": "x", "resources": {"use_spot": True, "cpus": "4+"}}).notes
     assert [note.split(" ")[0] for note in notes] == ["resources.use_spot", "resources.cpus:"]
-
-
-def test_scripts_find_the_variables_of_skypilot() -> None:
-    script = f"{PREAMBLE}\necho $SKYPILOT_NUM_NODES $SKYPILOT_NODE_RANK $SKYPILOT_NODE_IPS"
-    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == "1 0 127.0.0.1\n"

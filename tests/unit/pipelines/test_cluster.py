@@ -353,6 +353,11 @@ def test_a_job_is_told_the_monitoring_descriptor_of_its_place() -> None:
     assert job.monitoring_descriptor == descriptor
 
 
+def test_a_job_is_told_how_many_gpus_it_has() -> None:
+    state = place(submitted(Group(name="main", nodes=1)), 0, "n1", gpus=4)
+    assert to_node.submit_request(context(state, 0)).job.gpus == 4
+
+
 def test_the_incarnation_is_the_attempts() -> None:
     state = a_gang()
     gang = to_node.submit_request(context(state, 0)).job.gang

@@ -150,6 +150,75 @@ def test_a_reserved_job_of_torch_knows_the_master_and_has_no_rank() -> None:
     assert "NODE_RANK" not in env
 
 
+def test_a_single_node_tells_its_own_gpus() -> None:
+    env = told(env_style=["torch", "dstack", "slurm", "skypilot"], gpus=8)
+    assert (env["NPROC_PER_NODE"], env["DSTACK_GPUS_PER_NODE"]) == ("8", "8")
+    assert (env["SLURM_GPUS_ON_NODE"], env["SKYPILOT_NUM_GPUS_PER_NODE"]) == ("8", "8")
+
+
+def test_scripts_for_slurm_find_one_task_on_each_node() -> None:
+    env = names(told(CLUSTER, job_count=2, env_style=["slurm"]), "SLURM_")
+    number = env.pop("JOB_ID")
+    assert number.isdecimal()
+    assert env.pop("JOBID") == number
+    assert env == {
+        "JOB_NAME": "hello",
+        "SUBMIT_DIR": "/w",
+        "NNODES": "2",
+        "JOB_NUM_NODES": "2",
+        "NTASKS": "2",
+        "NPROCS": "2",
+        "NTASKS_PER_NODE": "1",
+        "TASKS_PER_NODE": "1(x2)",
+        "NODEID": "1",
+        "PROCID": "1",
+        "LOCALID": "0",
+        "NODELIST": "10.0.0.1,10.0.0.2",
+        "JOB_NODELIST": "10.0.0.1,10.0.0.2",
+        "LAUNCH_NODE_IPADDR": "10.0.0.1",
+        "GPUS_ON_NODE": "4",
+    }
+    assert told(CLUSTER, job_count=2, env_style=["slurm"])["SLURMD_NODENAME"] == "10.0.0.2"
+
+
+def test_slurm_on_one_node_is_rank_0_of_1_and_no_array() -> None:
+    env = told(env_style=["slurm"])
+    assert (env["SLURM_PROCID"], env["SLURM_NTASKS"], env["SLURM_TASKS_PER_NODE"]) == (
+        "0",
+        "1",
+        "1",
+    )
+    assert "SLURM_ARRAY_TASK_ID" not in env
+
+
+def test_each_set_of_a_sweep_is_a_task_of_an_array() -> None:
+    one = told(env_style=["slurm"], parameters={"array_task_id": 12}, parameter_set=3)
+    other = told(env_style=["slurm"], parameters={"lr": 0.1}, parameter_set=4)
+    assert (one["SLURM_ARRAY_TASK_ID"], other["SLURM_ARRAY_TASK_ID"]) == ("12", "4")
+    assert one["SLURM_ARRAY_JOB_ID"] == other["SLURM_ARRAY_JOB_ID"]
+    assert int(one["SLURM_JOB_ID"]) == int(one["SLURM_ARRAY_JOB_ID"]) + 3
+
+
+def test_scripts_for_skypilot_find_their_names() -> None:
+    env = told(CLUSTER, job_count=2, env_style=["skypilot"])
+    assert names(env, "SKYPILOT_") == {
+        "NODE_RANK": "1",
+        "NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "NUM_NODES": "2",
+        "NUM_GPUS_PER_NODE": "4",
+        "TASK_ID": "r1",
+    }
+    swept = told(env_style=["skypilot"], parameters={"a": 1}, parameter_set=7)
+    assert swept["SKYPILOT_TASK_ID"] == "r1-7"
+
+
+def test_a_reserved_job_has_no_rank_for_slurm_and_skypilot() -> None:
+    reserved = msgspec.structs.replace(CLUSTER, rank=None)
+    env = told(reserved, job_count=3, env_style=["slurm", "skypilot"])
+    assert env["SLURM_NNODES"] == env["SKYPILOT_NUM_NODES"] == "2"
+    assert not {"SLURM_PROCID", "SLURMD_NODENAME", "SKYPILOT_NODE_RANK"} & env.keys()
+
+
 def test_styles_add_up() -> None:
     env = told(env_style=["dstack", "torch"])
     assert {"FAIRLEAD_RUN_ID", "DSTACK_RUN_ID", "MASTER_ADDR"} <= env.keys()

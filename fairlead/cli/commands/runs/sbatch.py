@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,10 @@ def sbatch(
     ignore: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
     override: Overrides = (),
+    array: Annotated[str | None, Parameter(name=["-a", "--array"])] = None,
+    dependency: Annotated[str | None, Parameter(name=["-d", "--dependency"])] = None,
+    job_name: Annotated[str | None, Parameter(name=["-J", "--job-name"])] = None,
+    time: Annotated[str | None, Parameter(name=["-t", "--time"])] = None,
     wait: Annotated[bool, Parameter(name=["-W", "--wait"], negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -46,12 +50,22 @@ def sbatch(
         An option that may be left out, such as mail-type; may be repeated.
     env
         NAME=VALUE, or NAME for the value in your environment.
+    array
+        The tasks of an array, such as 0-9%4, instead of those of the script.
+    dependency
+        The runs to wait for, such as afterok:prepare, instead of those of the script.
+    job_name
+        The run's name, instead of the script's.
+    time
+        The time limit, such as 2:00:00, instead of the script's.
     wait
         Follow the run; the exit status is the job's.
     dry_run
         Print the YAML, and submit nothing.
     """
-    document, notes = _read(script, arguments, ignore, code)
+    options = {"array": array, "dependency": dependency, "job-name": job_name, "time": time}
+    given = {name: value for name, value in options.items() if value is not None}
+    document, notes = _read(script, arguments, ignore, given, code)
     document = with_overrides(document, override)
     for note in notes:
         output.note(note)
@@ -75,7 +89,11 @@ def sbatch(
 
 
 def _read(
-    script: Path, arguments: Sequence[str], ignore: Sequence[str], code: Path | None
+    script: Path,
+    arguments: Sequence[str],
+    ignore: Sequence[str],
+    given: Mapping[str, str],
+    code: Path | None,
 ) -> tuple[Document, tuple[str, ...]]:
     try:
         text = script.read_text(encoding="utf-8")
@@ -84,7 +102,7 @@ def _read(
         raise UsageError(f"{script}: {why}") from None
     try:
         configuration, notes = convert(
-            text, str(script), arguments, [one.lstrip("-") for one in ignore]
+            text, str(script), arguments, [one.lstrip("-") for one in ignore], given
         )
     except SbatchError as error:
         raise InvalidConfiguration(str(error)) from None
