@@ -170,7 +170,15 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"{program[0]} cannot be started: {error.strerror}\n")
         sys.exit(NOT_STARTED)
-    sys.exit(Reaper(child).run())
+    status = NOT_STARTED
+    try:
+        status = Reaper(child).run()
+    finally:
+        # Python's own status for an error is 1, and the shim reads that no process is left.
+        if status == NOT_STARTED:
+            sys.stderr.write("the reaper failed\n")
+            os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -388,11 +388,16 @@ class Runner:
 
     async def _keep(self, record: ExitRecord) -> None:
         try:
-            await self._synced()
-            path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
-            await asyncio.to_thread(write_durably, path, data)
+            if self._syncs:
+                await asyncio.wait(self._syncs)
+            await asyncio.to_thread(self._write_record, msgspec.json.encode(record))
         except OSError:
             _log.exception("the exit record could not be written")
+
+    def _write_record(self, record: bytes) -> None:
+        # The output first: a reader of the record finds all of it.
+        self.log.sync()
+        write_durably(self._task / EXIT_RECORD_NAME, record)
 
     async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
         """Return the record; it says so if the job removed files of its log."""

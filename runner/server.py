@@ -167,10 +167,11 @@ async def serve(
     SIGTERM and SIGINT stop the job first, also a signal that came while it was blocked.
     """
     os.umask(UMASK)
+    children = children or Children()
     runner = Runner(
         options.task,
-        scope=scope or scope_of_this_process(),
-        children=children or Children(),
+        scope=scope or scope_of_this_process(adopts_orphans=children.adopts_orphans),
+        children=children,
         settings=options.settings,
     )
     loop = asyncio.get_running_loop()

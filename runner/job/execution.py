@@ -40,6 +40,11 @@ def _is_in_setup(mark: str | None) -> bool:
         return False
 
 
+def _looked_at(setup_mark: str | None) -> tuple[int, bool]:
+    """Return the kills for memory so far, and whether the job is in its setup. Blocking."""
+    return cgroup.oom_kills(), _is_in_setup(setup_mark)
+
+
 class OutputPump:
     """Reads both pipes until each has ended or `close` is called."""
 
@@ -242,14 +247,14 @@ class Execution:
         return ending, await self._judged(ending, output, kills_before)
 
     async def _judged(self, ending: Ending, output: Output, kills_before: int) -> Verdict:
-        oom_killed = await asyncio.to_thread(cgroup.oom_kills) > kills_before
+        kills, in_setup = await asyncio.to_thread(_looked_at, self._setup_mark)
         return judge(
             ending,
-            oom_killed=oom_killed,
+            oom_killed=kills > kills_before,
             last_line=last_line(output.stderr_tail, self._secrets),
             enforced=self._enforced,
             interruption=self._interruption(),
-            in_setup=await asyncio.to_thread(_is_in_setup, self._setup_mark),
+            in_setup=in_setup,
         )
 
     def _interruption(self) -> Interruption | None:

@@ -40,10 +40,16 @@ class ContainerScope:
 
 
 class DescendantScope:
-    """The session and every descendant of this process, to which orphans come because it is a
-    subreaper."""
+    """The session and every descendant of this process. `adopts_orphans`: it is a subreaper, so
+    all of them are descendants."""
+
+    def __init__(self, *, adopts_orphans: bool = False) -> None:
+        self._adopts_orphans = adopts_orphans
 
     def kill_all(self, session: int) -> None:
+        # A list of the node's processes costs more than a tiny job itself.
+        if self._adopts_orphans and not _has_children():
+            return
         me = os.getpid()
 
         def left(table: _Table) -> set[int]:
@@ -57,8 +63,19 @@ class DescendantScope:
         _kill_until_none(left)
 
 
-def scope_of_this_process() -> Scope:
-    return ContainerScope() if os.getpid() == 1 else DescendantScope()
+def scope_of_this_process(*, adopts_orphans: bool = False) -> Scope:
+    if os.getpid() == 1:
+        return ContainerScope()
+    return DescendantScope(adopts_orphans=adopts_orphans)
+
+
+def _has_children() -> bool:
+    """Return whether this process has a child, also one that has ended and was not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _kill_until_none(left: Callable[[_Table], set[int]]) -> None:

@@ -134,6 +134,8 @@ class ProcessEngine:
             self.fork_server = ForkServer(_own_environment(), self._folder / "fork-server.log")
         self._states: dict[str, ProcessState] = {}
         self._children: set[int] = set()
+        self._codes: dict[str, int] = {}
+        """The exit codes of the tasks whose reapers were waited for."""
         self._memory = PrivateMemory(install_id)
         self._files = threading.Lock()
         """The end of a task may be recorded while the task is being removed."""
@@ -342,8 +344,9 @@ class ProcessEngine:
         return pid
 
     def _finish(self, state: ProcessState) -> None:
-        self._kill_all(state)
         code = self._reap(state)
+        if not _has_left_nothing(code):
+            self._kill_all(state)
         if code is None:
             code = _claimed_exit_code(Path(state.spec.job_folder))
         self._memory.remove(state.spec.task_id)
@@ -355,12 +358,15 @@ class ProcessEngine:
     def _forget(self, task_id: str) -> None:
         with self._files:
             self._states.pop(task_id, None)
+            self._codes.pop(task_id, None)
             self._memory.remove(task_id)
             shutil.rmtree(self._folder / task_id, ignore_errors=True)
 
     def _end(self, state: ProcessState) -> None:
-        self._kill_all(state)
-        self._reap(state)
+        # Noted as ended: no process of it was left.
+        if not state.ended:
+            self._kill_all(state)
+            self._reap(state)
 
     def _kill_all(self, state: ProcessState) -> None:
         """Kill all processes, as a container's end does. Raises EngineError when one survives."""
@@ -386,6 +392,13 @@ class ProcessEngine:
         return first if procfs.has_variable(first, reaper.VARIABLE, self._mark(state)) else None
 
     def _reap(self, state: ProcessState) -> int | None:
+        """Return the exit code of the task's reaper, which has ended; None: nobody knows it."""
+        task_id = state.spec.task_id
+        if task_id not in self._codes and (code := self._waited_for(state)) is not None:
+            self._codes[task_id] = code
+        return self._codes.get(task_id)
+
+    def _waited_for(self, state: ProcessState) -> int | None:
         pid = state.pid
         if pid is None:
             return None
@@ -423,6 +436,13 @@ class ProcessEngine:
             await to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, act))
         except OSError as error:
             raise NodeFault(f"the process engine failed: {error}") from error
+
+
+def _has_left_nothing(code: int | None) -> bool:
+    """Return whether a reaper's exit code says that no process of its task lives: with such a code
+    it ends only then, and a killed one has another. To look at all processes of the node would cost
+    as much as the rest of a tiny task's end."""
+    return code is not None and code < reaper.NOT_STARTED
 
 
 def _own_environment() -> dict[str, str]:

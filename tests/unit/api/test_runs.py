@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
 from controller.api.http.streams import STREAMS
+from controller.api.runs import runs
 from controller.lifecycle.reports import StopRequested
 from controller.service.jobs.logs import follow_log
 from fairlead.wire.runner import LogsHeader
@@ -150,6 +151,18 @@ async def test_a_watch_tells_the_state_at_once_and_ends_with_the_final_one(
         controller.pipeline.post(StopRequested(run_id=run["id"], abort=False, by="admin"))
         lines = [json.loads(line) async for line in answer.content]
     assert first == {"run": run, "progress": {}}
+    assert lines[-1]["run"]["status"] == "terminated"
+
+
+async def test_a_watch_whose_lines_are_dear_pauses_after_each_and_still_ends(
+    api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "CHEAP_LINE_SECONDS", -1.0)
+    run = await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/watch") as answer:
+        await answer.content.readline()
+        controller.pipeline.post(StopRequested(run_id=run["id"], abort=False, by="admin"))
+        lines = [json.loads(line) async for line in answer.content]
     assert lines[-1]["run"]["status"] == "terminated"
 
 

@@ -35,5 +35,31 @@ def test_a_session_below_the_jobs_own_dies_with_it_where_no_orphan_comes_back(
     assert not left
 
 
+LOOKS = """
+import os, signal, subprocess
+from common.reaper import adopt_orphans
+from runner.job import outcome
+adopt_orphans()
+scope = outcome.DescendantScope(adopts_orphans=True)
+looks = []
+real = outcome._process_table
+outcome._process_table = lambda: looks.append(1) or real()
+scope.kill_all(os.getpid() + 1)
+assert not looks, "it looks at all processes although it has no child"
+job = subprocess.Popen(["sleep", "600"], start_new_session=True)
+scope.kill_all(job.pid)
+assert job.wait() == -signal.SIGKILL and looks
+orphan = subprocess.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], stdout=-1)
+scope.kill_all(os.getpid() + 1)
+pid, status = os.waitpid(int(orphan.stdout), 0)
+assert os.WTERMSIG(status) == signal.SIGKILL
+"""
+
+
+def test_a_runner_that_adopts_orphans_looks_at_other_processes_only_while_it_has_a_child() -> None:
+    done = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from common.fork_server import ForkRequest
 from fairlead.wire.runner import RunnerState
 from runner.client import RunnerClient
 from shim.daemon import disk_threads
-from shim.engines import fork_server, procfs
+from shim.engines import fork_server, procfs, sweep
 from shim.engines.fork_server import MAX_FAILURES, ForkServer
 from shim.engines.process import ProcessEngine
 from tests.support.engine_contract import DEADLINE, spec
@@ -143,6 +145,67 @@ async def test_a_forked_task_runs_its_job(world: World) -> None:
     async with asyncio.timeout(DEADLINE):
         assert (await world.engine.wait("t1")).exit_code == 3
     assert not procfs.find(pid)
+
+
+async def test_the_end_of_a_task_looks_at_no_other_process_of_the_node(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.start("t1")
+    looks: list[str] = []
+
+    def noted(name: str, mark: str, patience: float) -> tuple[int, ...]:
+        looks.append(mark)
+        return ()
+
+    monkeypatch.setattr(sweep, "end_marked", noted)
+    await world.run("t1", "exit 3")
+    async with asyncio.timeout(DEADLINE):
+        assert (await world.engine.wait("t1")).exit_code == 3
+    await world.engine.remove("t1")
+    assert (looks, await world.engine.list()) == ([], ())
+
+
+async def test_what_a_killed_reaper_leaves_is_looked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = await world.start("t1")
+    looks: list[str] = []
+    real = sweep.end_marked
+
+    def noted(name: str, mark: str, patience: float) -> tuple[int, ...]:
+        looks.append(mark)
+        return real(name, mark, patience)
+
+    monkeypatch.setattr(sweep, "end_marked", noted)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE):
+        assert (await world.engine.wait("t1")).exit_code == 137
+    assert len(looks) == 1
+
+
+LOADS_ALL = """
+import sys
+import msgspec
+from entrypoint import fork_server, main
+main.leave_out()
+fork_server._load()
+from fairlead.wire.runner import AckRequest, StopRequest, SubmitRequest
+
+def again(kind):
+    raise AssertionError(f"{kind} is evaluated in each forked process")
+
+msgspec._utils.get_class_annotations = again
+msgspec.json.Decoder(SubmitRequest), msgspec.json.Decoder(AckRequest)
+before = set(sys.modules)
+import asyncio
+asyncio.run(asyncio.to_thread(int))
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_forked_process_finds_all_that_is_made_at_a_first_use() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADS_ALL], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"[]\n", b"")
 
 
 async def test_the_code_of_a_killed_entrypoint_is_known(world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from shim.node.pythons import Pythons
 from shim.state.events import EventLog
 from shim.state.records import TaskRecord, hash_of
 from shim.tasks import driver
+from shim.tasks.steps import folders
 from shim.tasks.steps.base import RunLocks, Step, StepContext
 from shim.tasks.steps.container import Container
 from shim.tasks.steps.image import Image
@@ -282,3 +283,44 @@ async def test_a_policy_of_never_pulls_nothing(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="is not on this node and pull_policy is 'never'"):
             await Image().do(made.ctx)
         assert made.host.log == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A task's folder as most jobs leave it, with a link out of it."""
+    tree = tmp_path / "task"
+    (tree / "job" / "logs").mkdir(parents=True)
+    (tree / "job" / "logs" / "0.log").write_bytes(b"x")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tree / "job" / "link").symlink_to(tmp_path / "kept")
+    return tree
+
+
+def test_a_folder_of_few_files_is_removed_without_a_program(tree: Path) -> None:
+    assert folders._removed_quickly(tree)
+    assert sorted(path.name for path in tree.parent.rglob("*")) == ["file", "kept"]
+    assert folders._removed_quickly(tree), "a second removal finds nothing to do"
+
+
+def _deep(tree: Path) -> None:
+    tree.joinpath(*("d" for _ in range(folders._MAX_DEPTH + 1))).mkdir(parents=True)
+
+
+def _wide(tree: Path) -> None:
+    for number in range(folders._MAX_ENTRIES + 1):
+        (tree / "job" / str(number)).touch()
+
+
+def _linked(tree: Path) -> None:
+    tree.rename(tree.with_name("elsewhere"))
+    tree.symlink_to(tree.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("make", [_deep, _wide, _linked])
+def test_a_large_folder_is_left_to_rm(tree: Path, make: Callable[[Path], None]) -> None:
+    make(tree)
+    assert not folders._removed_quickly(tree)
+    asyncio.run(folders._remove_tree(tree))
+    left = sorted(path.name for path in tree.parent.iterdir() if path.name != "elsewhere")
+    assert left == ["kept"]
