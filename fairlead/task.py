@@ -35,6 +35,15 @@ class TaskFields(TypedDict, total=False):
     resources: Mapped
     constraints: Sequence[str | Mapped]
     fleets: str | Sequence[str | Mapped] | Sequence[str]
+    spot_policy: str
+    max_price: float
+    backends: Sequence[str]
+    regions: Sequence[str]
+    availability_zones: Sequence[str]
+    instance_types: Sequence[str]
+    reservation: str
+    creation_policy: str
+    idle_duration: bool | float | str
     volumes: Sequence[str | Mapped]
     name: str
     dialect: str

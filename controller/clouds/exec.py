@@ -58,6 +58,7 @@ class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
     memory_gib: float
     disk_gib: float
     gpus: tuple[_GpuAnswer, ...] = ()
+    reservation: str | None = None
 
 
 class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +143,7 @@ class ExecCloud:
                 GpuOffer(name=gpu.name, count=gpu.count, memory=int(gpu.memory_gib * _GIB))
                 for gpu in told.gpus
             ),
+            reservation=told.reservation,
         )
 
     async def create(self, order: Order) -> Created:
@@ -158,6 +160,7 @@ class ExecCloud:
             region=offer.region,
             zone=offer.zone,
             spot=offer.spot,
+            reservation=offer.reservation,
             user_data=order.user_data,
         )
         return Created(instance_id=made.id, place=made.place())

@@ -518,7 +518,20 @@ def constraint_words(constraint: Constraint) -> str:
     if constraint.operator is Operator.NOT_EXISTS:
         return f"no {constraint.attribute}"
     sign, values = _SIGNS[constraint.operator], " or ".join(constraint.values)
-    return f"{constraint.attribute} {sign} {values}"
+    words = f"{constraint.attribute} {sign} {values}"
+    return f"{words} (its {_LIMITS[constraint.attribute]})" if constraint.rented else words
+
+
+_LIMITS = {
+    "spot": "spot_policy",
+    "price": "max_price",
+    "provider": "backends",
+    "region": "regions",
+    "zone": "availability_zones",
+    "instance-type": "instance_types",
+    "reservation": "reservation",
+}
+"""The fields of a run that limit what is rented, by the attribute that each compares."""
 
 
 _VENDORS = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD"}

@@ -369,6 +369,7 @@ class _Turn:
                 offer=order.offer,
                 token=token_of(self._settings.installation, machine_id, order.offer),
                 group=group,
+                idle_duration=order.idle_duration,
                 ordered_at=self._now,
             )
             log.info("machine %s is ordered: %s", machine.name, order.offer.words())

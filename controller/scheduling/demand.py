@@ -22,8 +22,10 @@ from controller.lifecycle.machines.reasons import (
     NoCapacity,
     NoOffer,
     ProviderAway,
+    ReusesOnly,
 )
 from controller.lifecycle.model import Resources
+from controller.lifecycle.pending_reasons import constraint_words
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
 from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
@@ -45,11 +47,13 @@ MAX_TRIES = 25
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine to order. `group`: equal for the machines of one gang."""
+    """One machine to order. `group`: equal for the machines of one gang. `idle_duration`: that of
+    the run that it is for."""
 
     fleet: str
     offer: Offer
     group: int | None = None
+    idle_duration: float | None = None
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +167,8 @@ class _Look:
         if known is not None:
             known.put(unit, member)
             return BuysMachine(offer=known.offer.words(), fleet=known.fleet.name)
+        if not member.job.spec.rent.buys:
+            return ReusesOnly()
         rather_on_demand = _lost_a_spot_machine(member)
         key = need, rather_on_demand
         if key in self._in_vain:
@@ -171,7 +177,7 @@ class _Look:
         for fleet in fleets:
             chosen = self._choose(fleet, need, on_demand_first=rather_on_demand)
             if isinstance(chosen, Offer):
-                self._buy(fleet, [chosen], None)[0].put(unit, member)
+                self._buy(fleet, chosen, _idle_duration(unit)).put(unit, member)
                 return BuysMachine(offer=chosen.words(), fleet=fleet.name)
             refusal = refusal or chosen
         if refusal is not None:
@@ -216,7 +222,8 @@ class _Look:
         if policy.provider not in self._shop.offers:
             detail = self._shop.away.get(policy.provider, "its offers are not known yet")
             return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
-        known = market.allowed(policy, self._shop.offers[policy.provider])
+        offers = market.allowed(policy, self._shop.offers[policy.provider])
+        known = [one for one in offers if _is_for(need, one)]
         if not known:
             return NoOffer(fleet=fleet.name, lacks="its provider has no offer that its file allows")
         bins = [_fresh(fleet, offer) for offer in known]
@@ -243,6 +250,8 @@ class _Look:
         whole = whole_of(unit)
         if has_room(self._trial, unit):
             return None
+        if not all(member.job.spec.rent.buys for member in unit.members):
+            return ReusesOnly()
         refusal: MachineReason | None = None
         for fleet in fleets:
             result = self._cheapest_zone(whole, fleet)
@@ -338,7 +347,7 @@ class _Look:
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
-        self._note(fleet, [one.offer for one in plan.new], group)
+        self._note(fleet, [one.offer for one in plan.new], group, _idle_duration(unit))
 
     # -- orders -----------------------------------------------------------------------------
 
@@ -356,17 +365,21 @@ class _Look:
             ]
             if not open_:
                 return
-            self._buy(fleet, open_[:1], None)
+            self._buy(fleet, open_[0], None)
 
-    def _buy(self, fleet: Fleet, offers: Sequence[Offer], group: int | None) -> list[_Bin]:
-        bins = [_fresh(fleet, offer) for offer in offers]
-        self._bins += bins
-        self._note(fleet, offers, group)
-        return bins
+    def _buy(self, fleet: Fleet, offer: Offer, idle_duration: float | None) -> _Bin:
+        bin_ = _fresh(fleet, offer)
+        self._bins.append(bin_)
+        self._note(fleet, [offer], None, idle_duration)
+        return bin_
 
-    def _note(self, fleet: Fleet, offers: Sequence[Offer], group: int | None) -> None:
+    def _note(
+        self, fleet: Fleet, offers: Sequence[Offer], group: int | None, idle: float | None
+    ) -> None:
         self._purses[fleet.name].take(offers)
-        self._orders += (Order(fleet=fleet.name, offer=one, group=group) for one in offers)
+        self._orders += (
+            Order(fleet=fleet.name, offer=one, group=group, idle_duration=idle) for one in offers
+        )
 
 
 class _Plan:
@@ -396,6 +409,20 @@ def _is_asked(unit: Unit, fleet: Fleet) -> bool:
     )
 
 
+def _is_for(need: Need | None, offer: Offer) -> bool:
+    """Return whether the offer is open to the need: what is reserved is for runs that name it."""
+    if offer.reservation is None:
+        return True
+    named = () if need is None else need.scope[1]
+    return any(one.rented and one.attribute == "reservation" for one in named)
+
+
+def _idle_duration(unit: Unit) -> float | None:
+    """Return the shortest `idle_duration` of the unit's jobs; None: none has one."""
+    asked = (member.job.spec.rent.idle_duration for member in unit.members)
+    return min((one for one in asked if one is not None), default=None)
+
+
 def _has_least(policy: MachinesPolicy, free: Room) -> bool:
     least: Resources | None = policy.resources
     return least is None or not shortfalls(least, free)
@@ -411,7 +438,10 @@ def _why_none(need: Need, bins: Sequence[_Bin]) -> str:
     _, constraints = need.scope
     reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
     if not reachable:
-        return "no offer has the attributes that the job asks for"
+        missing = unmet(constraints, bins[0].attributes)
+        assert missing is not None
+        words = constraint_words(missing)
+        return f"no offer has the attributes that the job asks for ({words})"
     nearest = closest(need.resources, [one.room for one in reachable])
     if not nearest.lacks:
         return "no offer could hold it"

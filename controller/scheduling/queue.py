@@ -122,10 +122,9 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
 
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:
     """Return the job with its latest attempt."""
-    elsewhere = tuple(_rather_elsewhere(job))
     need = needs.of(
         job.spec,
-        elsewhere,
+        (*job.spec.rent.constraints(), *_rather_elsewhere(job)),
         host_network=_is_reached_by_peers(state, job),
         gateway=_is_reached_by_gateway(state, job),
     )

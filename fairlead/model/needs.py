@@ -39,6 +39,74 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     operator: Operator
     values: tuple[str, ...] = ()
     required: bool = True
+    rented: bool = False
+    """It limits rented machines: a node of one's own that lacks the attribute meets it."""
+
+
+class SpotPolicy(StrEnum):
+    """Which of a provider's machines a job may be on: those that it may take back, or not."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    AUTO = "auto"
+
+
+class CreationPolicy(StrEnum):
+    REUSE = "reuse"
+    """Nothing is bought for the job: it waits for machines that others need."""
+    REUSE_OR_CREATE = "reuse-or-create"
+
+
+class RentLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What may be rented for a job, and which rented machines it may be on (docs/rules.md 12.13).
+
+    Empty and None: no limit but those of the fleet. `backends` are names of providers; `max_price`
+    is per machine and hour, `idle_duration` in seconds.
+    """
+
+    spot_policy: SpotPolicy = SpotPolicy.AUTO
+    max_price: float | None = None
+    backends: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    availability_zones: tuple[str, ...] = ()
+    instance_types: tuple[str, ...] = ()
+    reservation: str | None = None
+    creation_policy: CreationPolicy = CreationPolicy.REUSE_OR_CREATE
+    idle_duration: float | None = None
+
+    @property
+    def buys(self) -> bool:
+        """Return whether a machine may be bought for the job."""
+        return self.creation_policy is not CreationPolicy.REUSE
+
+    def constraints(self) -> tuple[Constraint, ...]:
+        """Return the limits on machines as constraints on their nodes' attributes."""
+        if self == NO_RENT_LIMITS:
+            return ()
+        found = []
+        if self.spot_policy is not SpotPolicy.AUTO:
+            is_spot = "true" if self.spot_policy is SpotPolicy.SPOT else "false"
+            found.append(_limit("spot", Operator.EQ, is_spot))
+        if self.max_price is not None:
+            found.append(_limit("price", Operator.LE, str(self.max_price)))
+        for attribute, names in (
+            ("provider", self.backends),
+            ("region", self.regions),
+            ("zone", self.availability_zones),
+            ("instance-type", self.instance_types),
+        ):
+            if names:
+                found.append(_limit(attribute, Operator.IN, *names))
+        if self.reservation is not None:
+            found.append(_limit("reservation", Operator.EQ, self.reservation))
+        return tuple(found)
+
+
+def _limit(attribute: str, operator: Operator, *values: str) -> Constraint:
+    return Constraint(attribute=attribute, operator=operator, values=values, rented=True)
+
+
+NO_RENT_LIMITS = RentLimits()
 
 
 class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):

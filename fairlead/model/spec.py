@@ -11,7 +11,13 @@ import msgspec
 
 from fairlead.model.beginning import After, Moment
 from fairlead.model.dev_environment import DevEnvironment
-from fairlead.model.needs import Constraint, Resources, StartupOrder
+from fairlead.model.needs import (
+    NO_RENT_LIMITS,
+    Constraint,
+    RentLimits,
+    Resources,
+    StartupOrder,
+)
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.service import Serves
 from fairlead.wire.runner import JobProgram, Repo, RepoCredentials
@@ -188,6 +194,7 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     constraints: tuple[Constraint, ...] = ()
     fleets: tuple[str, ...] = ()
     """The names of the fleets that may run it; empty: any."""
+    rent: RentLimits = NO_RENT_LIMITS
     serves: Serves | None = None
     """The offer of a service's replica, or of a dev environment that opens in the browser."""
 

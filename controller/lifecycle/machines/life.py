@@ -194,7 +194,12 @@ def release_at(machine: Machine, around: Surroundings) -> float | None:
     policy, node = around.policy, around.node
     if policy is None or around.is_broke or (node is not None and node.draining):
         return machine.idle_since
-    return machine.idle_since + policy.idle_duration if around.may_release else None
+    if not around.may_release:
+        return None
+    return machine.idle_since + min(
+        policy.idle_duration,
+        policy.idle_duration if machine.idle_duration is None else machine.idle_duration,
+    )
 
 
 def wakes_at(machine: Machine, around: Surroundings) -> float | None:

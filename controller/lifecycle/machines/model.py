@@ -42,12 +42,15 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     disk: int
     gpus: tuple[GpuOffer, ...] = ()
+    reservation: str | None = None
+    """The capacity that the account has reserved; it is for the runs that name it."""
 
     @property
     def key(self) -> str:
         """Return what a refusal is remembered by."""
         kind = "spot" if self.spot else "on-demand"
-        return "/".join((self.provider, self.region, self.zone or "-", self.instance_type, kind))
+        parts = [self.provider, self.region, self.zone or "-", self.instance_type, kind]
+        return "/".join(parts if self.reservation is None else [*parts, self.reservation])
 
     @property
     def place(self) -> tuple[str, str, str | None]:
@@ -107,6 +110,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ends, as a sentence."""
     trouble: str | None = None
     """Why the last call about it failed, as a sentence; None: it did not."""
+    idle_duration: float | None = None
+    """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
     closing: bool = False
     """It was found idle and is closed to placement; its shim has not confirmed yet."""
     ordered_at: float
@@ -171,5 +176,10 @@ def attributes_of_offer(offer: Offer) -> dict[str, str]:
         "region": offer.region,
         "instance-type": offer.instance_type,
         "spot": "true" if offer.spot else "false",
+        "price": str(offer.price),
     }
-    return found if offer.zone is None else {**found, "zone": offer.zone}
+    if offer.zone is not None:
+        found["zone"] = offer.zone
+    if offer.reservation is not None:
+        found["reservation"] = offer.reservation
+    return found

@@ -82,4 +82,13 @@ class ProviderAway(_Reason, frozen=True, kw_only=True):
         return f"provider {self.provider} of fleet {self.fleet} does not answer: {self.detail}"
 
 
-MachineReason = BuysMachine | NoOffer | NoCapacity | OverBudget | FleetAtMost | ProviderAway
+class ReusesOnly(_Reason, frozen=True, kw_only=True):
+    """The run's `creation_policy` is `reuse`."""
+
+    def sentence(self) -> str:
+        return "no machine is rented for it: its creation_policy is reuse"
+
+
+MachineReason = (
+    BuysMachine | NoOffer | NoCapacity | OverBudget | FleetAtMost | ProviderAway | ReusesOnly
+)

@@ -68,12 +68,16 @@ def domain_of(node: Node, fleets: Mapping[str, Fleet]) -> Domain | None:
 
 
 GPU_NAME = "gpu.name"
+_OF_MACHINES = "spot"
+"""Every rented machine has this attribute, the oldest included."""
 
 
 def holds(constraint: Constraint, attributes: Mapping[str, str]) -> bool:
     """Return whether the constraint holds. A node without the attribute meets only NE and
-    NOT_EXISTS."""
+    NOT_EXISTS, and a limit on rented machines where it is none."""
     has = attributes.get(constraint.attribute)
+    if constraint.rented and has is None and _OF_MACHINES not in attributes:
+        return True
     match constraint.operator:
         case Operator.EXISTS:
             return has is not None

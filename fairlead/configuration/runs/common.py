@@ -44,9 +44,11 @@ from fairlead.configuration.values.units import (
     Duration,
     DurationOrOff,
     Percent,
+    Positive,
     Size,
     Times,
 )
+from fairlead.model.needs import CreationPolicy, SpotPolicy
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.spec import Band, OnParentEnd, RunType
 from fairlead.wire.engine_abilities import EngineAbility
@@ -60,6 +62,7 @@ COMMANDS_ALLOWED = "a list of shell commands"
 JobCount = Annotated[
     int, msgspec.Meta(ge=1, le=MAX_JOBS), Field(f"a whole number from 1 to {MAX_JOBS}")
 ]
+_OF_PROVIDER = "a list of names, as the provider has them"
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255), Field("a whole number from 1 to 255")]
 CoreDumpCount = Annotated[int, msgspec.Meta(ge=0, le=16)]
 
@@ -128,6 +131,17 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = None
     fleets: Annotated[Names | None, Field(called=("fleet", "partition"))] = None
+    spot_policy: SpotPolicy | None = None
+    max_price: Annotated[Positive | None, Field("a price an hour, more than 0")] = None
+    backends: Annotated[
+        tuple[Text, ...] | None, Field("a list of names of the controller's providers")
+    ] = None
+    regions: Annotated[tuple[Text, ...] | None, Field(_OF_PROVIDER)] = None
+    availability_zones: Annotated[tuple[Text, ...] | None, Field(_OF_PROVIDER)] = None
+    instance_types: Annotated[tuple[Text, ...] | None, Field(_OF_PROVIDER)] = None
+    reservation: Annotated[Text | None, Field("the name of a reservation at the provider")] = None
+    creation_policy: CreationPolicy | None = None
+    idle_duration: DurationOrOff | None = None
     volumes: Annotated[
         tuple[Volume, ...] | None,
         Field(

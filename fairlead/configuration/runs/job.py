@@ -32,7 +32,7 @@ from fairlead.configuration.values.files import (
 )
 from fairlead.configuration.values.images import DEFAULT_IMAGE, image_for
 from fairlead.configuration.values.resources import ResourcesFields
-from fairlead.model.needs import Amount, Permissions, Resources
+from fairlead.model.needs import NO_RENT_LIMITS, Amount, Permissions, RentLimits, Resources
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.service import Serves
 from fairlead.model.spec import Band, JobRepo, JobSpec, Limits, RetryPolicy, RunPolicy
@@ -319,6 +319,17 @@ def _resources(written: _Written) -> Resources:
     )
 
 
+def _rent(own: GroupedFields) -> RentLimits:
+    given = {
+        name: plain(value)
+        for name in RentLimits.__struct_fields__
+        if (value := getattr(own, name)) not in (None, ())
+    }
+    if own.idle_duration is not None:
+        given["idle_duration"] = own.idle_duration.seconds
+    return RentLimits(**given) if given else NO_RENT_LIMITS
+
+
 _DEVICES = tuple(
     name for name in ContainerOptions.__struct_fields__ if name in ResourcesFields.__struct_fields__
 )
@@ -338,6 +349,7 @@ _TOGETHER: Mapping[str, Callable[[_Written], object]] = {
     "repos": _repos,
     "files": _files,
     "resources": _resources,
+    "rent": lambda written: _rent(written.own),
     "container": _container,
     "buckets": lambda written: tuple(_bucket(one) for one in written.run.buckets),
     "core_dumps": lambda written: int(written.run.core_dumps),

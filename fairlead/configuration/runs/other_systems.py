@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_OWN_NODES = (
-    "nodes are machines that an operator added, not offers of a cloud; "
-    "choose among them by fleets and constraints"
-)
+_SPOT = "write spot_policy: spot, on-demand or auto"
+_PROFILES = "write the fields of the profile here, such as spot_policy and max_price"
 _OF_SERVICES = "is for services (type: service)"
 OF_TASKS = "is for tasks (type: task)"
 _OF_DEV_ENVIRONMENTS = "is for dev environments (type: dev-environment)"
@@ -31,17 +29,8 @@ HINTS: Mapping[str, str] = {
     "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,
     "build": _BUILT,
-    "spot": _OWN_NODES,
-    "spot_policy": _OWN_NODES,
-    "backends": _OWN_NODES,
-    "regions": _OWN_NODES,
-    "availability_zones": _OWN_NODES,
-    "instance_types": _OWN_NODES,
-    "max_price": _OWN_NODES,
-    "reservation": _OWN_NODES,
-    "creation_policy": _OWN_NODES,
-    "idle_duration": _OWN_NODES,
-    "profiles": _OWN_NODES,
+    "spot": _SPOT,
+    "profiles": _PROFILES,
     "queue": _BANDS,
     "pool": _BANDS,
     "inactivity_duration": _OF_DEV_ENVIRONMENTS,

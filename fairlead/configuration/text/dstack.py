@@ -30,18 +30,13 @@ _MENTION = "DSTACK_"
 _OF_PROJECT = re.compile(r"[\w-]+/([\w-]+)", re.ASCII)
 _ADDRESS = "ip_address"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
-_OF_CLOUDS = (
-    *("spot_policy", "backends", "regions", "availability_zones", "instance_types"),
-    *("max_price", "reservation", "creation_policy", "idle_duration"),
-)
-"""Fields that choose among a cloud's offers."""
 _TAGS = "tags"
 """Of dstack too, but a word that others would write: it makes no file one of dstack."""
 FIELDS: Mapping[str, str] = {
     "docker": "true: an image with a Docker daemon, which is started before the commands",
     "instances": "a list of names of nodes",
     "utilization_policy": "anything: it ends no run here",
-    **dict.fromkeys((*_OF_CLOUDS, _TAGS), "anything: nodes are machines that an operator added"),
+    _TAGS: "anything: nodes are machines that an operator added",
 }
 """Fields of dstack alone that a file may have, and what they may hold."""
 _MARKS = frozenset({*FIELDS, "dstack", "router"} - {_TAGS})
@@ -203,9 +198,9 @@ def _at_home(file: object) -> object:
 
 def _clouds(work: _Work) -> None:
     data = work.data
-    without = [name for name in _OF_CLOUDS if data.pop(name, None) is not None]
-    if without:
-        work.notes.append(f"without meaning on your own nodes: {', '.join(without)}")
+    # dstack writes "never" as -1.
+    if data.get("idle_duration") in (-1, "-1"):
+        data["idle_duration"] = "off"
     if data.pop("utilization_policy", None) is not None:
         work.notes.append("utilization_policy ends no run here: max_duration limits it")
 

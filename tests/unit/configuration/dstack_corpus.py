@@ -224,7 +224,6 @@ _IMAGE = "the image is the controller's default one"
 _RESTARTS = "a replica that ends is started again"
 _VOLUME = "a named volume is a folder of each node"
 _NAME_OF = {"dstackai/dind": "docker", OPERATORS.nvcc_image: "nvcc"}
-_NO_MEANING = ("spot_policy", "backends", "availability_zones")
 
 
 def differences(shape: dict[str, Any], plan: Plan) -> Iterator[str]:
@@ -259,7 +258,6 @@ def differences(shape: dict[str, Any], plan: Plan) -> Iterator[str]:
         yield _VOLUME
     if any(one.spec.env_style != (EnvStyle.DSTACK,) for one in plan.groups):
         yield "variables"
-    yield from ("without meaning" for name in _NO_MEANING if name in shape)
     yield from ("utilization_policy" for name in shape if name == "utilization_policy")
     yield from ("gateway" for name in (shape.get("gateway"),) if name)
 

@@ -16,6 +16,7 @@ from fairlead.configuration.plan import Defaults, to_run
 from fairlead.configuration.text.dstack import marked, translated
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.values.images import NEWEST_PYTHON, image_for
+from fairlead.model.needs import RentLimits, SpotPolicy
 from fairlead.model.service import ProbeKind, RateLimitKey
 from fairlead.submission import read_document
 from fairlead.wire.gpu_names import GpuVendor
@@ -32,7 +33,7 @@ from tests.unit.configuration.dstack_corpus import (
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-dstack.md"
 TASKS = [shape for shape in SHAPES if shape.get("type") == "task"]
-NO_CLOUD = {"spot_policy": "auto", "backends": ["aws"], "max_price": 2.5}
+OF_CLOUDS = {"spot_policy": "on-demand", "backends": ["aws"], "max_price": 2.5}
 GB = 10**9
 
 
@@ -156,7 +157,9 @@ def test_a_file_is_of_dstack_by_its_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [NO_CLOUD, {"commands": ["echo $DSTACK_NODE_RANK"]}, {"docker": True}], ids=str
+    "fields",
+    [{"utilization_policy": {}}, {"commands": ["echo $DSTACK_NODE_RANK"]}, {"docker": True}],
+    ids=str,
 )
 def test_a_file_is_of_dstack_by_what_only_dstack_has(fields: dict[str, Any]) -> None:
     made = planned(task(**fields), "job.yaml")
@@ -435,13 +438,20 @@ def test_a_file_without_dstacks_own_forms_stays_as_it_is() -> None:
     assert planned(own, "job.yaml").specs[0].image == image_for(Defaults().image, None)
 
 
-def test_fields_of_clouds_are_told_and_change_nothing() -> None:
-    written = task(image="busybox", **NO_CLOUD)
-    assert (
-        notes_of(written)[0]
-        == "without meaning on your own nodes: spot_policy, backends, max_price"
+def test_fields_of_clouds_limit_what_is_rented_in_any_file() -> None:
+    made = planned(task(image="busybox", **OF_CLOUDS), "job.yaml")
+    assert made.specs[0].rent == RentLimits(
+        spot_policy=SpotPolicy.ON_DEMAND, backends=("aws",), max_price=2.5
     )
-    assert planned(written).groups == planned(task(image="busybox")).groups
+    assert made.specs[0].env_style == ()
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("5m", 300.0), ("off", None), (-1, None)])
+def test_an_idle_duration_may_be_dstacks_word_for_never(
+    written: object, seconds: float | None
+) -> None:
+    made = planned(task(image="busybox", idle_duration=written))
+    assert made.specs[0].rent.idle_duration == seconds
 
 
 def test_a_relative_working_folder_counts_from_the_repository() -> None:

@@ -112,7 +112,7 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         (
             {"profiles": ["a"]},
             "profiles",
-            "is not a field: nodes are machines that an operator",
+            "is not a field: write the fields of the profile here",
         ),
         ({"port": 8080}, "port", "`fairlead port-forward RUN PORT`"),
         ({"memory": "1GB"}, "memory", "is not a field; write resources.memory"),

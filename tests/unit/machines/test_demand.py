@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Budget, Fleet, Spot
@@ -11,6 +12,7 @@ from controller.lifecycle.machines.market import Market
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import Constraint, Group, NodeStatus, Operator, Resources
 from controller.scheduling.demand import Demand, demand
+from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, shop
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import node
@@ -188,3 +190,69 @@ def test_two_hundred_jobs_are_ordered_at_once() -> None:
 def test_a_machine_must_have_what_the_file_says() -> None:
     needs = fleet(resources=Resources(cpu=32.0, memory=GIB))
     assert types(look(waiting(1, needs), shop(offer(), offer("l", cpu=32.0, price=5.0)))) == ["l"]
+
+
+def limited(**limits: Any) -> Cluster:
+    cluster = Cluster(fleets=(fleet(),))
+    cluster.submit("a", own={"main": {"rent": RentLimits(**limits)}})
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("limits", "bought"),
+    [
+        ({}, ["spot"]),
+        ({"spot_policy": SpotPolicy.ON_DEMAND}, ["cheap"]),
+        ({"spot_policy": SpotPolicy.SPOT}, ["spot"]),
+        ({"spot_policy": SpotPolicy.ON_DEMAND, "regions": ("south",)}, ["dear"]),
+        ({"availability_zones": ("south-1",)}, ["dear"]),
+        ({"instance_types": ("dear", "cheap")}, ["cheap"]),
+        ({"max_price": 0.9}, ["spot"]),
+        ({"max_price": 0.1}, []),
+        ({"backends": ("lab",)}, ["spot"]),
+        ({"backends": ("other",)}, []),
+        ({"reservation": "ours"}, ["reserved"]),
+        ({"creation_policy": CreationPolicy.REUSE}, []),
+    ],
+    ids=str,
+)
+def test_a_runs_own_limits_choose_among_offers(limits: dict[str, Any], bought: list[str]) -> None:
+    market = shop(
+        offer("spot", price=0.8, spot=True),
+        offer("cheap", price=1.0),
+        offer("dear", price=4.0, region="south", zone="south-1"),
+        offer("reserved", price=0.01, spot=True, reservation="ours"),
+    )
+    assert types(look(limited(**limits), market)) == bought
+
+
+def test_a_limit_that_no_offer_meets_is_named() -> None:
+    assert sentences(look(limited(max_price=0.5), shop(offer()))) == {
+        "fleet burst rents no machine for it: no offer has the attributes that the job asks for"
+        " (price \u2264 0.5 (its max_price))"
+    }
+
+
+def test_a_run_that_only_reuses_takes_what_is_on_order_and_says_so_else() -> None:
+    only = limited(creation_policy=CreationPolicy.REUSE)
+    assert sentences(look(only, shop(offer()))) == {
+        "no machine is rented for it: its creation_policy is reuse"
+    }
+    assert "rents a machine for it" in sentences(look(only, shop(offer()), machine())).pop()
+
+
+def test_a_gang_that_only_reuses_buys_nothing() -> None:
+    cluster = Cluster(fleets=(fleet(),))
+    cluster.submit(
+        "a",
+        Group(name="main", nodes=2, gang_size=2),
+        own={"main": {"rent": RentLimits(creation_policy=CreationPolicy.REUSE)}},
+    )
+    found = look(cluster, shop(offer()))
+    assert found.orders == ()
+    assert sentences(found) == {"no machine is rented for it: its creation_policy is reuse"}
+
+
+def test_the_idle_duration_of_a_run_goes_with_its_machine() -> None:
+    (order,) = look(limited(idle_duration=30.0), shop(offer())).orders
+    assert order.idle_duration == 30.0

@@ -64,6 +64,7 @@ async def test_a_machine_is_made_of_everything_that_the_order_has(tmp_path: Path
         "region": "north",
         "zone": "north-1",
         "spot": False,
+        "reservation": None,
         "user_data": "#cloud-config\n",
     }
 

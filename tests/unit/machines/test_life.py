@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Node
@@ -158,3 +159,9 @@ def test_the_token_names_installation_machine_and_offer() -> None:
     assert token.isascii()
     assert token.isalnum()
     assert len(token) <= 64
+
+
+@pytest.mark.parametrize(("own", "due"), [(None, 60.0), (30.0, 30.0), (600.0, 60.0)])
+def test_the_shorter_idle_duration_of_fleet_and_run_counts(own: float | None, due: float) -> None:
+    idle = joined(idle_since=NOW, idle_duration=own)
+    assert wakes_at(idle, around()) == NOW + due

@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, Fleet, NodeStatus, Operator
 from controller.lifecycle.pending_reasons import constraint_words
+from controller.lifecycle.reports import NotPlaced, Placed
 from controller.scheduling.fitting.constraints import attributes_of, holds
+from fairlead.model.needs import RentLimits, SpotPolicy
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack
+from tests.unit.scheduling.parts import node
 
 HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}
 
@@ -193,3 +196,45 @@ def test_a_constraint_reads_as_a_person_says_it() -> None:
     one_of = Constraint(attribute="a", operator=Operator.IN, values=("1", "2"))
     assert constraint_words(one_of) == "a in 1 or 2"
     assert constraint_words(Constraint(attribute="a", operator=Operator.NOT_EXISTS)) == "no a"
+
+
+RENTED = {"spot": "true", "price": "1.5", "region": "north", "instance-type": "small"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "attributes", "fits"),
+    [
+        ({"spot_policy": SpotPolicy.ON_DEMAND}, RENTED, False),
+        ({"spot_policy": SpotPolicy.SPOT}, RENTED, True),
+        ({"max_price": 1.5}, RENTED, True),
+        ({"max_price": 1.4}, RENTED, False),
+        ({"reservation": "ours"}, RENTED, False),
+        ({"regions": ("south", "north")}, RENTED, True),
+        ({"regions": ("south",)}, RENTED, False),
+        ({"regions": ("south",)}, {}, True),
+        ({"regions": ("south",)}, {"region": "north"}, False),
+        ({"instance_types": ("large",)}, {}, True),
+        ({"spot_policy": SpotPolicy.SPOT, "max_price": 0.1, "reservation": "ours"}, {}, True),
+    ],
+    ids=str,
+)
+def test_a_runs_limits_on_machines_hold_for_rented_nodes_and_named_attributes(
+    limits: dict[str, Any], attributes: dict[str, str], fits: bool
+) -> None:
+    cluster = Cluster()
+    cluster.set_node(node("n1", attributes=attributes))
+    cluster.submit("a", own={"main": {"rent": RentLimits(**limits)}})
+    (reports,) = cluster.turn().values()
+    assert [type(one) for one in reports] == [Placed if fits else NotPlaced]
+
+
+def test_a_limit_on_machines_is_named_by_its_field() -> None:
+    cluster = Cluster()
+    cluster.set_node(node("n1", attributes=RENTED))
+    rent = RentLimits(spot_policy=SpotPolicy.ON_DEMAND)
+    cluster.submit("a", own={"main": {"rent": rent}})
+    ((report,),) = cluster.turn().values()
+    assert isinstance(report, NotPlaced)
+    assert report.pending_reason.sentence() == (
+        "needs spot = false (its spot_policy); node n1 has true, and none is better"
+    )
