@@ -279,7 +279,8 @@ class SetView(_View, frozen=True):
 
 class SweepView(_View, frozen=True):
     """A sweep: how many sets there are of each status. `seconds_left`: an estimate from the sets
-    that ended last; null: none has ended yet, or nothing runs."""
+    that ended last; null: none has ended yet, or nothing runs. `waits_for`: what waiting sets
+    wait for before they may begin."""
 
     names: tuple[str, ...]
     total: int
@@ -292,6 +293,7 @@ class SweepView(_View, frozen=True):
     max_parallel: int | None
     stop_after_failures: int | None
     seconds_left: float | None
+    waits_for: str | None = None
 
 
 class RunView(_View, frozen=True):

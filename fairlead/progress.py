@@ -66,6 +66,8 @@ def step_of(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
         return Step("running the sweep", progress_of(run.sweep))
     if run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
         reason = next((job.pending_reason for job in run.jobs if job.pending_reason), None)
+        if reason is None and run.sweep is not None:
+            reason = run.sweep.waits_for
         return Step(f"queued: {reason}" if reason else "queued")
     if run.status is RunStatus.PROVISIONING:
         return (

@@ -163,7 +163,14 @@ def sweep_view(state: RunState) -> SweepView | None:
         max_parallel=sweep.max_parallel,
         stop_after_failures=sweep.stop_after_failures,
         seconds_left=_seconds_left(state, counted),
+        waits_for=beginning.why_waits(state.run),
     )
+
+
+def _held(run: Run) -> str | None:
+    """Return what a sweep none of whose sets is active waits for."""
+    waits = run.sweep is not None and run.status is RunStatus.PENDING
+    return beginning.why_waits(run) if waits else None
 
 
 _ESTIMATED_FROM = 50
@@ -395,7 +402,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         RunSummary,
         run,
         termination_reason=run.reason,
-        pending_reason=next((reason for reason in pending if reason), _sleep(run)),
+        pending_reason=next((one for one in pending if one), _held(run) or _sleep(run)),
         nodes=tuple(dict.fromkeys(node_name(attempt, node_names) for attempt in placed)),
         exit_code=max(exit_codes, default=None),
         jobs=sum(not job.scaled_down for job in state.jobs)

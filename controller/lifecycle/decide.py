@@ -19,7 +19,7 @@ from controller.lifecycle.intake import claims, facts, requests
 from controller.lifecycle.membership.ranks import is_gang_run
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reports import Report
-from controller.lifecycle.runs import beginning, ending, schedules
+from controller.lifecycle.runs import beginning, dependencies, ending, schedules
 from controller.lifecycle.runs.status import Outcome, derive
 from controller.lifecycle.services import replicas
 from controller.lifecycle.sweeps import begin, together
@@ -118,7 +118,7 @@ def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
         retry.bring_back(draft)
         outcome = _derived(draft)
     if outcome.status is not RunStatus.TERMINATING and draft.run.sweep is not None:
-        begin.begin(draft)
+        begin.begin(draft, dependencies.held_sets(draft))
         outcome = _derived(draft)
     if outcome.status is RunStatus.TERMINATING and outcome.reason is not None:
         ending.end_run(draft, outcome.reason, f"rule {outcome.rule}", outcome.message)

@@ -19,6 +19,7 @@ from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.inventory import Registration as Registration
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.ranges import Ranges
 from fairlead.model.needs import Amount as Amount
 from fairlead.model.needs import Constraint as Constraint
 from fairlead.model.needs import GpuNeed as GpuNeed
@@ -355,10 +356,12 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """The number of jobs of each set."""
     begun: int = 0
     """The sets with lower numbers have begun, or were stopped before."""
+    ahead: Ranges = ()
+    """The sets with other numbers that have begun: each waited only for its own predecessor."""
     again: tuple[int, ...] = ()
     """The sets that wait to begin again, in their order."""
-    stopped: tuple[tuple[int, int], ...] = ()
-    """The sets that were stopped before they began, as ranges (first, last), in their order."""
+    stopped: Ranges = ()
+    """The sets that were stopped before they began."""
     max_parallel: int | None = None
     stop_after_failures: int | None = None
 
@@ -374,13 +377,16 @@ class SweepContent(msgspec.Struct, frozen=True, kw_only=True):
 class EndedSets(msgspec.Struct, frozen=True, kw_only=True):
     """The sets of a live sweep of which nothing is left to decide, unless a user retries one.
 
-    It is derived, as `Past` is: so a turn of a sweep costs as much as its live jobs.
+    It is derived, as `Past` is: so a turn of a sweep costs as much as its live jobs. A set that
+    waits to begin again is in none of the ranges but `ran`.
     """
 
     jobs: tuple[Job, ...] = ()
-    done: int = 0
-    failed: int = 0
-    stopped: int = 0
+    done: Ranges = ()
+    failed: Ranges = ()
+    stopped: Ranges = ()
+    ran: Ranges = ()
+    """Those of which a job was RUNNING once."""
 
 
 NOTHING_ENDED = EndedSets()

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from controller.lifecycle.ranges import Ranges
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
+
+
+class SetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a sweep's sets so far. A user's retry of a set takes back that it has
+    failed and is over, never that it is done or began."""
+
+    done: Ranges = ()
+    failed: Ranges = ()
+    over: Ranges = ()
+    """Those that come not back unless a user retries them."""
+    began: Ranges = ()
 
 
 class PredecessorFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +36,8 @@ class PredecessorFacts(msgspec.Struct, frozen=True, kw_only=True):
     began: frozenset[int] = frozenset()
     jobs: frozenset[int] = frozenset()
     """All its jobs but those that were scaled down."""
+    sets: SetFacts | None = None
+    """None: it is no sweep. A sweep's jobs are in none of the fields above."""
 
     @property
     def is_final(self) -> bool:
@@ -45,12 +59,16 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         """Return what it waits for, for people."""
+        if self.job is SameJob.SAME:
+            each = f"each set waits until the one with its number {_WORDS[self.when]}"
+            return f"after run {self.name}: {each}"
         return f"after run {self.name}: waits until {SENTENCES[self.when]}"
 
 
-SENTENCES = {
-    When.DONE: "it is done",
-    When.ENDED: "it has ended",
-    When.FAILED: "it has failed",
-    When.RUNNING: "it runs",
+_WORDS = {
+    When.DONE: "is done",
+    When.ENDED: "has ended",
+    When.FAILED: "has failed",
+    When.RUNNING: "runs",
 }
+SENTENCES = {when: f"it {words}" for when, words in _WORDS.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import Attempt, Job, Run, RunState, StartupOrder
+from controller.lifecycle.sweeps.sets import has_run
 from fairlead.model.reasons import ROWS, Budget, GraceClass, Reason, RunReason
 from fairlead.model.statuses import AttemptStatus, IrisState
 
@@ -213,6 +214,10 @@ def misnamed(state: RunState) -> Iterator[str]:
     """The run says that it ends for lost nodes, or for want of a place, and no job of it did."""
     needed = _NAMED_BY.get(state.run.reason) if state.run.reason is not None else None
     if needed is None:
+        return
+    if state.run.reason is RunReason.UNSCHEDULABLE and state.run.policy.start_before is not None:
+        if has_run(state.all_jobs) and "start_before" in (state.run.message or ""):
+            yield f"run {state.run.name} ends for its start_before, and it did run"
         return
     reasons = [job.attempts[-1].reason for job in state.jobs if job.attempts]
     found = {ROWS[reason].iris for reason in reasons if reason is not None}

@@ -10,22 +10,34 @@ from msgspec.structs import replace
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import Amount, Group, JobSpec, Resources, RunPolicy, RunState
+from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.ranges import in_ranges
 from controller.lifecycle.reports import Report
 from controller.lifecycle.runs.submission import new_run
-from controller.lifecycle.sweeps.sets import in_ranges
+from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.spec import Band, PlannedGroup
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from tests.simulation.people import User
 from tests.simulation.script import Start, image_of, random_script
 from tests.simulation.virtual import seeded_chance
-from tests.simulation.workload import GIB, RETRIES, USERS, Site
+from tests.simulation.workload import GIB, RETRIES, USERS, Site, predecessor_of
+
+WAITING = 1 / 2
 
 
 def random_sweep(
-    name: str, chance: Random, now: float, new_id: Callable[[], str], site: Site
+    name: str,
+    chance: Random,
+    now: float,
+    new_id: Callable[[], str],
+    site: Site,
+    known: Sequence[RunState] = (),
 ) -> RunState:
-    """A set of one node fits every node; one of several fits the nodes of a place."""
+    """A set of one node fits every node; one of several fits the nodes of a place. `known`: runs
+    that it may wait for."""
     sets = chance.choice((1, 2, 5, 12, 40))
+    held = Random(f"{name} waits at {now}")
+    after, sets = _awaited(known, sets, held)
     nodes = chance.choice((1, 1, 1, min(2, site.largest_place)))
     script = replace(random_script(chance), seconds=chance.uniform(0.0, 60.0))
     spec = JobSpec(
@@ -45,7 +57,11 @@ def random_sweep(
             max_duration=chance.choices((None, 200.0), weights=(85, 15))[0],
             scheduling_timeout=chance.choices((None, 300.0), weights=(90, 10))[0],
             band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
+            after=tuple(After(run=one.name, when=one.when, job=one.job) for one in after),
+            begin=Moment(within=30.0) if held.random() < 0.05 else None,
+            start_before=Moment(within=600.0) if held.random() < 0.05 else None,
         ),
+        after=after,
         sweep=SweepPlan(
             sets=ParameterSets.of(["seed"], [[number] for number in range(sets)]),
             max_parallel=chance.choice((None, 1, 2, 3)),
@@ -54,11 +70,29 @@ def random_sweep(
     )
 
 
+def _awaited(
+    known: Sequence[RunState], sets: int, chance: Random
+) -> tuple[tuple[Predecessor, ...], int]:
+    """Half of the sweeps wait for one or two others: as a whole, or set for set, which needs as
+    many sets. Returns the number of its sets too."""
+    if not known or chance.random() >= WAITING:
+        return (), sets
+    totals = [one.run.sweep.total for one in known if one.run.sweep is not None]
+    job, among = SameJob.ALL, list(known)
+    if totals and chance.random() < 0.8:
+        sets, job = chance.choice(totals), SameJob.SAME
+        among = [one for one in known if one.run.sweep and one.run.sweep.total == sets]
+    chosen = chance.sample(among, min(len(among), chance.choice((1, 1, 2))))
+    whens = (When.DONE, When.ENDED, When.ENDED, When.FAILED, When.RUNNING)
+    return tuple(predecessor_of(one, chance.choice(whens), job) for one in chosen), sets
+
+
 class Sweeper(User):
     def _new_run(self, parents: Sequence[str]) -> RunState:
         chance, office = self._chance, self._office
         now, new_id = office.clock.now(), seeded_chance(chance).new_id
-        return random_sweep(self._name, chance, now, new_id, office.site)
+        known = [office.database.runs[run_id] for run_id in sorted(office.database.runs)]
+        return random_sweep(self._name, chance, now, new_id, office.site, known)
 
     def _changes(self) -> list[Report]:
         """A request for sets may come twice at once, as from two terminals."""
@@ -72,7 +106,7 @@ class Sweeper(User):
         assert self._state is not None
         chance, run = self._chance, self._state.run
         assert run.sweep is not None
-        if chance.random() < 0.4:
+        if self._state.jobs and chance.random() < 0.4:
             return super()._change()
         total = run.sweep.total
         some = [number for number in range(total) if chance.random() < chance.choice((0.1, 0.9))]

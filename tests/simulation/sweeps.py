@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.lifecycle.model import Job, RunState
+from controller.lifecycle.ranges import numbers_in
 from controller.lifecycle.sweeps.begin import MAX_QUEUED
-from controller.lifecycle.sweeps.sets import counts, numbers_in
+from controller.lifecycle.sweeps.sets import counts
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 

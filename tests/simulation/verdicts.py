@@ -51,8 +51,10 @@ _BY_POLICY = frozenset(
         Reason.MAX_DURATION_EXCEEDED,
         Reason.UNSCHEDULABLE,
         Reason.INACTIVITY_DURATION_EXCEEDED,
+        Reason.DEPENDENCY_FAILED,
     }
 )
+"""The last is judged by `waiting`, with what its predecessor came to."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.runs.dependencies import facts
 from controller.lifecycle.runs.submission import PlannedJob, new_run
-from fairlead.model.beginning import After, When
+from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.engine_abilities import EngineAbility
@@ -120,14 +120,17 @@ def _awaited(known: Sequence[RunState], chance: Random) -> tuple[Predecessor, ..
     if chance.random() >= WAITING:
         return ()
     chosen = chance.sample(known, min(len(known), chance.choice((1, 1, 2))))
-    return tuple(
-        Predecessor(
-            run_id=state.run.id,
-            name=state.run.name,
-            when=When.RUNNING if state.run.policy.schedule else chance.choice(tuple(When)),
-            ended=facts(state) if state.run.status in FINAL_RUN_STATUSES else None,
-        )
-        for state in chosen
+    return tuple(predecessor_of(state, chance.choice(tuple(When))) for state in chosen)
+
+
+def predecessor_of(state: RunState, when: When, job: SameJob = SameJob.ALL) -> Predecessor:
+    """As the service makes it at a submission."""
+    return Predecessor(
+        run_id=state.run.id,
+        name=state.run.name,
+        when=When.RUNNING if state.run.policy.schedule else when,
+        job=job,
+        ended=facts(state) if state.run.status in FINAL_RUN_STATUSES else None,
     )
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Job, Run
 from controller.lifecycle.runs import dependencies, ending
+from controller.lifecycle.sweeps import sets
+from controller.lifecycle.sweeps.begin import lost_sets
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 
 
 def waits(run: Run, now: float) -> bool:
-    """Return whether no job of the run may begin yet."""
+    """Return whether no job of the run may begin yet. A sweep all of whose sets were stopped waits
+    for nothing."""
+    if run.sweep is not None and sets.is_empty(run.sweep):
+        return False
     at = begins_at(run)
     return dependencies.waits_for_runs(run) or (at is not None and now < at)
 
@@ -67,6 +72,8 @@ def timer(draft: Draft) -> float | None:
     latest = must_start_at(run)
     if latest is not None and not _has_begun(draft):
         times.append(latest)
+    if not waits(run, draft.now) and lost_sets(draft, dependencies.held_sets(draft)):
+        times.append(draft.now)  # a turn ends only some of them
     return min(times, default=None)
 
 
@@ -76,7 +83,7 @@ def _is_late(draft: Draft) -> bool:
 
 
 def _has_begun(draft: Draft) -> bool:
-    if draft.run.past_running.seconds > 0:
+    if draft.run.past_running.seconds > 0 or draft.ended.ran:
         return True
     return any(one.running_at is not None for job in draft.jobs for one in job.attempts)
 

@@ -17,13 +17,16 @@ from controller.lifecycle.attempts.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, Job, Run, RunState
-from controller.lifecycle.predecessors import SENTENCES, Predecessor, PredecessorFacts
+from controller.lifecycle.predecessors import SENTENCES, Predecessor, PredecessorFacts, SetFacts
+from controller.lifecycle.ranges import Ranges, common, without
 from controller.lifecycle.runs import ending
+from controller.lifecycle.sweeps import sets
+from controller.lifecycle.sweeps.begin import AFTER, Held
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.reasons import ROWS, Reason, ReasonClass, RunReason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
 
-CAUSE = "after"
+CAUSE = AFTER
 
 
 class Prospect(StrEnum):
@@ -38,6 +41,9 @@ class Prospect(StrEnum):
 def facts(state: RunState) -> PredecessorFacts:
     """Return what a run that depends on this one must know of it."""
     run = state.run
+    if run.sweep is not None:
+        of_sets = sets.facts(state)
+        return PredecessorFacts(status=run.status, has_run=bool(of_sets.began), sets=of_sets)
     ends = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
     lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
     over = {
@@ -108,6 +114,18 @@ def prospect_of_job(when: When, seen: PredecessorFacts, index: int) -> Prospect:
     return Prospect.NEVER if index in seen.over else Prospect.OPEN
 
 
+def sets_for(when: When, seen: SetFacts) -> tuple[Ranges, Ranges]:
+    """Return the sets of a sweep about which a condition holds, and those about which it no longer
+    can."""
+    met = {
+        When.RUNNING: seen.began,
+        When.ENDED: seen.over,
+        When.DONE: seen.done,
+        When.FAILED: seen.failed,
+    }[when]
+    return met, without(seen.over, met)
+
+
 def waits_for_runs(run: Run) -> bool:
     """Return whether no job of the run may begin yet."""
     return any(not one.met and one.job is SameJob.ALL for one in run.after)
@@ -125,7 +143,9 @@ def open_ids(run: Run) -> tuple[str, ...]:
 def why_waits(run: Run, job: Job | None = None) -> str | None:
     """Return for which runs the run, or this job of it, waits; None: for none."""
     waiting = [one for one in run.after if not one.met]
-    if job is None or waits_for_runs(run):
+    if run.sweep is not None and not waits_for_runs(run):
+        told = [one.sentence() for one in waiting] if not sets.is_empty(run.sweep) else []
+    elif job is None or waits_for_runs(run):
         waiting = [one for one in waiting if one.job is SameJob.ALL]
         told = [one.sentence() for one in waiting]
     else:
@@ -147,7 +167,9 @@ def settle(draft: Draft) -> None:
         seen = _seen(draft, one)
         if one.met or seen is None:
             continue
-        noted = replace(one, ended=seen if seen.is_final else None)
+        # A dependent is written with each of its turns: what it does not ask for is left out.
+        kept = seen if one.job is SameJob.SAME else replace(seen, sets=None)
+        noted = replace(one, ended=kept if seen.is_final else None)
         if one.job is SameJob.SAME:
             _note(draft, at, replace(noted, met=seen.is_final))
             continue
@@ -172,6 +194,24 @@ def first_attempts(draft: Draft, jobs: Iterable[Job]) -> None:
             termination.end(draft, attempt, Reason.DEPENDENCY_FAILED, CAUSE, lost)
         elif all(found is Prospect.MET for found, _ in prospects):
             draft.fresh_attempt(job, CAUSE if draft.run.after else "begin")
+
+
+def held_sets(draft: Draft) -> Held | None:
+    """Return which sets of a sweep may begin, as far as they wait for those of other sweeps; None:
+    they wait for none."""
+    sweep, same = draft.run.sweep, [one for one in draft.run.after if one.job is SameJob.SAME]
+    if sweep is None or not same:
+        return None
+    may: Ranges = ((0, sweep.total - 1),)
+    never = []
+    for one in same:
+        seen = _seen(draft, one)
+        known = SetFacts() if seen is None or seen.sets is None else seen.sets
+        met, lost = sets_for(one.when, known)
+        may = common(may, met)
+        why = f"of run {one.name} has ended otherwise than `when: {one.when}` asks for"
+        never.append((f"parameter set {{number}} {why}", lost))
+    return Held(met=may, never=tuple(never))
 
 
 def _prospect(draft: Draft, one: Predecessor, job: Job) -> tuple[Prospect, str]:

@@ -11,16 +11,11 @@ from controller.lifecycle.attempts import termination
 from controller.lifecycle.attempts.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.model import EndedSets, Job, Run, Sweep
+from controller.lifecycle.model import Job, Run, Sweep
+from controller.lifecycle.ranges import in_ranges, numbers_in
 from controller.lifecycle.reports import SetsRetried, SetsStopped, SweepResized
-from controller.lifecycle.sweeps.ended import counted
-from controller.lifecycle.sweeps.sets import (
-    by_set,
-    in_ranges,
-    numbers_in,
-    status_of,
-    unbegun,
-)
+from controller.lifecycle.sweeps.ended import counted, uncounted
+from controller.lifecycle.sweeps.sets import by_set, status_of, unbegun
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
@@ -42,7 +37,7 @@ def stop(draft: Draft, request: SetsStopped) -> None:
     if sweep is None or draft.run.status is RunStatus.TERMINATING:
         return
     wanted = set(numbers_in(request.sets))
-    waiting = wanted.intersection(unbegun(sweep))
+    waiting = wanted.intersection(numbers_in(unbegun(sweep)))
     again = wanted.intersection(sweep.again)
     changed = _with_stopped(draft, sweep, waiting, again)
     message = f"stopped by {request.by}"
@@ -69,7 +64,7 @@ def _with_stopped(draft: Draft, sweep: Sweep, waiting: set[int], again: set[int]
         return sweep
     begun = {job.replica for job in (*draft.jobs, *draft.ended.jobs)}
     never = waiting | (again - begun)
-    draft.ended = _counted(draft, again & begun, 1)
+    draft.ended = counted(draft.ended, _statuses(draft, again & begun))
     return replace(
         sweep,
         again=tuple(number for number in sweep.again if number not in again),
@@ -92,7 +87,7 @@ def retry(draft: Draft, request: SetsRetried) -> None:
     if not never and not again:
         return
     left = set(numbers_in(sweep.stopped)) - never
-    draft.ended = _counted(draft, again - never, -1)
+    draft.ended = uncounted(draft.ended, _statuses(draft, again - never))
     draft.change_run(
         sweep=replace(sweep, again=tuple(sorted({*sweep.again, *again})), stopped=in_ranges(left))
     )
@@ -104,14 +99,11 @@ def _ended_for_good(run: Run, jobs: Iterable[Job]) -> bool:
     return any(verdict(run, job) in _OVER for job in jobs)
 
 
-def _counted(draft: Draft, numbers: Iterable[int], by: int) -> EndedSets:
-    """Return the ended sets, where these count again (1) or no longer (-1)."""
-    ended = draft.ended
-    of = by_set(draft.ended.jobs)
-    for number in numbers:
-        if number in of:
-            ended = counted(ended, status_of(draft.run, of[number]), by)
-    return ended
+def _statuses(draft: Draft, numbers: Iterable[int]) -> dict[int, SetStatus]:
+    """Return what became of those of these sets that have left the decided state."""
+    wanted = frozenset(numbers)
+    ended = by_set(job for job in draft.ended.jobs if job.replica in wanted)
+    return {number: status_of(draft.run, jobs) for number, jobs in ended.items()}
 
 
 def _note(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.model import EndedSets, Job, Run, RunState, Sweep
+from controller.lifecycle.predecessors import SetFacts
+from controller.lifecycle.ranges import Ranges, in_ranges, size, union, without
 from fairlead.model.reasons import ATTEMPT_REASON_OF_RUN
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
@@ -40,6 +42,11 @@ def has_life(jobs: Iterable[Job]) -> bool:
     return any(
         job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES for job in jobs
     )
+
+
+def has_run(jobs: Iterable[Job]) -> bool:
+    """Return whether one of these jobs was RUNNING once."""
+    return any(one.running_at is not None for job in jobs for one in job.attempts)
 
 
 def status_of(run: Run, jobs: Iterable[Job]) -> SetStatus:
@@ -82,44 +89,43 @@ def counts_of(run: Run, sweep: Sweep, jobs: Iterable[Job], ended: EndedSets) -> 
         if number not in again:
             found[status_of(run, of_set)] += 1
     return SetCounts(
-        waiting=_number_unbegun(sweep) + len(again),
+        waiting=size(unbegun(sweep)) + len(again),
         active=found[SetStatus.ACTIVE],
-        done=found[SetStatus.DONE] + ended.done,
-        failed=found[SetStatus.FAILED] + ended.failed,
-        stopped=found[SetStatus.STOPPED]
-        + ended.stopped
-        + sum(last - first + 1 for first, last in sweep.stopped),
+        done=found[SetStatus.DONE] + size(ended.done),
+        failed=found[SetStatus.FAILED] + size(ended.failed),
+        stopped=found[SetStatus.STOPPED] + size(ended.stopped) + size(sweep.stopped),
     )
 
 
-def unbegun(sweep: Sweep) -> Iterator[int]:
-    """Yield the sets that have not begun and were not stopped, by number."""
-    at = sweep.begun
-    for first, last in sweep.stopped:
-        yield from range(at, first)
-        at = max(at, last + 1)
-    yield from range(at, sweep.total)
+def unbegun(sweep: Sweep) -> Ranges:
+    """Return the sets that have not begun and were not stopped."""
+    if sweep.begun >= sweep.total:
+        return ()
+    return without(((sweep.begun, sweep.total - 1),), union(sweep.stopped, sweep.ahead))
 
 
-def _number_unbegun(sweep: Sweep) -> int:
-    """Return how many sets `unbegun` yields, without counting 10,000 of them in each turn."""
-    stopped = sum(
-        last - max(first, sweep.begun) + 1 for first, last in sweep.stopped if last >= sweep.begun
-    )
-    return sweep.total - sweep.begun - stopped
+def is_empty(sweep: Sweep) -> bool:
+    """Return whether no set of it waits."""
+    return not sweep.again and not unbegun(sweep)
 
 
-def in_ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the numbers as ranges (first, last), in their order, none next to another."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return tuple(found)
-
-
-def numbers_in(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-    for first, last in ranges:
-        yield from range(first, last + 1)
+def facts(state: RunState) -> SetFacts:
+    """Return what a sweep that waits for this one, set for set, must know of it."""
+    run, sweep, ended = state.run, state.run.sweep, state.ended
+    assert sweep is not None, "only a sweep has sets"
+    again = frozenset(sweep.again)
+    found: dict[SetStatus, list[int]] = {status: [] for status in SetStatus}
+    live, ran = [], []
+    for number, jobs in by_set(state.jobs).items():
+        if has_run(jobs):
+            ran.append(number)
+        if has_life(jobs):
+            live.append(number)
+        elif number not in again:
+            found[status_of(run, jobs)].append(number)
+    done = union(ended.done, in_ranges(found[SetStatus.DONE]))
+    failed = union(ended.failed, in_ranges(found[SetStatus.FAILED]))
+    over = union(done, failed, ended.stopped, sweep.stopped, in_ranges(found[SetStatus.STOPPED]))
+    if is_ending(run):
+        over = without(((0, sweep.total - 1),), in_ranges(live))
+    return SetFacts(done=done, failed=failed, over=over, began=union(ended.ran, in_ranges(ran)))

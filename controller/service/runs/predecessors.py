@@ -21,6 +21,7 @@ from controller.service.jobs.access import Runs
 from controller.store.accounts import User
 from fairlead.configuration.plan import Plan
 from fairlead.model.beginning import After, SameJob, When
+from fairlead.model.sweep import Value, as_text
 
 
 class RunLookup(Runs, Protocol):
@@ -84,6 +85,9 @@ def _check(plan: Plan, asked: After, state: RunState, field: str) -> None:
             f"run {run.name} has a gang, whose jobs end together: leave `job: same` out",
             field=field,
         )
+    if plan.sweep is not None or run.sweep is not None:
+        _check_sets(plan, state, field)
+        return
     own = sum(group.group.nodes for group in plan.groups)
     theirs = sum(not job.scaled_down for job in state.jobs)
     if own != theirs:
@@ -94,8 +98,42 @@ def _check(plan: Plan, asked: After, state: RunState, field: str) -> None:
         )
 
 
+def _check_sets(plan: Plan, state: RunState, field: str) -> None:
+    """Raise Invalid unless both runs are sweeps of the same parameter sets."""
+    name, theirs = state.run.name, state.sweep
+    if plan.sweep is None or theirs is None:
+        none = "this run" if plan.sweep is None else f"run {name}"
+        raise Invalid(
+            f"{none} is no sweep and the other is: with `job: same` both are sweeps of the same "
+            f"parameter sets; leave it out to wait for the whole run",
+            field=field,
+        )
+    own = plan.sweep.sets
+    if len(own) != len(theirs.sets):
+        raise Invalid(
+            f"run {name} has {len(theirs.sets):,} parameter sets and this one {len(own):,}: with "
+            f"`job: same` both need the same ones",
+            field=field,
+        )
+    if own == theirs.sets:
+        return
+    for number in range(len(own)):
+        if (mine := own.at(number)) != (other_set := theirs.sets.at(number)):
+            raise Invalid(
+                f"set {number} is {_written(mine)} here and {_written(other_set)} in run {name}: "
+                f"with `job: same` both need the same sets in the same order",
+                field=field,
+            )
+
+
+def _written(parameters: Mapping[str, Value]) -> str:
+    return " ".join(f"{name}={as_text(value)}" for name, value in parameters.items())
+
+
 def _predecessor(asked: After, state: RunState) -> Predecessor:
     seen = facts(state)
+    if asked.job is not SameJob.SAME:
+        seen = replace(seen, sets=None)
     return Predecessor(
         run_id=state.run.id,
         name=state.run.name,

@@ -9,8 +9,9 @@ import msgspec
 
 from common.refusals import Conflict, Invalid, NotFound
 from controller.lifecycle.model import Attempt, Job, Run, RunState, Sweep
+from controller.lifecycle.ranges import in_ranges, numbers_in
 from controller.lifecycle.reports import Report, SetsRetried, SetsStopped, SweepResized
-from controller.lifecycle.sweeps.sets import by_set, in_ranges, is_ending, numbers_in, status_of
+from controller.lifecycle.sweeps.sets import by_set, is_ending, status_of
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs

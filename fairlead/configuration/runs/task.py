@@ -55,16 +55,12 @@ _NOT_WITH_A_SWEEP = (
     "max_failed_attempts",
     "fail_on_job_restart",
     "restart_completed_jobs",
-    "after",
-    "begin",
-    "start_before",
     "on_time_limit",
 )
 _INSTEAD_IN_A_SWEEP = {
     "gang": "nodes alone: the jobs of one set always start and end together",
     "max_failed_jobs": "sweep.stop_after_failures",
     "max_failed_attempts": "sweep.stop_after_failures",
-    "after": "a task without a sweep; or submit the sweep once the other run has ended",
 }
 _NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs")
 

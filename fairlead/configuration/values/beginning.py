@@ -43,7 +43,9 @@ class AfterFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     run: RunKey
     when: When = When.DONE
-    job: Annotated[SameJob, Field("all, or same for the job with the same number")] = SameJob.ALL
+    job: Annotated[
+        SameJob, Field("all, or same for the job, or the parameter set, with the same number")
+    ] = SameJob.ALL
 
 
 class AfterList(tuple[After, ...]):

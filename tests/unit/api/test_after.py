@@ -102,6 +102,65 @@ async def test_what_cannot_be_meant_is_refused_with_its_field(api: TestClient[An
         assert (status, answer["error"]["field"]) == (400, field)
 
 
+# -- sweeps --------------------------------------------------------------------------------------
+
+
+def sweep(*seeds: int, **fields: object) -> dict[str, object]:
+    return {"sweep": {"matrix": {"seed": list(seeds)}}, **fields}
+
+
+async def test_a_sweep_waits_for_another_as_one_run_or_set_for_set(
+    api: TestClient[Any, Any],
+) -> None:
+    await post(api, name="prepare", **sweep(1, 2, 3))
+    _, whole = await post(api, name="whole", **sweep(7, after="prepare"))
+    assert (whole["status"], whole["jobs"]) == ("pending", [])
+    assert whole["sweep"]["waits_for"] == "after run prepare: waits until it is done"
+    same = [{"run": "prepare", "job": "same"}]
+    status, train = await post(api, name="train", **sweep(1, 2, 3, after=same))
+    assert (status, train["sweep"]["waiting"]) == (201, 3)
+    each = "after run prepare: each set waits until the one with its number is done"
+    assert train["sweep"]["waits_for"] == each
+    async with api.get("/v1/runs/train/explain") as answer:
+        assert (await answer.json())["about"] == each
+    async with api.get("/v1/runs") as answer:
+        found = {run["name"]: run["pending_reason"] for run in (await answer.json())["runs"]}
+    assert found["train"] == each
+    await end(api, "prepare", "stop")
+    ended = await shown(api, "train")
+    assert (ended["status"], ended["message"]) == ("failed", "3 of 3 parameter sets failed")
+    assert (await shown(api, "whole"))["termination_reason"] == "dependency_failed"
+    async with api.get("/v1/runs/train/sets") as answer:
+        reasons = [one["termination_reason"] for one in (await answer.json())["sets"]]
+    assert reasons == ["dependency_failed"] * 3
+
+
+async def test_sets_that_differ_are_refused_with_the_first_difference(
+    api: TestClient[Any, Any],
+) -> None:
+    await post(api, name="prepare", **sweep(1, 2, 3))
+    await post(api, name="plain", nodes=3, gang=False)
+    wrongs: list[tuple[dict[str, object], str, str]] = [
+        (sweep(1, 2), "prepare", "prepare has 3 parameter sets and this one 2"),
+        (sweep(1, 5, 3), "prepare", "set 1 is seed=5 here and seed=2 in run prepare"),
+        (sweep(1, 2, 3), "plain", "run plain is no sweep and the other is"),
+        ({"nodes": 3, "gang": False}, "prepare", "this run is no sweep and the other is"),
+    ]
+    for fields, name, words in wrongs:
+        status, answer = await post(api, **fields, after=[{"run": name, "job": "same"}])
+        assert (status, answer["error"]["field"]) == (400, "after[0].run")
+        assert words in answer["error"]["message"]
+
+
+async def test_two_sweeps_of_one_act_that_wait_for_each_other_are_refused(
+    api: TestClient[Any, Any],
+) -> None:
+    one = sweep(1, 2, name="hen", after=[{"run": "egg", "job": "same"}])
+    other = sweep(1, 2, name="egg", after=[{"run": "hen", "job": "same"}])
+    status, answer = await together(api, one, other)
+    assert (status, answer["error"]["code"]) == (400, "dependency_cycle")
+
+
 # -- several as one act ---------------------------------------------------------------------------
 
 

@@ -123,6 +123,7 @@ async def test_sets_are_stopped_and_retried(api: API, node: PlayedNode) -> None:
         "max_parallel": 1,
         "stop_after_failures": None,
         "seconds_left": 0,
+        "waits_for": None,
     }
     assert (await post(api, "retry", which="2"))["sweep"]["stopped"] == 1
     assert (await post(api, "parallel", max_parallel=3))["sweep"]["active"] == 3

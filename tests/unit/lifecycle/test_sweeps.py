@@ -14,6 +14,7 @@ from controller.lifecycle.model import (
     RetryPolicy,
     Sweep,
 )
+from controller.lifecycle.ranges import in_ranges, numbers_in
 from controller.lifecycle.reports import (
     ResumeRequested,
     SetsRetried,
@@ -27,8 +28,6 @@ from controller.lifecycle.sweeps.sets import (
     SetCounts,
     counts,
     counts_of,
-    in_ranges,
-    numbers_in,
     unbegun,
 )
 from fairlead.model.reasons import Reason, RunReason
@@ -314,5 +313,5 @@ def test_ranges_hold_the_numbers_they_were_made_of(numbers: list[int]) -> None:
 def test_as_many_sets_are_counted_as_have_not_begun(begun: int) -> None:
     made = Sweep(total=6, begun=min(begun, 6), stopped=((1, 2), (4, 4)))
     numbers = [number for number in range(begun, 6) if number not in (1, 2, 4)]
-    assert list(unbegun(made)) == numbers
+    assert list(numbers_in(unbegun(made))) == numbers
     assert counts_of(sweep(1).run, made, (), EndedSets()).waiting == len(numbers)
