@@ -132,7 +132,7 @@ class AsyncClient(_Asynchronous[Client]):
 
     @property
     def url(self) -> str:
-        """The URL of the controller."""
+        """The URL of the controller; of several, the one that answered last."""
         return self._blocking.url
 
     async def __aenter__(self) -> AsyncClient:

@@ -171,6 +171,8 @@ class Client(Closing):
 
     Without arguments it talks to the controller that the `fairlead` command would: FAIRLEAD_URL and
     FAIRLEAD_TOKEN, else what `fairlead login` saved; `controller` is the name of a saved one.
+    `url` may be several URLs of controllers that share a database, separated by commas: the client
+    goes on to the next one when one cannot be reached.
     `tell` gets sentences about what takes time, such as a controller that is away; by default they
     go to stderr. Every method raises FairleadError.
     """
@@ -192,12 +194,12 @@ class Client(Closing):
             token = token or settings.token_for(url)
         elif token is None:
             url, token = settings.chosen()
-        self.rest = ControllerClient(url or settings.DEFAULT_URL, token)
         self.tell = tell or _to_stderr
+        self.rest = ControllerClient(url or settings.DEFAULT_URL, token, tell=self.tell)
 
     @property
     def url(self) -> str:
-        """The URL of the controller."""
+        """The URL of the controller; of several, the one that answered last."""
         return self.rest.url
 
     def another(self) -> Client:

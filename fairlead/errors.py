@@ -29,12 +29,17 @@ class SettingsError(FairleadError):
 class ConnectionLost(FairleadError):
     """The controller cannot be reached, or the connection broke during an answer.
 
-    `refused`: nothing was there that could have received the request.
+    `refused`: nothing was there that could have received the request. `unsent`: nothing of the
+    request was sent, so it was not carried out. `why`: the cause alone, in words.
     """
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(
+        self, message: str, *, refused: bool = False, unsent: bool = False, why: str = ""
+    ) -> None:
         super().__init__(message)
         self.refused = refused
+        self.unsent = unsent
+        self.why = why
 
 
 class ClientClosed(FairleadError):

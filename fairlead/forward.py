@@ -22,6 +22,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from fairlead.addresses import Address
 from fairlead.closing import Closing
 from fairlead.configuration.text.dstack import ports_of
 from fairlead.configuration.values.container import port_mapping
@@ -308,11 +309,25 @@ class _Carrier:
             wait *= 2
 
     async def _connect(self) -> ClientConnection:
-        url, headers = self._client.socket(self._path, job=self._job)
+        """Connect to the first address that answers. The local program has sent nothing yet."""
+        tries = self._client.addresses.tries(repeatable=True)
+        for address in tries:
+            try:
+                stream = await self._connect_there(address)
+            except FairleadError as error:
+                tries.failed(address, error)
+            else:
+                tries.answered(address)
+                return stream
+        raise tries.lost()
+
+    async def _connect_there(self, address: Address) -> ClientConnection:
+        url, headers = self._client.socket(self._path, at=address, job=self._job)
         try:
             return await connect(
                 url,
                 additional_headers=headers,
+                # The controller opens the job's port first, through the connection to its node.
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=2.0,
                 compression=None,
@@ -321,9 +336,10 @@ class _Carrier:
             )
         except InvalidStatus as refused:
             response = refused.response
-            raise self._client.refusal(response.status_code, bytes(response.body or b"")) from None
+            body = bytes(response.body or b"")
+            raise self._client.refusal(response.status_code, body, address) from None
         except (OSError, WebSocketException) as error:
-            raise self._client.lost(error) from None
+            raise self._client.lost(error, address) from None
 
 
 def _may_pass(error: FairleadError) -> bool:

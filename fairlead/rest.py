@@ -11,21 +11,21 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from fairlead.addresses import Address, Addresses, Tell
 from fairlead.errors import (
     ApiError,
     ClientClosed,
     ConnectionLost,
     FairleadError,
-    SettingsError,
     UnexpectedAnswer,
     UsageError,
     api_error,
@@ -58,11 +58,15 @@ def why_lost(error: Exception) -> str:
 
 
 if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection as WebSocket
+
     from fairlead.documents import EventView, RunView, WatchLine
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
+NEXT_SECONDS = 3.0
+"""Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
@@ -104,27 +108,30 @@ class ControllerClient:
     """Talks to the controller. Every method raises ApiError when the controller refuses,
     ConnectionLost when it is away, ClientClosed after `close`. Threads can share it."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host:
-            raise SettingsError(f"FAIRLEAD_URL: {url!r} is not a URL like http://127.0.0.1:8700")
-        self.url = url.rstrip("/")
-        self._secure = parts.scheme == "https"
-        self._host = host
-        self._port = port
-        self._base = parts.path.rstrip("/")
+    def __init__(
+        self, url: str | Addresses, token: str | None, *, tell: Tell | None = None
+    ) -> None:
+        """`url`: one URL, or several separated by commas, of controllers that share a database.
+        `tell` gets a sentence about one that is passed over; by default it goes to stderr. Raises
+        SettingsError."""
+        self._addresses = url if isinstance(url, Addresses) else Addresses(url, tell)
         self._token = token
         self._streams: set[socket.socket] = set()
         self._closed = False
         self._lock = threading.Lock()
 
+    @property
+    def url(self) -> str:
+        """The URL that answered last, of several."""
+        return self._addresses.current.url
+
+    @property
+    def addresses(self) -> Addresses:
+        return self._addresses
+
     def another(self) -> ControllerClient:
         """Return another client of the same controller, which is closed on its own."""
-        return ControllerClient(self.url, self._token)
+        return ControllerClient(self._addresses, self._token)
 
     def close(self) -> None:
         """End all streams, from any thread; later requests raise ClientClosed."""
@@ -155,8 +162,10 @@ class ControllerClient:
         """Return the JSON as it came, for `--json` and for `decode`."""
         return self._request("GET", path, query=query)
 
-    def post(self, path: str, body: object) -> bytes:
-        return self._request("POST", path, body=body)
+    def post(self, path: str, body: object, *, repeatable: bool = False) -> bytes:
+        """`repeatable`: the controller does the same request once, because the body has a key, or
+        changes nothing."""
+        return self._request("POST", path, body=body, repeatable=repeatable)
 
     def put(self, path: str, body: object) -> bytes:
         return self._request("PUT", path, body=body)
@@ -167,13 +176,13 @@ class ControllerClient:
         201: a new run. 200: the run that is kept. 202: the old run, which must end before the same
         submission makes the new one.
         """
-        with closing(self._connection(ANSWER_SECONDS)) as connection:
-            response = self._open(connection, "POST", "/v1/runs", body=body)
+        keyed = _has_key(body)
+        with self._opened("POST", "/v1/runs", body=body, repeatable=keyed) as (_, response):
             return self._read(response), response.status
 
     def submit_together(self, body: object) -> bytes:
-        """Submit several runs as one act. Return the JSON of all of them."""
-        return self.post("/v1/runs/together", body)
+        """Submit several runs as one act, each with a client key. Return the JSON of all."""
+        return self.post("/v1/runs/together", body, repeatable=True)
 
     def has_upload(self, digest: str) -> bool:
         try:
@@ -188,12 +197,16 @@ class ControllerClient:
         """Upload the file; `digest` is its sha256. `sent` is told how many bytes are on their
         way."""
         with file.open("rb") as content:
-            pieces = _counted(content, sent)
+
+            def pieces() -> Iterator[bytes]:
+                content.seek(0)
+                return _counted(content, sent)
+
             self._put(f"/v1/blobs/{digest}", pieces, file.stat().st_size)
 
     def missing_parts(self, digest: str, parts: Sequence[Part]) -> frozenset[str]:
         """Return the parts of a new upload that no earlier one of the user has."""
-        data = self.post(f"/v1/blobs/{digest}/missing", {"parts": parts})
+        data = self.post(f"/v1/blobs/{digest}/missing", {"parts": parts}, repeatable=True)
         return decode(data, _Missing).missing
 
     def upload_parts(
@@ -208,43 +221,55 @@ class ControllerClient:
         manifest = msgspec.json.encode({"parts": parts, "sent": sorted(missing)}) + b"\n"
         size = sum(part.size for part in parts if part.sha256 in missing)
         with file.open("rb") as content:
-            pieces = chain([manifest], _of_parts(content, parts, missing, sent))
+
+            def pieces() -> Iterator[bytes]:
+                content.seek(0)
+                return chain([manifest], _of_parts(content, parts, missing, sent))
+
             self._put(f"/v1/blobs/{digest}/parts", pieces, len(manifest) + size)
 
-    def _put(self, path: str, pieces: Iterable[bytes], size: int) -> None:
-        with closing(self._connection(UPLOAD_SECONDS)) as connection:
+    def _put(self, path: str, pieces: Callable[[], Iterable[bytes]], size: int) -> None:
+        """Put a file whose path has its digest: sent twice, it is the same file."""
+        tries = self._addresses.tries(repeatable=True)
+        for address in tries:
+            try:
+                self._put_there(address, path, pieces(), size)
+            except FairleadError as error:
+                tries.failed(address, error)
+            else:
+                tries.answered(address)
+                return
+        raise tries.lost()
+
+    def _put_there(self, address: Address, path: str, pieces: Iterable[bytes], size: int) -> None:
+        with closing(self._connected(address, UPLOAD_SECONDS)) as connection:
             headers = {**self._headers(), "Content-Length": str(size)}
             try:
-                connection.request("PUT", self._target(path, None), pieces, headers)
+                connection.request("PUT", _target(address, path, None), pieces, headers)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all was sent: the answer says why
             except _LOST as error:
-                raise self.lost(error) from None
+                raise self.lost(error, address) from None
             try:
                 response = connection.getresponse()
             except _LOST as error:
-                raise self.lost(error) from None
+                raise self.lost(error, address) from None
             body = self._read(response)
             if response.status >= 400:
-                raise self.refusal(response.status, body)
+                raise self.refusal(response.status, body, address)
 
     def download(
         self, path: str, file: Path, heard: Callable[[int], None], **query: object
     ) -> None:
         """Download to the file, after what it has already; `heard` is told its bytes."""
         have = file.stat().st_size if file.exists() else 0
-        with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("ab") as content:
-            wanted = {"Range": f"bytes={have}-"} if have else {}
-            try:
-                target = self._target(path, query)
-                connection.request("GET", target, None, {**self._headers(), **wanted})
-                response = connection.getresponse()
-            except _LOST as error:
-                raise self.lost(error) from None
+        wanted = {"Range": f"bytes={have}-"} if have else {}
+        opened = self._opened(
+            "GET", path, query=query, headers=wanted, patience=UPLOAD_SECONDS, passes=(416,)
+        )
+        with opened as (_, response), file.open("ab") as content:
             if response.status == 416:  # all of it is there
                 return
-            if response.status >= 400:
-                raise self.refusal(response.status, self._read(response))
             if response.status != 206:  # a server may ignore Range (RFC 9110, 14.2)
                 content.truncate(0)
                 have = 0
@@ -288,8 +313,7 @@ class ControllerClient:
         """Yield the events of `GET /v1/events/watch`, without heartbeats."""
         from fairlead.documents import EventLine
 
-        path = self._target("/v1/events/watch", {"run": run, "cursor": cursor})
-        for line in self._lines(path.removeprefix(self._base)):
+        for line in self._lines("/v1/events/watch", run=run, cursor=cursor):
             heard()
             parsed = decode(line, EventLine)
             if parsed.event is not None:
@@ -297,62 +321,143 @@ class ControllerClient:
 
     def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
         """Yield the log as it is stored now."""
-        with closing(self._connection(ANSWER_SECONDS)) as connection:
-            response = self._open(connection, "GET", run_path(key, "logs"), query=query)
+        with self._opened("GET", run_path(key, "logs"), query=query) as (_, response):
             yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
 
     def followed_frames(
         self, key: str, heard: Callable[[], None], **query: object
     ) -> Iterator[Frame]:
         """Yield the log from an offset on, as it grows, until its attempt has ended."""
-        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-        from websockets.sync.client import connect
+        from websockets.exceptions import ConnectionClosed
 
-        self._refuse_when_closed()
-        try:
-            with (
-                connect(
-                    self._ws_url(run_path(key, "logs/ws"), query),
-                    additional_headers=self._headers(),
-                    open_timeout=CONNECT_SECONDS,
-                    close_timeout=2.0,
-                    # Compression costs CPU for each byte of a log.
-                    compression=None,
-                    max_size=MAX_MESSAGE_BYTES,
-                    # websockets would use the environment's proxy, which http.client does not.
-                    proxy=None,
-                ) as stream,
-                self._open_stream(stream.socket),
-            ):
+        with self._websocket(run_path(key, "logs/ws"), query) as (address, stream):
+            try:
                 stream.recv()
                 heard()
                 yield from _frames(_binary(message) for message in iter(stream.recv, None))
-        except ConnectionClosed as closed:
-            # 1000: it ended as it should (RFC 6455, 7.4.1).
-            if closed.rcvd is None or closed.rcvd.code != 1000:
-                raise self.lost(ConnectionResetError()) from None
+            except ConnectionClosed as closed:
+                # 1000: it ended as it should (RFC 6455, 7.4.1).
+                if closed.rcvd is None or closed.rcvd.code != 1000:
+                    raise self.lost(ConnectionResetError(), address) from None
+            except OSError as error:
+                raise self.lost(error, address) from None
+
+    @contextmanager
+    def _websocket(
+        self, path: str, query: dict[str, object]
+    ) -> Iterator[tuple[Address, WebSocket]]:
+        """Open a WebSocket at the first address that answers. It may be opened twice."""
+        self._refuse_when_closed()
+        tries = self._addresses.tries(repeatable=True)
+        for address in tries:
+            try:
+                stream = self._websocket_there(address, path, query)
+            except FairleadError as error:
+                tries.failed(address, error)
+                continue
+            tries.answered(address)
+            with stream, self._open_stream(stream.socket):
+                yield address, stream
+            return
+        raise tries.lost()
+
+    def _websocket_there(self, address: Address, path: str, query: dict[str, object]) -> WebSocket:
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            return connect(
+                _ws_url(address, path, query),
+                sock=socket.create_connection(address.peer, self.connect_seconds),
+                additional_headers=self._headers(),
+                open_timeout=CONNECT_SECONDS,
+                close_timeout=2.0,
+                # Compression costs CPU for each byte of a log.
+                compression=None,
+                max_size=MAX_MESSAGE_BYTES,
+                # websockets would use the environment's proxy, which http.client does not.
+                proxy=None,
+            )
         except InvalidStatus as refused:
             response = refused.response
-            raise self.refusal(response.status_code, bytes(response.body or b"")) from None
+            body = bytes(response.body or b"")
+            raise self.refusal(response.status_code, body, address) from None
         except (OSError, WebSocketException) as error:
-            raise self.lost(error) from None
+            raise self.lost(error, address) from None
 
-    def socket(self, path: str, **query: object) -> tuple[str, dict[str, str]]:
-        """Return the URL of a WebSocket and the headers for its request."""
-        return self._ws_url(path, query), self._headers()
+    @property
+    def connect_seconds(self) -> float:
+        """How long the machine of one address may take to accept a connection."""
+        return NEXT_SECONDS if self._addresses.are_several else CONNECT_SECONDS
+
+    def socket(
+        self, path: str, *, at: Address | None = None, **query: object
+    ) -> tuple[str, dict[str, str]]:
+        """Return the URL of a WebSocket and the headers for its request. `at`: one of the
+        addresses; None: the one that answered last."""
+        return _ws_url(at or self._addresses.current, path, query), self._headers()
 
     # -- transport --------------------------------------------------------------------------
 
     def _request(
-        self, method: str, path: str, *, query: dict[str, object] | None = None, body: object = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, object] | None = None,
+        body: object = None,
+        repeatable: bool = False,
     ) -> bytes:
-        with closing(self._connection(ANSWER_SECONDS)) as connection:
-            response = self._open(connection, method, path, query=query, body=body)
-            return self._read(response)
+        """A request that only reads is always repeatable. The whole answer belongs to a try."""
+        tries = self._addresses.tries(repeatable=repeatable or method == "GET")
+        for address in tries:
+            try:
+                with closing(self._connected(address, ANSWER_SECONDS)) as connection:
+                    response = self._send(connection, address, method, path, query, body)
+                    answer = self._read(response)
+            except FairleadError as error:
+                tries.failed(address, error)
+            else:
+                tries.answered(address)
+                return answer
+        raise tries.lost()
 
-    def _lines(self, path: str) -> Iterator[bytes]:
-        with closing(self._connection(SILENCE_SECONDS)) as connection:
-            response = self._open(connection, "GET", path)
+    @contextmanager
+    def _opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, object] | None = None,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+        patience: float = ANSWER_SECONDS,
+        passes: tuple[int, ...] = (),
+        repeatable: bool = False,
+    ) -> Iterator[tuple[http.client.HTTPConnection, http.client.HTTPResponse]]:
+        """Give the answer whose body is still to be read, from the first address that answers."""
+        tries = self._addresses.tries(repeatable=repeatable or method == "GET")
+        for address in tries:
+            connection = None
+            try:
+                connection = self._connected(address, patience)
+                response = self._send(
+                    connection, address, method, path, query, body, headers, passes
+                )
+            except FairleadError as error:
+                if connection is not None:
+                    connection.close()
+                tries.failed(address, error)
+                continue
+            tries.answered(address)
+            with closing(connection):
+                yield connection, response
+            return
+        raise tries.lost()
+
+    def _lines(self, path: str, **query: object) -> Iterator[bytes]:
+        opened = self._opened("GET", path, query=query, patience=SILENCE_SECONDS)
+        with opened as (connection, response):
             if connection.sock is None:  # the answer was whole
                 yield from response
                 return
@@ -373,32 +478,38 @@ class ControllerClient:
                 raise self.lost(ConnectionResetError())
             yield line
 
-    def _connection(self, patience: float) -> http.client.HTTPConnection:
+    def _connected(self, address: Address, patience: float) -> http.client.HTTPConnection:
+        """Connect; nothing is sent yet. `patience`: seconds without any progress, later."""
         self._refuse_when_closed()
-        if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=patience, context=context
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=patience)
+        connection = _Connection(address, self.connect_seconds, patience)
+        try:
+            connection.connect()
+        except _LOST as error:
+            connection.close()
+            raise self.lost(error, address, unsent=True) from None
+        return connection
 
-    def _open(
+    def _send(
         self,
         connection: http.client.HTTPConnection,
+        address: Address,
         method: str,
         path: str,
-        *,
-        query: dict[str, object] | None = None,
-        body: object = None,
+        query: dict[str, object] | None,
+        body: object,
+        headers: dict[str, str] | None = None,
+        passes: tuple[int, ...] = (),
     ) -> http.client.HTTPResponse:
+        """Send the request; return the answer before its body. `passes`: no errors here."""
         content = None if body is None else msgspec.json.encode(body)
         try:
-            connection.request(method, self._target(path, query), content, self._headers())
+            target = _target(address, path, query)
+            connection.request(method, target, content, {**self._headers(), **(headers or {})})
             response = connection.getresponse()
         except _LOST as error:
-            raise self.lost(error) from None
-        if response.status >= 400:
-            raise self.refusal(response.status, self._read(response))
+            raise self.lost(error, address) from None
+        if response.status >= 400 and response.status not in passes:
+            raise self.refusal(response.status, self._read(response), address)
         return response
 
     def _read(self, response: http.client.HTTPResponse, amount: int | None = None) -> bytes:
@@ -410,33 +521,71 @@ class ControllerClient:
     def _headers(self) -> dict[str, str]:
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
-    def _target(self, path: str, query: dict[str, object] | None) -> str:
-        given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-        return f"{self._base}{path}" + (f"?{urlencode(given)}" if given else "")
-
-    def _ws_url(self, path: str, query: dict[str, object]) -> str:
-        return self.url.removesuffix(self._base).replace("http", "ws", 1) + self._target(
-            path, query
-        )
-
-    def lost(self, error: Exception) -> ConnectionLost | ClientClosed:
+    def lost(
+        self, error: Exception, address: Address | None = None, *, unsent: bool = False
+    ) -> ConnectionLost | ClientClosed:
+        """Return the error of a broken connection; the next request begins with the next
+        address."""
         if self._closed:
             return ClientClosed(_CLOSED)
+        address = address or self._addresses.current
+        self._addresses.leave(address)
+        why = why_lost(error)
         return ConnectionLost(
-            f"cannot reach the controller at {self.url}: {why_lost(error)}; is it running? "
+            f"cannot reach the controller at {address.url}: {why}; is it running? "
             f"(`fairlead login URL` says where it is, `fairlead controller` starts one)",
             refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
+            unsent=unsent,
+            why=why,
         )
 
-    def refusal(self, status: int, body: bytes | None) -> FairleadError:
+    def refusal(
+        self, status: int, body: bytes | None, address: Address | None = None
+    ) -> FairleadError:
         detail = read_error(body or b"")
         if detail is None:
+            url = (address or self._addresses.current).url
             return ConnectionLost(
-                f"{self.url} answered with HTTP {status}, but not like a Fairlead controller; "
+                f"{url} answered with HTTP {status}, but not like a Fairlead controller; "
                 f"is the URL right?",
                 refused=True,
+                why=f"it answers with HTTP {status}, but not like a Fairlead controller",
             )
         return api_error(status, detail.code, detail.message, detail.field)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection that may take another time to open than to answer."""
+
+    def __init__(self, address: Address, connect_seconds: float, patience: float) -> None:
+        self.default_port = 443 if address.is_secure else 80
+        super().__init__(address.host, address.port, timeout=connect_seconds)
+        self._is_secure = address.is_secure
+        self._patience = patience
+
+    def connect(self) -> None:
+        super().connect()
+        if self._is_secure:
+            # A controller that waits holds a connection until another one leads: that takes longer
+            # than a machine takes to accept one.
+            self.sock.settimeout(max(CONNECT_SECONDS, self.timeout or 0.0))
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+        self.sock.settimeout(self._patience)
+
+
+def _has_key(body: object) -> bool:
+    return isinstance(body, Mapping) and body.get("client_key") is not None
+
+
+def _target(address: Address, path: str, query: Mapping[str, object] | None) -> str:
+    given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+    return f"{address.base}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def _ws_url(address: Address, path: str, query: Mapping[str, object]) -> str:
+    root = address.url.removesuffix(address.base).replace("http", "ws", 1)
+    return root + _target(address, path, query)
 
 
 def run_path(key: str, part: str = "") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.addresses import normalized
 from fairlead.errors import SettingsError
 from fairlead.rest import ControllerClient
 
@@ -19,7 +20,7 @@ CONTROLLER_VARIABLE = "FAIRLEAD_CONTROLLER"
 
 
 class SavedController(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller that the user has logged in to."""
+    """A controller that the user has logged in to; `url` may be several, separated by commas."""
 
     url: str
     token: str
@@ -44,12 +45,16 @@ def client() -> ControllerClient:
 def token_for(url: str) -> str | None:
     """Return the token that was given for this controller: by the environment for its own URL, else
     by a login. Raises SettingsError."""
-    url = url.rstrip("/")
+    wanted = _set_of(url)
     token = _token()
-    if token and (os.environ.get("FAIRLEAD_URL") or DEFAULT_URL).rstrip("/") == url:
+    if token and wanted <= _set_of(os.environ.get("FAIRLEAD_URL") or DEFAULT_URL):
         return token
-    same = (one.token for one in load().controllers.values() if one.url == url)
+    same = (one.token for one in load().controllers.values() if wanted <= _set_of(one.url))
     return next(same, None)
+
+
+def _set_of(url: str) -> set[str]:
+    return set(normalized(url).split(","))
 
 
 def chosen() -> tuple[str, str | None]:

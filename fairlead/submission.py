@@ -208,7 +208,9 @@ def submit_all(
 
     answers: list[BatchItem] = []
     for runs in _in_requests(bodies):
-        data = _repeated(partial(rest.post, "/v1/runs:batch", {"runs": runs}), tell)
+        data = _repeated(
+            partial(rest.post, "/v1/runs:batch", {"runs": runs}, repeatable=True), tell
+        )
         answers += decode(data, BatchAnswer).results
     return answers
 

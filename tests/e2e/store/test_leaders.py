@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,17 @@ class Controllers:
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.all = [self._made(folder / name, database_url) for name in ("one", "two", "three")]
+
+    def start(self) -> None:
         first, *others = self.all
         first.start()
         for other in others:
             shutil.copytree(first.data, other.data, ignore=lambda *_: _LOCAL)
             other.start()
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
 
     def _made(self, folder: Path, database_url: str) -> ControllerProcess:
         made = ControllerProcess(folder, "--database", database_url)
@@ -74,9 +81,9 @@ _LOCAL = ["logs", "outputs", "blobs", "metrics", "controller.lock"]
 @pytest.fixture
 def controllers(database_url: str, tmp_path: Path) -> Iterator[Controllers]:
     made = Controllers(tmp_path, database_url)
-    yield made
-    for one in made.all:
-        one.close()
+    with closing(made):
+        made.start()
+        yield made
 
 
 def test_each_answers_and_a_dead_leader_is_replaced_with_all_that_was_accepted(

@@ -75,6 +75,30 @@ async def test_several_controllers_are_told_apart(home: Home) -> None:
     assert (unknown.status, "(now: ours)" in unknown.err) == (1, True)
 
 
+async def test_a_login_to_several_addresses_asks_each(home: Home) -> None:
+    token = ["--token-file", str(home.token_file)]
+    logged_in = await home("login", f"{NOWHERE},{home.url}/", *token)
+    assert logged_in.status == 0
+    assert f"{NOWHERE} is saved, but it is not a controller now: Connection" in logged_in.err
+    saved = json.loads(home.file.read_text())["controllers"]["127.0.0.1"]
+    assert saved["url"] == f"{NOWHERE},{home.url}"
+    asked = await home("whoami")
+    assert asked.out.decode() == f"ada (role user) at {home.url}\n"
+    assert f"{NOWHERE} is passed over: Connection refused; {home.url} answers" in asked.err
+    nobody = await home("login", f"{NOWHERE},http://127.0.0.1:2", *token)
+    assert (nobody.status, "cannot reach the controller" in nobody.err) == (1, True)
+    wrong = await home("login", f"{home.url},c2", *token)
+    assert "FAIRLEAD_URL: 'c2' is not a URL" in wrong.err
+
+
+async def test_an_address_of_another_database_is_refused(home: Home) -> None:
+    home.token_file.write_text("fl_wrong")
+    refused = await home("login", f"{NOWHERE},{home.url}", "--token-file", str(home.token_file))
+    assert (refused.status, home.file.exists()) == (1, False)
+    assert f"{home.url} does not know the token" in refused.err
+    assert "give only URLs of controllers that share a database" in refused.err
+
+
 async def test_the_environment_alone_decides_where_it_says_anything(home: Home) -> None:
     await home.login()
     admin = await home("whoami", FAIRLEAD_URL=home.url, FAIRLEAD_TOKEN=ADMIN_TOKEN)

@@ -7,16 +7,17 @@ import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 from cyclopts import Parameter
 
 from fairlead import settings
+from fairlead.addresses import Addresses
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents import CallerView
+from fairlead.errors import ConnectionLost, NotLoggedIn
 from fairlead.rest import ControllerClient, decode
 from fairlead.settings import SavedController, SavedControllers
 
@@ -35,25 +36,54 @@ def login(
     Parameters
     ----------
     url
-        The controller, such as https://fairlead.example.com.
+        The controller, such as https://fairlead.example.com; of several that share a database, all
+        URLs, separated by commas.
     name
         Your name for this controller; default: its host's name.
     token_file
         Take the token from this file; - reads standard input.
     """
-    url = url.rstrip("/")
+    addresses = Addresses(url)
+    url = ",".join(one.url for one in addresses.all)
     token = _asked(token_file)
-    client = ControllerClient(url, token)
-    me = decode(client.get(_ME), CallerView)
-    host = urlsplit(url).hostname or url
-    name = name or host
-    if url.startswith("http://") and not _is_loopback(host):
-        output.note(f"{url} is not encrypted: every host on the way can read the token")
+    me = _known_at_all(addresses, token)
+    name = name or addresses.all[0].host
+    for one in addresses.all:
+        if not one.is_secure and not _is_loopback(one.host):
+            output.note(f"{one.url} is not encrypted: every host on the way can read the token")
     saved = settings.load()
     controllers = saved.controllers | {name: SavedController(url=url, token=token)}
     settings.save(SavedControllers(current=name, controllers=controllers))
     output.emit(f"logged in to {name} ({url}) as {me.name} (role {me.role}){_until(me)}")
     return 0
+
+
+def _known_at_all(addresses: Addresses, token: str) -> CallerView:
+    """Return the user of the token, who must be the same everywhere. An address that is away is
+    told, as long as another one answers. Raises ApiError, ConnectionLost, CliError."""
+    known: CallerView | None = None
+    lost: ConnectionLost | None = None
+    for address in addresses.all:
+        try:
+            me = decode(ControllerClient(address.url, token).get(_ME), CallerView)
+        except ConnectionLost as error:
+            if not addresses.are_several:
+                raise
+            lost = error
+            output.note(f"{address.url} is saved, but it is not a controller now: {error.why}")
+        except NotLoggedIn as error:
+            if not addresses.are_several:
+                raise
+            raise CliError(
+                f"{address.url} does not know the token ({error}): give only URLs of controllers "
+                "that share a database"
+            ) from None
+        else:
+            known = known or me
+    if known is None:
+        assert lost is not None, "there is at least one address"
+        raise lost
+    return known
 
 
 def logout(name: str | None = None, /) -> int:

@@ -1,0 +1,147 @@
+"""The addresses of a controller, or of several that share a database, and which one is tried next.
+
+A client begins with the address that answered last. It goes on to the next one when nothing of a
+request was sent, or when the request may be sent twice; so nothing is done twice that may not be.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from fairlead.errors import ApiError, ConnectionLost, FairleadError, NotLoggedIn, SettingsError
+
+Tell = Callable[[str], None]
+
+
+class Address(NamedTuple):
+    """Where a controller answers."""
+
+    url: str
+    is_secure: bool
+    host: str
+    port: int
+    base: str
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
+class Addresses:
+    """Parses `URL[,URL…]`. Threads and clients may share one. Raises SettingsError."""
+
+    def __init__(self, text: str, tell: Tell | None = None) -> None:
+        # A dict keeps the order; an address that is given twice is tried once.
+        self.all = tuple(dict.fromkeys(_parsed(one, text) for one in text.split(",")))
+        self._tell = _to_stderr if tell is None else tell
+        self._current = 0
+        self._passed_over: set[Address] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def current(self) -> Address:
+        """The address that answered last; the first one before any did."""
+        return self.all[self._current]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self.all) > 1
+
+    def answered(self, address: Address, failures: dict[Address, FairleadError]) -> None:
+        """Begin there from now on; tell once which ones were passed over, and why."""
+        with self._lock:
+            self._current = self.all.index(address)
+            self._passed_over.discard(address)
+            fresh = {one: why for one, why in failures.items() if one not in self._passed_over}
+            self._passed_over |= fresh.keys()
+        for one, error in fresh.items():
+            self._tell(f"{one.url} is passed over: {_why(error)}; {address.url} answers")
+
+    def leave(self, address: Address) -> None:
+        """Begin with the next one, because a connection to this one broke."""
+        with self._lock:
+            if self.current == address:
+                self._current = (self._current + 1) % len(self.all)
+
+    def tries(self, *, repeatable: bool) -> Tries:
+        """Return one try of each address, for one request."""
+        return Tries(self, repeatable=repeatable)
+
+
+class Tries:
+    """Iterate over it: call `answered` or `failed` for each address, and raise `lost()` behind the
+    loop."""
+
+    def __init__(self, addresses: Addresses, *, repeatable: bool) -> None:
+        self._addresses = addresses
+        self._repeatable = repeatable
+        self._failures: dict[Address, FairleadError] = {}
+
+    def __iter__(self) -> Iterator[Address]:
+        first = self._addresses.all.index(self._addresses.current)
+        yield from self._addresses.all[first:] + self._addresses.all[:first]
+
+    def answered(self, address: Address) -> None:
+        self._addresses.answered(address, self._failures)
+
+    def failed(self, address: Address, error: FairleadError) -> None:
+        """Return when the next address is worth a try. Raises the error otherwise."""
+        if not self._addresses.are_several:
+            raise error
+        if isinstance(error, ConnectionLost):
+            self._addresses.leave(address)
+            if not (self._repeatable or error.unsent):
+                raise error
+        # One of another database refuses the token before it looks at the request.
+        elif not isinstance(error, NotLoggedIn):
+            if isinstance(error, ApiError):
+                self.answered(address)
+            raise error
+        self._failures[address] = error
+
+    def lost(self) -> FairleadError:
+        """Return the error when no address answered."""
+        failures = self._failures
+        for error in failures.values():
+            if isinstance(error, NotLoggedIn):
+                return error
+        why = "; ".join(f"{address.url}: {_why(error)}" for address, error in failures.items())
+        lost = [error for error in failures.values() if isinstance(error, ConnectionLost)]
+        return ConnectionLost(
+            f"cannot reach any of the controllers ({why}); is one of them running?",
+            refused=all(error.refused for error in lost),
+            unsent=all(error.unsent for error in lost),
+        )
+
+
+def _why(error: FairleadError) -> str:
+    return (isinstance(error, ConnectionLost) and error.why) or str(error)
+
+
+def normalized(text: str) -> str:
+    """Return the addresses as they are saved and compared."""
+    return ",".join(one.strip().rstrip("/") for one in text.split(","))
+
+
+def _parsed(text: str, whole: str) -> Address:
+    url = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme not in ("http", "https") or not host:
+        among = f" (in {whole!r}; write a comma between two URLs)" if url != whole else ""
+        raise SettingsError(
+            f"FAIRLEAD_URL: {text.strip()!r} is not a URL like http://127.0.0.1:8700{among}"
+        )
+    is_secure = parts.scheme == "https"
+    return Address(url, is_secure, host, port or (443 if is_secure else 80), parts.path)
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"fairlead: {text}\n")

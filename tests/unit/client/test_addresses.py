@@ -1,0 +1,201 @@
+"""A client of several controllers: it goes on to the next one, and sends nothing twice that may not
+be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fairlead import settings
+from fairlead.addresses import Addresses
+from fairlead.errors import ConnectionLost, NotFound, NotLoggedIn, SettingsError
+from fairlead.rest import ControllerClient
+from tests.support.ssh_daemon import free_port
+
+CUT = 0
+"""Instead of an HTTP status: the connection is cut when the request is there."""
+
+
+class _Played:
+    """A controller that gives the same answer to each request, and counts them."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body = b'{"ok": true}'
+        self.requests: list[tuple[str, str, bytes]] = []
+        played = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                played.requests.append((self.command, self.path, body))
+                if played.status == CUT:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                    return
+                self.send_response(played.status)
+                self.send_header("Content-Length", str(len(played.body)))
+                self.end_headers()
+                self.wfile.write(played.body)
+
+            do_GET = do_POST = do_PUT = do_DELETE = _answer
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = False
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def refuses(self, status: int, code: str) -> None:
+        self.status = status
+        self.body = json.dumps({"error": {"code": code, "message": f"it is {code}"}}).encode()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self._thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[[], _Played]]:
+    with contextlib.ExitStack() as closing:
+
+        def one() -> _Played:
+            played = _Played()
+            closing.callback(played.close)
+            return played
+
+        yield one
+
+
+class Told(list[str]):
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+def of(*urls: str, told: Told | None = None) -> ControllerClient:
+    return ControllerClient(",".join(urls), "token", tell=Told() if told is None else told)
+
+
+def nobody() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def test_the_next_address_answers_when_one_cannot_be_reached(play: Callable[[], _Played]) -> None:
+    away, second, told = nobody(), play(), Told()
+    client = of(away, second.url, told=told)
+
+    assert client.post("/v1/x", {}) == second.body
+    assert told == [f"{away} is passed over: Connection refused; {second.url} answers"]
+    assert client.url == second.url
+    assert client.another().get("/v1/x") == second.body
+    assert len(told) == 1, "it begins with the one that answered"
+
+
+def test_a_request_that_was_sent_is_not_sent_to_another_unless_it_is_repeatable(
+    play: Callable[[], _Played],
+) -> None:
+    first, second = play(), play()
+    first.status = CUT
+    client = of(first.url, second.url)
+
+    with pytest.raises(ConnectionLost, match="the connection was cut") as lost:
+        client.post("/v1/runs/r/stop", {})
+    assert (lost.value.unsent, second.requests) == (False, [])
+    assert client.get("/v1/x") == second.body, "the next request begins with the other one"
+
+    client = of(first.url, second.url)
+    assert client.get("/v1/x") == second.body
+    client = of(first.url, second.url)
+    assert client.submit({"client_key": "k"}) == (second.body, 200)
+    client = of(first.url, second.url)
+    with pytest.raises(ConnectionLost):
+        client.submit({"configuration": {}})
+
+
+def test_an_upload_begins_again_at_the_next_address(play: Callable[[], _Played]) -> None:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    first, second = play(), play()
+    first.status = CUT
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "code")
+        file.write_bytes(b"x" * 100_000)
+        of(first.url, second.url).upload("d", file, lambda _: None)
+    assert second.requests == [("PUT", "/v1/blobs/d", b"x" * 100_000)]
+
+
+def test_an_address_that_is_no_controller_is_told_and_passed_over(
+    play: Callable[[], _Played],
+) -> None:
+    wrong, right, told = play(), play(), Told()
+    wrong.status, wrong.body = 404, b"<html>"
+    assert of(wrong.url, right.url, told=told).get("/v1/x") == right.body
+    (sentence,) = told
+    assert "it answers with HTTP 404, but not like a Fairlead controller" in sentence
+
+
+def test_a_controller_that_does_not_know_the_token_is_told_and_passed_over(
+    play: Callable[[], _Played],
+) -> None:
+    other, right, told = play(), play(), Told()
+    other.refuses(401, "unauthorized")
+    assert of(other.url, right.url, told=told).post("/v1/x", {}) == right.body
+    assert told == [f"{other.url} is passed over: it is unauthorized; {right.url} answers"]
+    right.refuses(401, "unauthorized")
+    with pytest.raises(NotLoggedIn):
+        of(other.url, right.url).post("/v1/x", {})
+
+
+def test_a_refusal_is_an_answer(play: Callable[[], _Played]) -> None:
+    first, second = play(), play()
+    first.refuses(404, "not_found")
+    with pytest.raises(NotFound):
+        of(first.url, second.url).get("/v1/runs/x")
+    assert second.requests == []
+
+
+def test_all_that_cannot_be_reached_are_named(play: Callable[[], _Played]) -> None:
+    away, wrong = nobody(), play()
+    wrong.status, wrong.body = 502, b"bad gateway"
+    with pytest.raises(ConnectionLost) as lost:
+        of(away, "http://no.such.host.invalid", wrong.url).get("/v1/x")
+    assert f"{away}: Connection refused; http://no.such.host.invalid: its name" in str(lost.value)
+    assert f"{wrong.url}: it answers with HTTP 502" in str(lost.value)
+    assert lost.value.refused
+    assert not lost.value.unsent
+
+
+@pytest.mark.parametrize("wrong", ["", "c2", "ftp://c2", "http://c2:99999"])
+def test_a_wrong_one_of_the_list_is_named(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="FAIRLEAD_URL") as refused:
+        Addresses(f"http://c1,{wrong}")
+    assert repr(wrong) in str(refused.value)
+    assert "write a comma between two URLs" in str(refused.value)
+
+
+def test_spaces_and_repetitions_mean_nothing() -> None:
+    addresses = Addresses(" http://c1:8700/ , https://c2/base,http://c1:8700")
+    assert [one.url for one in addresses.all] == ["http://c1:8700", "https://c2/base"]
+    assert [one.peer for one in addresses.all] == [("c1", 8700), ("c2", 443)]
+
+
+def test_a_token_goes_to_each_address_that_it_was_given_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAIRLEAD_URL", "http://c1,http://c2")
+    monkeypatch.setenv("FAIRLEAD_TOKEN", "fl_x")
+    assert settings.token_for("http://c2/") == "fl_x"
+    assert settings.token_for("http://c2, http://c1") == "fl_x"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    assert settings.token_for("http://c2,http://c3") is None
