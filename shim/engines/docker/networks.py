@@ -83,7 +83,7 @@ class Networks(Protocol):
     async def removed(self, task_id: str) -> None:
         """Clear up after a container that is gone."""
 
-    def distrust(self, said: str) -> None:
+    def distrust(self, message: str) -> None:
         """Give up what the engine named when it refused to start a container."""
 
 

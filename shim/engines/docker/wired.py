@@ -244,7 +244,7 @@ class WiredNetworks:
         for given in self._given.values():
             given.discard(str(address))
 
-    def distrust(self, said: str) -> None:
+    def distrust(self, message: str) -> None:
         """Do nothing: Docker knows no network of a wired container, so it can name none."""
 
     async def _repair(self) -> None:
