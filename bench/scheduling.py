@@ -81,12 +81,12 @@ class Bench:
 
     def round(self, what: str) -> None:
         began = time.perf_counter()
-        told = self.pipeline.place(1.0)
+        reports_by_run = self.pipeline.place(1.0)
         took = time.perf_counter() - began
-        reports = sum(map(len, told.values()))
+        reports = sum(map(len, reports_by_run.values()))
         print(f"{what:<66} {took * 1000:8.1f} ms  {reports:6} reports", flush=True)
         began = time.perf_counter()
-        self._decide(told)
+        self._decide(reports_by_run)
         rest = time.perf_counter() - began
         if reports > 1:
             speed = reports / (took + rest)

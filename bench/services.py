@@ -86,14 +86,17 @@ class _App(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._said = b""
+        self._received = b""
         self._left = 0
         self._is_paused = False
 
     def data_received(self, data: bytes) -> None:
-        self._said += data
-        while (end := self._said.find(b"\r\n\r\n")) >= 0:
-            line, self._said = self._said[:end].split(b"\r\n", 1)[0], self._said[end + 4 :]
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            line, self._received = (
+                self._received[:end].split(b"\r\n", 1)[0],
+                self._received[end + 4 :],
+            )
             path = line.split(b" ")[1]
             if path.startswith(b"/stream/"):
                 self._left = int(path[len(b"/stream/") :]) * MIB

@@ -61,11 +61,14 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _rentals(
     placement: JobSubmittedPipeline,
-    machines: MachineSettings,
+    machines: MachineSettings | None,
     boot: Boot,
     chance: Chance,
     snapshot: Snapshot,
-) -> Rentals:
+) -> Rentals | None:
+    """Return what decides about machines; None: this controller has no providers of them."""
+    if machines is None:
+        return None
     settings = RentalSettings(
         installation=boot.installation_id,
         pin=machines.pin,
@@ -103,43 +106,28 @@ class Assembly:
         self._leftovers = snapshot.leftover_allocations
         fence = Fence(boot.epoch, boot.token)
         placement = JobSubmittedPipeline(chance.new_id, snapshot.past_use)
-        rentals = None
-        if machines is not None:
-            rentals = _rentals(placement, machines, boot, chance, snapshot)
+        rentals = _rentals(placement, machines, boot, chance, snapshot)
         self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals)
         self._images = NodeImages(self.pipeline, nodes.secrets)
         session = Settings(failure=nodes.failure, fence=fence, images=self._images)
         self.nodes = NodeManager(self.pipeline, nodes.make_link, clock, chance, session)
         self._images.wake = self.nodes.look
-        self.machines = None
-        if machines is not None and rentals is not None:
-            self.machines = self._machines(rentals, machines, boot, clock)
+        self.machines = self._machines(rentals, machines, boot, clock)
         self._drains = DrainDeadlines(self.pipeline, clock)
         self._engines = EngineAbsences(self.pipeline, clock, nodes.failure.lost_after)
         self.traffic = Traffic(clock.now)
         self.routes = routes
         self.autoscaler = Autoscaler(self.pipeline, self.traffic, clock)
-        self.gateways = GatewayManager(
-            pipeline=self.pipeline,
-            store=stores.store,
-            routes=routes,
-            traffic=self.traffic,
-            connect=self.nodes.connection,
-            chance=chance,
-            controller_id=boot.installation_id,
-            gateways=snapshot.gateways,
-            settings=gateways,
-        )
+        self.gateways = self._gateways(boot, snapshot, chance, gateways)
         logs = LogCollector(self.pipeline, stores.logs)
         outputs = OutputCollector(self.pipeline, stores.outputs, progress)
         restored = boot.restored_at is not None
         self._strays = StrayTasks(
             self.pipeline, stores.store, fence, logs, outputs, restored=restored
         )
-        terminating = JobTerminatingPipeline(self.pipeline, fence, clock, outputs)
         performers = (
             self._starting(stores, nodes, fence, clock, logs)
-            | terminating.performers
+            | JobTerminatingPipeline(self.pipeline, fence, clock, outputs).performers
             | self._of_services(fence, clock)
         )
         self._effects = EffectRunner(
@@ -147,9 +135,30 @@ class Assembly:
         )
         self._begin_with(snapshot)
 
+    def _gateways(
+        self, boot: Boot, snapshot: Snapshot, chance: Chance, settings: GatewaySettings
+    ) -> GatewayManager:
+        return GatewayManager(
+            pipeline=self.pipeline,
+            store=self._store,
+            routes=self.routes,
+            traffic=self.traffic,
+            connect=self.nodes.connection,
+            chance=chance,
+            controller_id=boot.installation_id,
+            gateways=snapshot.gateways,
+            settings=settings,
+        )
+
     def _machines(
-        self, rentals: Rentals, machines: MachineSettings, boot: Boot, clock: Clock
-    ) -> MachineManager:
+        self,
+        rentals: Rentals | None,
+        machines: MachineSettings | None,
+        boot: Boot,
+        clock: Clock,
+    ) -> MachineManager | None:
+        if rentals is None or machines is None:
+            return None
         return MachineManager(
             rentals,
             self.pipeline.nodes,

@@ -31,6 +31,7 @@ from controller.api.machines.join import make_join_runner
 from controller.assembly import Assembly, NodeSettings
 from controller.blobs import MAX_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
+from controller.clouds.base import Cloud
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.inventory import NodeFailure
@@ -377,6 +378,15 @@ def _require_providers(options: Options, snapshot: Snapshot) -> None:
             )
 
 
+def _cloud(name: str, config: ProviderConfig) -> Cloud:
+    """Return a provider. Only the modules of those that the controller's file names are loaded."""
+    from controller.clouds.base import Abilities
+    from controller.clouds.exec import ExecCloud
+
+    abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
+    return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
 def _machine_settings(
     options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
 ) -> MachineSettings | None:
@@ -384,7 +394,6 @@ def _machine_settings(
     if not options.providers:
         return None
     from controller.machines import boot_data
-    from controller.machines.providers import make_clouds
 
     secret = secret_of(key)
 
@@ -404,7 +413,7 @@ def _machine_settings(
         )
 
     return MachineSettings(
-        clouds=make_clouds(options.providers),
+        clouds={name: _cloud(name, config) for name, config in options.providers.items()},
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
     )

@@ -52,6 +52,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help=argparse.SUPPRESS)
     add("--link", action="store_true", help=argparse.SUPPRESS)
+    _add_options_of_engines(add)
+    _add_options_of_controllers(add)
+    _add_options_of_jobs(add)
+    add("--check", action="store_true", help="change nothing; 3 is the exit status if it would")
+    add("--uninstall", action="store_true", help="take all away but the data of jobs")
+    add("--purge", action="store_true", help="with --uninstall: the data, too")
+    add("--json", action="store_true", help="print the changes as a list")
+    return parser
+
+
+def _add_options_of_engines(add: Callable[..., object]) -> None:
     add(
         "--docker",
         choices=[each.value for each in wishes.Docker],
@@ -64,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         help="what runs jobs: docker (the default), podman, which must be installed, or process, "
         "without isolation",
     )
+    add("--registry-mirror", metavar="URL", help="the engine asks it first for images")
+
+
+def _add_options_of_controllers(add: Callable[..., object]) -> None:
     add(
         "--tunnel-key",
         action="append",
@@ -81,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="controllers that no --tunnel-key names may not log in any more",
     )
+
+
+def _add_options_of_jobs(add: Callable[..., object]) -> None:
     add(
         "--volume-prefix",
         action="append",
@@ -88,17 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="jobs may mount what lies below it; may be repeated",
     )
-    add("--registry-mirror", metavar="URL", help="the engine asks it first for images")
     add(
         "--job-metadata",
         choices=[each.value for each in wishes.JobMetadata],
         help="whether jobs reach the metadata service of a cloud (default: closed)",
     )
-    add("--check", action="store_true", help="change nothing; 3 is the exit status if it would")
-    add("--uninstall", action="store_true", help="take all away but the data of jobs")
-    add("--purge", action="store_true", help="with --uninstall: the data, too")
-    add("--json", action="store_true", help="print the changes as a list")
-    return parser
 
 
 def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:

@@ -73,7 +73,7 @@ class _Visitor(asyncio.Protocol):
     def __init__(self, listening: Listener) -> None:
         self._listening = listening
         self._transport: asyncio.Transport | None = None
-        self._said = b""
+        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -85,10 +85,10 @@ class _Visitor(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
             return
-        self._said += data
+        self._received += data
         # Even the first bytes of a request may come in pieces.
-        if len(self._said) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._said):
-            self._listening.lead(self._transport, self._said)
+        if len(self._received) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._received):
+            self._listening.lead(self._transport, self._received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -223,15 +223,18 @@ class Daemon:
         supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
         await watch.tell_again()
         daemon = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
-        daemon.images_ahead.open()
-        await daemon._lend_keys()
-        await daemon.exposed.open(events)
-        fences = [task.fence for task in found.tasks]
-        daemon._controller_silence = await ControllerSilence.open(
-            supervisor, settings.data, executor, daemon._boot_id, fences
-        )
-        supervisor.resume()
+        await daemon._begin(events, [task.fence for task in found.tasks])
         return daemon
+
+    async def _begin(self, events: EventLog, fences: Sequence[Fence]) -> None:
+        """Take up the work of the earlier life, which the supervisor has adopted."""
+        self.images_ahead.open()
+        await self._lend_keys()
+        await self.exposed.open(events)
+        self._controller_silence = await ControllerSilence.open(
+            self.supervisor, self.settings.data, self.executor, self._boot_id, fences
+        )
+        self.supervisor.resume()
 
     async def close(self) -> None:
         """Close the shim; running tasks stay."""

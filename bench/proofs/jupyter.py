@@ -167,10 +167,10 @@ async def _run_cells(
     async with program.ws_connect(f"{base}/api/kernels/{kernel}/channels") as channels:
         for number in range(cells):
             begin = time.perf_counter()
-            said = await _run_cell(channels, f"print({number} * {number})")
+            printed = await _run_cell(channels, f"print({number} * {number})")
             seconds.append(time.perf_counter() - begin)
-            if said != f"{number * number}\n":
-                wrong.append(f"cell {number} printed {said!r}")
+            if printed != f"{number * number}\n":
+                wrong.append(f"cell {number} printed {printed!r}")
     return seconds, wrong
 
 
@@ -178,16 +178,16 @@ async def _run_cell(channels: aiohttp.ClientWebSocketResponse, code: str) -> str
     """Run one cell; return what it printed."""
     message = uuid.uuid4().hex
     await channels.send_json(_execute(message, code))
-    said = ""
+    printed = ""
     async with asyncio.timeout(_DEADLINE):
         while True:
             came = json.loads(await channels.receive_str())
             if came["parent_header"].get("msg_id") != message:
                 continue
             if came["msg_type"] == "stream":
-                said += came["content"]["text"]
+                printed += came["content"]["text"]
             elif came["msg_type"] == "status" and came["content"]["execution_state"] == "idle":
-                return said
+                return printed
 
 
 def _execute(message: str, code: str) -> dict[str, Any]:

@@ -91,8 +91,8 @@ async def _prove(
         broken = [f"the controller grew by {more:.1f} MiB"] if more > MAX_RSS else []
         for one, before, after, had in zip(pages, first, last, asked, strict=True):
             grown = {name: after[name] - before[name] for name in before}
-            said = ", ".join(f"{name} {before[name]:.0f} {by:+.0f}" for name, by in grown.items())
-            figures.append((f"{one.name}, replaced {one.asked - had} times", said))
+            growth = ", ".join(f"{name} {before[name]:.0f} {by:+.0f}" for name, by in grown.items())
+            figures.append((f"{one.name}, replaced {one.asked - had} times", growth))
             broken += [
                 f"{one.name}: {name} {by:+.0f}" for name, by in grown.items() if by > MOST[name]
             ]

@@ -128,20 +128,20 @@ class ExecCloud:
         answer = await self._call(_OffersAnswer, "offers")
         return [self._offer(one) for one in answer.offers]
 
-    def _offer(self, told: _OfferAnswer) -> Offer:
+    def _offer(self, offered: _OfferAnswer) -> Offer:
         return Offer(
             provider=self._name,
-            instance_type=told.instance_type,
-            region=told.region,
-            zone=told.zone,
-            spot=told.spot,
-            price=told.price,
-            cpu=told.cpu,
-            memory=int(told.memory_gib * _GIB),
-            disk=int(told.disk_gib * _GIB),
+            instance_type=offered.instance_type,
+            region=offered.region,
+            zone=offered.zone,
+            spot=offered.spot,
+            price=offered.price,
+            cpu=offered.cpu,
+            memory=int(offered.memory_gib * _GIB),
+            disk=int(offered.disk_gib * _GIB),
             gpus=tuple(
                 GpuOffer(name=gpu.name, count=gpu.count, memory=int(gpu.memory_gib * _GIB))
-                for gpu in told.gpus
+                for gpu in offered.gpus
             ),
             reservation=told.reservation,
         )
@@ -192,7 +192,7 @@ class ExecCloud:
     async def _call(self, type_: type[T], call: str, **arguments: object) -> T:
         wish = msgspec.json.encode({"version": VERSION, "call": call, **arguments})
         status, answer, complaints = await self._run(call, wish)
-        told = complaints.decode(errors="replace").strip().splitlines()
+        lines = complaints.decode(errors="replace").strip().splitlines()
         try:
             content: Any = msgspec.json.decode(answer)
             if isinstance(content, dict) and "error" in content:
@@ -202,7 +202,7 @@ class ExecCloud:
         except msgspec.MsgspecError as error:
             if status == 0:
                 raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
-        last = told[-1][:_MAX_SHOWN] if told else "it wrote nothing to standard error"
+        last = lines[-1][:_MAX_SHOWN] if lines else "it wrote nothing to standard error"
         raise CloudAway(f"{self._shown(call)} ended with status {status}: {last}")
 
     async def _run(self, call: str, wish: bytes) -> tuple[int, bytes, bytes]:
@@ -237,8 +237,8 @@ class ExecCloud:
         return f"{self._command[0]} ({call})"
 
 
-def _error(told: _ErrorAnswer) -> CloudError:
-    message = told.message or told.error
-    if told.error == "throttled":
-        return Throttled(message, told.after)
-    return _ERRORS.get(told.error, CloudAway)(message)
+def _error(answer: _ErrorAnswer) -> CloudError:
+    message = answer.message or answer.error
+    if answer.error == "throttled":
+        return Throttled(message, answer.after)
+    return _ERRORS.get(answer.error, CloudAway)(message)

@@ -77,8 +77,8 @@ class MachineManager:
                 self._look()
                 await self._rentals.changed.wait()
 
-    def _tell(self, provider: str, told: Sequence[Offer] | str) -> None:
-        self._rentals.set_offers(provider, told)
+    def _tell(self, provider: str, offers: Sequence[Offer] | str) -> None:
+        self._rentals.set_offers(provider, offers)
 
     def _look(self) -> None:
         for machine in self._rentals.committed.values():

@@ -54,7 +54,7 @@ class TurnInProgress:
         self._contexts = contexts
         self._scheduler = scheduler
         self._aside = aside
-        self._told: dict[str, PredecessorFacts] = {}
+        self._known_facts: dict[str, PredecessorFacts] = {}
 
     async def admit(self, admitted: Mapping[str, RunState]) -> None:
         self.states.update(admitted)
@@ -131,10 +131,10 @@ class TurnInProgress:
         if state is committed:
             return False
         seen = facts(state)
-        known = self._told.get(run_id)
+        known = self._known_facts.get(run_id)
         if known is None and committed is not None:
             known = facts(committed)
-        self._told[run_id] = seen
+        self._known_facts[run_id] = seen
         return seen != known
 
     def tell_children(self, families: Families) -> None:

@@ -40,7 +40,7 @@ from controller.scheduling.nominations import ended_nominations, review
 from controller.scheduling.packing import by_kind, by_need, how_many_fit
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
-MAX_NEWS = 100
+MAX_CHANGED_REASONS = 100
 """The number of waiting jobs that get a changed pending reason in one pass; `explain` always
 computes the present one."""
 ReportsByRun = dict[str, list[Report]]
@@ -66,7 +66,7 @@ class SchedulingPass:
         self._incomplete: set[str] = set()
         """Runs whose ranked jobs have no allocations."""
         self._went_to: dict[str, Where] = {}
-        self._news = 0
+        self._changed_reasons = 0
         self.left_over: dict[str, None] = {}
         """Runs that should be looked at again at once, whatever happens."""
 
@@ -281,8 +281,8 @@ class SchedulingPass:
             return
         if known is not None:
             # Each change is part of the commit, and one node can change those of thousands of jobs.
-            self._news += 1
-            if self._news > MAX_NEWS:
+            self._changed_reasons += 1
+            if self._changed_reasons > MAX_CHANGED_REASONS:
                 return
         self._tell(
             NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=reason)

@@ -133,16 +133,7 @@ class ControllerService:
         self.blobs = BlobService(stores.blobs)
         self.metric_history = metric_history
         self.numbers = ControllerNumbers(pipeline, clock, stores.outputs)
-        self.secrets = SecretService(store=store, vault=vault, gate=gate, clock=clock)
-        self.service_keys = ServiceKeys(store=store, gate=gate, clock=clock, live_runs=live_runs)
-        self.users = UserService(
-            store=store,
-            gate=gate,
-            clock=clock,
-            live_runs=live_runs,
-            settled=pipeline.settled,
-            committed=vault.apply,
-        )
+        self._of_accounts(pipeline, store, vault, live_runs)
         self.gateways = GatewayService(
             gateways=parts.gateways,
             routes=parts.routes,
@@ -154,6 +145,25 @@ class ControllerService:
         gate.listen(parts.gateways.revoked)
         self._of_runs(stores, parts, settings, clock, chance)
         self._of_nodes(parts, settings, vault, host_keys, clock, chance)
+
+    def _of_accounts(
+        self,
+        pipeline: RunPipeline,
+        store: Store,
+        vault: Vault,
+        live_runs: Callable[[], Iterable[RunState]],
+    ) -> None:
+        gate, clock = self.gate, self.clock
+        self.secrets = SecretService(store=store, vault=vault, gate=gate, clock=clock)
+        self.service_keys = ServiceKeys(store=store, gate=gate, clock=clock, live_runs=live_runs)
+        self.users = UserService(
+            store=store,
+            gate=gate,
+            clock=clock,
+            live_runs=live_runs,
+            settled=pipeline.settled,
+            committed=vault.apply,
+        )
 
     async def controllers(self, user: User) -> Sight | None:
         """Return the controllers that share the database; None: it is not shared. Raises Forbidden,

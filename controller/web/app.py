@@ -469,8 +469,8 @@ def _moved(there: str) -> _Endpoint:
 
 
 def _done(answer: Done) -> web.Response:
-    told = json.dumps({"fairlead:done": {"message": answer.message}})  # a header is ASCII
-    headers = {"HX-Trigger": told}
+    event = json.dumps({"fairlead:done": {"message": answer.message}})  # a header is ASCII
+    headers = {"HX-Trigger": event}
     if answer.location is not None:
         headers["HX-Redirect"] = answer.location
     return web.Response(status=204, headers=headers)

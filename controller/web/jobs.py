@@ -328,8 +328,8 @@ def _note(job: JobView) -> str:
 def _why(attempt: Attempt) -> str:
     if attempt.reason is None:
         return attempt.message or ""
-    told = f"{attempt.reason}: {REASONS[attempt.reason].sentence}"
-    return f"{told} {as_sentence(attempt.message)}" if attempt.message else told
+    sentence = f"{attempt.reason}: {REASONS[attempt.reason].sentence}"
+    return f"{sentence} {as_sentence(attempt.message)}" if attempt.message else sentence
 
 
 def as_sentence(message: str) -> str:

@@ -102,16 +102,16 @@ async def stream(
                 topic: await stack.enter_async_context(visit.service.runs.changes(key_of(topic)))
                 for topic in (*topics, _FOR_BROKEN)
             }
-            told = broken(visit.service)
+            shown = broken(visit.service)
             # After the watches began: a change in between is told twice, and none is missed.
-            hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=told)
+            hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=shown)
             await response.write(_line("hello", hello))
             for topic, mark in topics.items():
                 if marks.changed_since(topic, mark):
                     await response.write(_line("changed", Changed(topic, hello.mark)))
             async for changed, mark in _changes(events, marks):
-                if told != (told := broken(visit.service)):
-                    await response.write(_line("broken", Broken(told)))
+                if shown != (shown := broken(visit.service)):
+                    await response.write(_line("broken", Broken(shown)))
                 for topic in (one for one in changed if one in topics):
                     await response.write(_line("changed", Changed(topic, mark)))
                 if not changed:
@@ -168,5 +168,5 @@ async def _first_of(events: Iterable[asyncio.Event]) -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _line(event: str, said: Hello | Changed | Broken | Beat) -> bytes:
-    return f"event: {event}\ndata: {msgspec.json.encode(said).decode()}\n\n".encode()
+def _line(event: str, data: Hello | Changed | Broken | Beat) -> bytes:
+    return f"event: {event}\ndata: {msgspec.json.encode(data).decode()}\n\n".encode()

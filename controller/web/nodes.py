@@ -160,20 +160,20 @@ def node_row(node: NodeView, holders: Mapping[str, Holder], *, is_broken: bool =
 
 
 def _trouble(node: NodeView) -> str:
-    told = []
+    troubles = []
     if node.cordoned:
-        told.append(f"cordoned{_because(node.cordon_reason)}")
+        troubles.append(f"cordoned{_because(node.cordon_reason)}")
     if node.draining:
-        told.append(f"draining{_because(node.drain_reason)}")
+        troubles.append(f"draining{_because(node.drain_reason)}")
     if node.unfit:
-        told.append(f"unfit: {node.unfit}")
+        troubles.append(f"unfit: {node.unfit}")
     if node.message:
-        told.append(node.message)
+        troubles.append(node.message)
     if len(node.controllers) > 1:
-        told.append(f"{len(node.controllers)} controllers may log in")
+        troubles.append(f"{len(node.controllers)} controllers may log in")
     if broken := [gpu for gpu in node.gpus if not gpu.healthy]:
-        told.append(_broken(broken, len(node.gpus)))
-    return "; ".join(told)
+        troubles.append(_broken(broken, len(node.gpus)))
+    return "; ".join(troubles)
 
 
 def _broken(gpus: Sequence[GpuView], of: int) -> str:

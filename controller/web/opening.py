@@ -30,8 +30,8 @@ class Opening:
 
     def prove(self, service: str, origin: str) -> str:
         """Return what shows that this origin is the dashboard's (`browser_login.Prove`)."""
-        said = f"opening:{service}:{origin}".encode("utf-8", "surrogateescape")
-        return hmac.new(self._key, said, hashlib.sha256).hexdigest()
+        signed = f"opening:{service}:{origin}".encode("utf-8", "surrogateescape")
+        return hmac.new(self._key, signed, hashlib.sha256).hexdigest()
 
     async def open(self, visit: Visit) -> web.StreamResponse:
         """Lead to the service: to its page that asks for a code, or with a code to its page that

@@ -151,8 +151,8 @@ class Renderer:
         found = self._environment.get_template(page.template)
         if block not in found.blocks:
             return None
-        told = [(block, False), *((one, True) for one in page.beside.get(block, ()))]
+        blocks = [(block, False), *((one, True) for one in page.beside.get(block, ()))]
         return "".join(
             "".join(found.blocks[name](found.new_context({**context, "beside": beside}))).strip()
-            for name, beside in told
+            for name, beside in blocks
         )

@@ -52,8 +52,8 @@ class Sessions:
     def open(self, token: StoredToken) -> str:
         """Return the cookie of a new session."""
         ends_at = self._clock.now() + SESSION_SECONDS
-        said = f"{token.id}.{int(ends_at):x}.{secrets.token_hex(8)}"
-        return f"{said}.{self._signature('session', said)}"
+        signed = f"{token.id}.{int(ends_at):x}.{secrets.token_hex(8)}"
+        return f"{signed}.{self._signature('session', signed)}"
 
     def cookie_of(self, request: web.Request) -> str:
         """Return the request's session cookie, which is not yet checked. Raises Unauthenticated."""
@@ -71,10 +71,10 @@ class Sessions:
 
     def credential_of(self, cookie: str) -> Credential:
         """Return what the session stands for. Raises Unauthenticated."""
-        said, _, signature = cookie.rpartition(".")
-        if not said or not _equal(signature, self._signature("session", said)):
+        signed, _, signature = cookie.rpartition(".")
+        if not signed or not _equal(signature, self._signature("session", signed)):
             raise Unauthenticated("log in first")
-        token_id, ends_at, login = said.split(".")
+        token_id, ends_at, login = signed.split(".")
         if int(ends_at, 16) <= self._clock.now():
             raise Unauthenticated("the login has expired; log in again")
         held = Credential(token=self._gate.token_by_id(token_id), login=login)
@@ -127,10 +127,10 @@ class Sessions:
         if request.method not in _SAFE or request.headers.get("Upgrade"):
             require_own_origin(request)
 
-    def _signature(self, purpose: str, said: str) -> str:
+    def _signature(self, purpose: str, signed: str) -> str:
         # With the purpose: a signature of a page must never pass as that of a session.
         return hmac.new(
-            self._key, f"{purpose}:{said}".encode(errors="surrogateescape"), hashlib.sha256
+            self._key, f"{purpose}:{signed}".encode(errors="surrogateescape"), hashlib.sha256
         ).hexdigest()
 
 

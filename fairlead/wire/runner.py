@@ -129,8 +129,8 @@ def script(commands: Iterable[str]) -> str:
 def script_after(setup: Iterable[str], mark: str, commands: Iterable[str]) -> str:
     """Return the same script with `setup` before the commands; when that has succeeded, the shell
     writes to the file `mark`."""
-    told = f"printf done 2>/dev/null >|{shlex.quote(mark)} || :"
-    return script((*setup, told, *commands))
+    marks = f"printf done 2>/dev/null >|{shlex.quote(mark)} || :"
+    return script((*setup, marks, *commands))
 
 
 _CHECK = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"

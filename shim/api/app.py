@@ -269,22 +269,22 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
         log.debug("%s %s: the reader has gone away", request.method, request.path)
 
 
-def _hear(daemon: Daemon) -> Middleware:
+def _note_contact(daemon: Daemon) -> Middleware:
     """Count each accepted request with a fence as contact to a controller."""
 
     @web.middleware
-    async def hearing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def noting_contact(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         if FENCE_HEADER in request.headers:
             with contextlib.suppress(ValueError):
                 daemon.heard(Fence.parse(request.headers[FENCE_HEADER]))
         return response
 
-    return hearing
+    return noting_contact
 
 
 def make_app(daemon: Daemon) -> web.Application:
-    middlewares = [errors_as_json(log, _FAILED), _hear(daemon)]
+    middlewares = [errors_as_json(log, _FAILED), _note_contact(daemon)]
     app = web.Application(middlewares=middlewares, client_max_size=_MAX_BODY)
     app.add_routes(Routes(daemon).table())
     return app

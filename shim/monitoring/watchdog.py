@@ -63,7 +63,7 @@ class Watchdog:
         self._suspects: frozenset[str] = frozenset()
         self._swept_at = float("-inf")
         self._engine_answers = True
-        self._told: tuple[bool, int] | None = None
+        self._reported: tuple[bool, int] | None = None
         self._comparing: asyncio.Task[None] | None = None
         self._loop = asyncio.create_task(self._run(), name="watchdog")
 
@@ -97,9 +97,9 @@ class Watchdog:
         free disk halved or doubled."""
         free = await self._supervisor.free_disk()
         now = (self._engine_answers, free.bit_length())
-        if self._told is not None and now != self._told:
+        if self._reported is not None and now != self._reported:
             self._supervisor.events.node_changed()
-        self._told = now
+        self._reported = now
 
     async def _compare(self) -> None:
         try:

@@ -98,6 +98,16 @@ class Namespace:
             return True
         return False
 
+    def read(self, path: str) -> str:
+        """Return a file below /proc/net, which shows each process its own namespace's. Raises
+        WireError."""
+        if self._command:
+            return self.run("cat", path)
+        try:
+            return Path(path).read_text(errors="replace")
+        except OSError as error:
+            raise WireError(f"{path} cannot be read: {error.strerror}") from None
+
     def write(self, path: str, value: str) -> None:
         """Write a setting below /proc/sys/net, which shows each process its own namespace's. Raises
         WireError."""

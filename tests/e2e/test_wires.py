@@ -19,7 +19,7 @@ import pytest
 from shim.engines.base import ContainerSpec, NetworkChoice
 from shim.engines.docker.engine import DockerEngine
 from shim.engines.docker.wired import WiredNetworks
-from shim.settings import NetworkKind
+from shim.settings import NetworkKind, SubnetRange
 from shim.wires.rules import WIRES
 from tests.support import images
 from tests.support.daemons import DaemonFailed, run
@@ -162,6 +162,18 @@ async def test_a_run_reaches_its_own_and_the_outside_and_no_other(
     assert await asker.output() == ["ours", "no", "outside"]
     stranger = await world.run(4, "theirs", _asked(*places), taken={theirs.address})
     assert await stranger.output() == ["no", "theirs", "outside"]
+
+
+async def test_wires_keep_clear_of_the_routes_of_the_engines_namespace(
+    world: WiredWorld, node: WireNode
+) -> None:
+    """The shim's own namespace has no route to the first range."""
+    assert "10.91.0.0/24" in node.inside("ip", "route")
+    ranges = tuple(SubnetRange.parse(f"{base}:24") for base in ("10.91.0.0/24", "10.94.0.0/24"))
+    world.settings = msgspec.structs.replace(world.settings, job_networks=ranges)
+    world.use(await world.again("install-2"))
+    address = await world.engine.ensure_network("run-1", ())
+    assert str(address).startswith("10.94.0.")
 
 
 async def test_nobody_comes_in_from_outside(world: WiredWorld, node: WireNode) -> None:

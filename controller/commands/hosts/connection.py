@@ -101,8 +101,8 @@ class Host:
         """Run a command. Raises HostError with its last output when its status is not `fine`."""
         done = await self.run(*words, root=root, stdin=stdin)
         if done.status not in fine:
-            said = (done.err.strip() or done.out.strip() or "it printed nothing").splitlines()
-            last = " | ".join(said[-_LAST_LINES:])
+            printed = (done.err.strip() or done.out.strip() or "it printed nothing").splitlines()
+            last = " | ".join(printed[-_LAST_LINES:])
             raise HostError(
                 f"{self._target.shown}: `{shlex.join(words)[:99]}` ended with {done.status}: {last}"
             )
@@ -134,8 +134,8 @@ class Host:
                 f"{self._target.shown}: {file.name} could not be written there: "
                 f"{why.strip() or 'the connection was lost'}"
             )
-        said = (await self.must("sha256sum", there)).split()
-        if said[:1] != [digest.hexdigest()]:
+        printed = (await self.must("sha256sum", there)).split()
+        if printed[:1] != [digest.hexdigest()]:
             raise HostError(
                 f"{self._target.shown}: {file.name} arrived damaged; is the disk of the host full?"
             )

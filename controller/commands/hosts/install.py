@@ -177,7 +177,9 @@ class NodesApi:
             body = {"name": name, "placement": placement, "attributes": attributes}
             self._client.post("/v1/fleets", body)
             return [f"added fleet {name}"]
-        new = {key: said for key, said in attributes.items() if before.attributes.get(key) != said}
+        new = {
+            key: value for key, value in attributes.items() if before.attributes.get(key) != value
+        }
         if not new and placement in (None, before.placement):
             return []
         self._client.patch(
@@ -353,26 +355,26 @@ async def install(
 
 async def run_install(host: Host, program: str, options: Sequence[str]) -> list[str]:
     """Run the bundle's `install` and return the changes. Raises HostError."""
-    said = await host.must(program, "--json", *options, root=True)
-    return [f"{change.name}: {change.change}" for change in _changes(said, program)]
+    printed = await host.must(program, "--json", *options, root=True)
+    return [f"{change.name}: {change.change}" for change in _changes(printed, program)]
 
 
 async def announced(host: Host, program: str, options: Sequence[str]) -> list[HostFinding]:
     """Return what the bundle's `install` would change, as it says itself. Raises HostError, also
     when it could not."""
     words = (program, "--check", "--json", *options)
-    said = await host.must(*words, root=True, fine=(0, _WOULD_CHANGE))
+    printed = await host.must(*words, root=True, fine=(0, _WOULD_CHANGE))
     return [
         HostFinding(subject=change.name, level=Level.CHANGE, message=change.change)
-        for change in _changes(said, program)
+        for change in _changes(printed, program)
     ]
 
 
-def _changes(said: str, program: str) -> list[_Change]:
+def _changes(printed: str, program: str) -> list[_Change]:
     try:
-        return decoder_of(list[_Change]).decode(said)
+        return decoder_of(list[_Change]).decode(printed)
     except msgspec.MsgspecError:
-        raise HostError(f"{program} gave an unexpected answer: {said[:200]!r}") from None
+        raise HostError(f"{program} gave an unexpected answer: {printed[:200]!r}") from None
 
 
 async def set_blocks(host: Host, blocks: str | None) -> list[str]:

@@ -97,7 +97,7 @@ def moved(
 ) -> Machine:
     """Return the record after these reports and at this time; the same object if nothing moved."""
     for report in reports:
-        machine = _told(machine, report, around, now)
+        machine = _reported(machine, report, around, now)
     match machine.status:
         case MachineStatus.PROVISIONING:
             return _provisioning(machine, around, now)
@@ -106,7 +106,7 @@ def moved(
     return machine
 
 
-def _told(machine: Machine, report: MachineReport, around: Surroundings, now: float) -> Machine:
+def _reported(machine: Machine, report: MachineReport, around: Surroundings, now: float) -> Machine:
     if not machine.is_live:
         return machine
     match report:

@@ -147,13 +147,13 @@ def why_waits(run: Run, job: Job | None = None) -> str | None:
         told = [one.sentence() for one in waiting] if not sets.is_empty(run.sweep) else []
     elif job is None or waits_for_runs(run):
         waiting = [one for one in waiting if one.job is SameJob.ALL]
-        told = [one.sentence() for one in waiting]
+        sentences = [one.sentence() for one in waiting]
     else:
-        told = [
+        sentences = [
             f"after job {job.index} of run {one.name}: waits until {SENTENCES[one.when]}"
             for one in waiting
         ]
-    return "; ".join(told) or None
+    return "; ".join(sentences) or None
 
 
 # -- what follows ---------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def join(file: str) -> int:
     if hashlib.sha256(presented or b"").hexdigest() != wish["certificate"]:
         return failed("another certificate than the controller's", 1)
     own = connection.sock.getsockname()[0]
-    told = {"name": wish["name"], "token": wish["token"], "host": own}
-    connection.request("POST", "/join", json.dumps(told), {"Content-Type": "application/json"})
+    body = {"name": wish["name"], "token": wish["token"], "host": own}
+    connection.request("POST", "/join", json.dumps(body), {"Content-Type": "application/json"})
     status = connection.getresponse().status
     connection.close()
     if status == 200:

@@ -89,23 +89,9 @@ class RegistrationService:
         if before is not None and before.registration is None:
             raise Conflict(f"a node named {wish.name} exists already", field="name")
         private_key, public_key = host_keys.new_host_key()
-        now = self._clock.now()
-        expires_at = now + wish.expires_after
         token = None if self._join is None else new_token(secrets.token_bytes)
-        node = Node(
-            id=self._chance.new_id() if before is None else before.id,
-            name=wish.name,
-            fleet=wish.fleet,
-            attributes=wish.attributes,
-            address=NodeAddress(shim_socket=DEFAULT_SHIM_SOCKET, host_key=public_key),
-            status=NodeStatus.EXPECTED,
-            registration=Registration(
-                expires_at=expires_at, token_digest=None if token is None else digest(token)
-            ),
-            message=f"waits for `fairlead node register {wish.name} --address HOST`"
-            + ("" if token is None else ", or that it tells its address itself"),
-            created_at=now,
-        )
+        node_id = self._chance.new_id() if before is None else before.id
+        node, expires_at = self._expected(wish, node_id, public_key, token)
         user_data = render(
             UserData(
                 name=wish.name,
@@ -124,6 +110,28 @@ class RegistrationService:
         )
         await self._pipeline.save_node(node, node.id)
         return node, user_data
+
+    def _expected(
+        self, wish: Announcement, node_id: str, host_key: str, token: str | None
+    ) -> tuple[Node, float]:
+        """Return the node, and when its announcement expires."""
+        now = self._clock.now()
+        expires_at = now + wish.expires_after
+        node = Node(
+            id=node_id,
+            name=wish.name,
+            fleet=wish.fleet,
+            attributes=wish.attributes,
+            address=NodeAddress(shim_socket=DEFAULT_SHIM_SOCKET, host_key=host_key),
+            status=NodeStatus.EXPECTED,
+            registration=Registration(
+                expires_at=expires_at, token_digest=None if token is None else digest(token)
+            ),
+            message=f"waits for `fairlead node register {wish.name} --address HOST`"
+            + ("" if token is None else ", or that it tells its address itself"),
+            created_at=now,
+        )
+        return node, expires_at
 
     async def register(self, key: str, *, host: str, port: int, user: User) -> Node:
         """Give an expected node its address; the same address again changes nothing.

@@ -53,8 +53,8 @@ class ExplainService:
             for job in state.jobs
             if job.attempts and f"{job.group}/{job.cookie}" in labels
         )
-        told = (rentals.reasons[one].sentence() for one in attempts if one in rentals.reasons)
-        return msgspec.structs.replace(waiting, machines=next(told, None))
+        sentences = (rentals.reasons[one].sentence() for one in attempts if one in rentals.reasons)
+        return msgspec.structs.replace(waiting, machines=next(sentences, None))
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):

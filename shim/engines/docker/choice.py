@@ -19,7 +19,7 @@ from shim.engines.docker.networks import LABEL, Networks, RunNetworks
 from shim.engines.docker.subnets import Subnets, ranges_of
 from shim.engines.docker.wired import WIRE, WiredNetworks
 from shim.settings import NetworkKind, Settings
-from shim.wires.namespace import WireError
+from shim.wires.namespace import Namespace, WireError
 
 log = logging.getLogger(__name__)
 _RUN = "fairlead.run"
@@ -128,7 +128,7 @@ class NetworkChooser:
                 raise NodeFault(f"--networks agent: {why}; use --networks docker")
             log.info("the engine connects containers: %s", why)
         choice = NetworkChoice(kind=NetworkKind.DOCKER, why=why)
-        of_engine = self._of_engine(spares=True)
+        of_engine = await self._of_engine(spares=True)
         await of_engine.open(self._api, self._used(), self._among)
         if not runs_of_wires:
             return ChosenNetworks(of_engine, choice)
@@ -138,7 +138,7 @@ class NetworkChooser:
 
     async def _with_wires(self, wired: WiredNetworks) -> ChosenNetworks:
         choice = NetworkChoice(kind=NetworkKind.AGENT)
-        of_engine = self._of_engine(spares=False)
+        of_engine = await self._of_engine(spares=False)
         # Also without a container: an earlier choice may have left networks without a run.
         await of_engine.open(self._api, self._used(), self._among)
         runs = self._runs_with(LABEL) - self._runs_with(WIRE)
@@ -154,10 +154,9 @@ class NetworkChooser:
             return "networks of the shim need the Docker engine"
         if (why := why_not_here(self._info)) is not None:
             return why
-        socket = self._dialect.url.removeprefix("unix://")
         try:
             await wired.open(
-                self._api, socket, self._containers, self._among, doubts_count=doubts_count
+                self._api, self._socket, self._containers, self._among, doubts_count=doubts_count
             )
         except WireError as error:
             return str(error)
@@ -166,10 +165,22 @@ class NetworkChooser:
     def _wired(self) -> WiredNetworks:
         return WiredNetworks(self._call, self._install_id, self._settings.network_folder)
 
-    def _of_engine(self, *, spares: bool) -> RunNetworks:
+    async def _of_engine(self, *, spares: bool) -> RunNetworks:
         label = f"fairlead.install={self._install_id}"
         options = self._dialect.network_options
-        return RunNetworks(self._call, label, options=options, spares=spares)
+        namespace = await self._call(self._namespace_of_engine)
+        return RunNetworks(self._call, label, options=options, spares=spares, namespace=namespace)
+
+    def _namespace_of_engine(self) -> Namespace:
+        try:
+            return Namespace.of_engine(self._socket)
+        except WireError as error:
+            log.warning("%s; it is taken for the shim's own", error)
+            return Namespace()
+
+    @property
+    def _socket(self) -> str:
+        return self._dialect.url.removeprefix("unix://")
 
     def _used(self) -> set[tuple[str, str]]:
         labels = [one["Labels"] for one in self._containers]

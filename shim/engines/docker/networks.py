@@ -31,6 +31,7 @@ from shim.engines.docker import request, subnets
 from shim.engines.docker.api import Call, DockerRefused, NotFound
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
+from shim.wires.namespace import Namespace
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 2.0
@@ -82,7 +83,7 @@ class Networks(Protocol):
     async def removed(self, task_id: str) -> None:
         """Clear up after a container that is gone."""
 
-    def distrust(self, said: str) -> None:
+    def distrust(self, message: str) -> None:
         """Give up what the engine named when it refused to start a container."""
 
 
@@ -104,7 +105,10 @@ class RunNetworks:
         options: Mapping[str, str] | None = None,
         *,
         spares: bool = True,
+        namespace: Namespace | None = None,
     ) -> None:
+        self._namespace = namespace or Namespace()
+        """The engine's, in which it makes the networks."""
         self._spares = spares
         self._options = dict(options or {})
         self._call = call
@@ -160,6 +164,7 @@ class RunNetworks:
         self._spare = None
         if self._api is not None:
             await self._retire_all_without_owner()
+        self._namespace.close()
 
     async def _tidy(self) -> None:
         while True:
@@ -176,7 +181,9 @@ class RunNetworks:
     async def _look(self) -> set[str]:
         """Return the names of our networks, and learn what else has addresses on the node."""
         before = set(self._subnet_of)
-        found, of_node = await self._call(lambda: (self._api.networks(), subnets.of_node()))
+        found, of_node = await self._call(
+            lambda: (self._api.networks(), subnets.of_node(self._namespace))
+        )
         key, _, value = self._label.partition("=")
         ours, others = set(), set[IPv4Network]()
         for network in found:

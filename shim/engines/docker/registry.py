@@ -185,11 +185,11 @@ class _Registry:
         if kind.lower() == "basic" and self._auth is not None:
             login = base64.b64encode(":".join(self._auth).encode()).decode()
             return {"Authorization": f"Basic {login}"}
-        said = dict(_CHALLENGE.findall(rest))
-        realm = said.pop("realm", "")
+        challenge = dict(_CHALLENGE.findall(rest))
+        realm = challenge.pop("realm", "")
         if kind.lower() != "bearer" or not realm.startswith(("https://", "http://")):
             raise _Refused("it refuses these credentials")
-        query = {key: said[key] for key in ("service", "scope") if key in said}
+        query = {key: challenge[key] for key in ("service", "scope") if key in challenge}
         with self._session.get(
             realm, params=query, auth=self._auth, stream=True, timeout=_SECONDS
         ) as answer:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shim.settings import MAX_NETWORKS, SubnetRange
+from shim.wires.namespace import Namespace, WireError
 
 log = logging.getLogger(__name__)
 BRIDGES = "fl-"
@@ -29,7 +30,7 @@ _BUILT_IN = (
 """Docker's own pools but for 172.17, its default bridge, and 172.31, the default network of AWS:
 from the last, because Docker begins with the first. Then the range for benchmarks of networks, for
 nodes that have a route to 172.16.0.0/12."""
-_ROUTES = Path("/proc/net/route")
+_ROUTES = "/proc/net/route"
 _RESOLVERS = Path("/etc/resolv.conf")
 _MIN_ROUTE_PREFIX = 8
 """A wider route is a default route: VPNs split it into 0.0.0.0/1 and 128.0.0.0/1."""
@@ -106,16 +107,24 @@ def of_network(network: Mapping[str, Any]) -> Iterator[IPv4Network]:
             continue  # IPv6
 
 
-def of_node(routes: Path = _ROUTES, resolvers: Path = _RESOLVERS) -> frozenset[IPv4Network]:
+def of_node(
+    engine: Namespace, routes: str = _ROUTES, resolvers: Path = _RESOLVERS
+) -> frozenset[IPv4Network]:
     """Return the networks to which the node has routes, and the addresses of its DNS servers.
 
+    `engine`: the namespace in which the networks of runs are made; the shim may have other routes.
     Routes over the bridges of runs are left out: the engine tells their subnets.
     """
-    return frozenset((*_routes(routes), *_resolvers(resolvers)))
+    return frozenset((*_routes(engine, routes), *_resolvers(resolvers)))
 
 
-def _routes(path: Path) -> Iterator[IPv4Network]:
-    for line in _lines(path)[1:]:
+def _routes(engine: Namespace, path: str) -> Iterator[IPv4Network]:
+    try:
+        lines = engine.read(path).splitlines()
+    except WireError as error:
+        log.warning("%s, so networks may overlap with its routes", error)
+        return
+    for line in lines[1:]:
         words = line.split()
         if words[0].startswith(BRIDGES):
             continue
@@ -131,7 +140,12 @@ def _address(text: str) -> IPv4Address:
 
 
 def _resolvers(path: Path) -> Iterator[IPv4Network]:
-    for line in _lines(path):
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        log.warning("%s cannot be read, so networks may overlap with it: %s", path, error)
+        return
+    for line in lines:
         words = line.split()
         if words[:1] != ["nameserver"] or len(words) < 2:
             continue
@@ -141,11 +155,3 @@ def _resolvers(path: Path) -> Iterator[IPv4Network]:
             continue
         if isinstance(address, IPv4Address):
             yield IPv4Network(address)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError as error:
-        log.warning("%s cannot be read, so networks may overlap with it: %s", path, error)
-        return []

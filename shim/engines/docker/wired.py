@@ -104,7 +104,7 @@ class WiredNetworks:
             raise WireError(doubt)
         found = await self._call(lambda: self._api.networks())
         used = {subnet for network in found for subnet in subnets.of_network(network)}
-        subnet = among.free(used | await asyncio.to_thread(subnets.of_node))
+        subnet = among.free(used | await self._call(lambda: subnets.of_node(namespace)))
         if subnet is None:
             raise WireError(f"all of {among} is used by its routes or networks of the engine")
         self.capacity = len(addresses(subnet))
@@ -244,7 +244,7 @@ class WiredNetworks:
         for given in self._given.values():
             given.discard(str(address))
 
-    def distrust(self, said: str) -> None:
+    def distrust(self, message: str) -> None:
         """Do nothing: Docker knows no network of a wired container, so it can name none."""
 
     async def _repair(self) -> None:

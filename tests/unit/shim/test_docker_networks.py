@@ -106,7 +106,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def nothing_else_has_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subnets, "of_node", frozenset)
+    monkeypatch.setattr(subnets, "of_node", lambda _: frozenset())
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ async def test_a_network_has_a_small_subnet_of_the_range_beside_all_that_is_ther
     world = World(SubnetRange.parse("10.80.0.0/20:22"))
     world.api.add("compose_default", "10.80.14.0/24", {})
     route = IPv4Network("10.80.8.0/23")
-    monkeypatch.setattr(subnets, "of_node", lambda: frozenset({route}))
+    monkeypatch.setattr(subnets, "of_node", lambda _: frozenset({route}))
     await world.open()
     assert world.networks.capacity == 2
     for run in ("one", "two"):

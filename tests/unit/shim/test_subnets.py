@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shim.engines.docker.subnets import Subnets, of_network, of_node, ranges_of
 from shim.errors import StartError
 from shim.settings import SubnetRange
+from shim.wires.namespace import Namespace
 
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -117,15 +118,26 @@ def test_the_operators_ranges_come_before_all() -> None:
 def test_a_node_has_the_networks_of_its_routes_and_its_dns_servers(tmp_path: Path) -> None:
     (tmp_path / "route").write_text(ROUTES)
     (tmp_path / "resolv.conf").write_text("# x\nnameserver 172.30.1.1\nnameserver fe80::1%eth0\n")
-    found = of_node(tmp_path / "route", tmp_path / "resolv.conf")
+    found = of_node(Namespace(), str(tmp_path / "route"), tmp_path / "resolv.conf")
     assert {str(one) for one in found} == {"10.0.0.0/24", "192.168.0.0/16", "172.30.1.1/32"}
+
+
+def test_the_routes_are_those_of_the_engines_namespace(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text(ROUTES)
+    (tmp_path / "ours").write_text("Iface\n")
+    # In place of nsenter: another view of the same path.
+    entering = Namespace(("sh", "-c", f'[ "$1" = {tmp_path}/ours ] && cat {tmp_path}/theirs'))
+    found = of_node(entering, f"{tmp_path}/ours", tmp_path / "none")
+    assert {str(one) for one in found} == {"10.0.0.0/24", "192.168.0.0/16"}
 
 
 def test_a_node_that_hides_its_routes_is_taken_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert of_node(tmp_path / "none", tmp_path / "none") == frozenset()
-    assert "cannot be read" in caplog.text
+    none = tmp_path / "none"
+    assert of_node(Namespace(), str(none), none) == frozenset()
+    assert of_node(Namespace(("false",)), str(none), none) == frozenset()
+    assert caplog.text.count("so networks may overlap") == 4
 
 
 def test_the_subnets_of_a_network_are_told_without_ipv6() -> None:
