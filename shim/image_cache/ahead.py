@@ -142,12 +142,12 @@ class ImagesAhead:
             raise Refused(409, RefusalCode.FENCED, message)
         _check(wanted.images)
         self._fence = fence
+        shown = self.listing()
         before, self._wanted = self._wanted, {}
         for one in sorted(wanted.images, key=lambda image: not image.nominated):
             key = _key(one)
-            if key in self._wanted:
-                continue
-            image = before.pop(key, None) or _Image(one, self._now())
+            image = self._wanted.get(key) or before.pop(key, None) or _Image(one, self._now())
+            # Of an image that its fleet has too, the fleet's entry counts: it is listed.
             image.wanted = one
             self._wanted[key] = image
         for left in before.values():
@@ -157,7 +157,8 @@ class ImagesAhead:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="images ahead")
         self._wake.set()
-        self._changed()
+        if self.listing() != shown:
+            self._changed()
 
     async def close(self) -> None:
         if self._old_list is not None:
@@ -225,6 +226,10 @@ class ImagesAhead:
         try:
             await self._pull_within_the_disk(image)
         except (EngineError, OSError) as error:
+            self._failed(image, error)
+        except Exception as error:
+            # A bug must not start the same pull again and again without a pause.
+            log.exception("image %s was not pulled ahead", image.wanted.image)
             self._failed(image, error)
         else:
             self._enter(image, ImageState.HERE)

@@ -144,7 +144,35 @@ def test_waiting_jobs_go_first_have_places_of_their_own_and_are_in_no_listing() 
         assert world.pulls == ["a", "b", "of-job"]
         assert list(world.states) == ["a", "b", "c"]
         assert world.ahead.asked == 4
-        assert world.changes == before + 1
+        assert world.changes == before
+
+    play(story)
+
+
+def test_an_image_of_a_waiting_job_that_its_fleet_has_too_stays_listed() -> None:
+    async def story(world: World) -> None:
+        world.offer("a", "b")
+        job = WantedImage(image="b", nominated=True)
+        fleet = (WantedImage(image="a"), WantedImage(image="b"))
+        for images in ((job, *fleet), fleet, (*fleet, job)):
+            world.ahead.want(WantedImages(images=images), FENCE)
+            await asyncio.sleep(1)
+            assert world.states == {"a": ImageState.HERE, "b": ImageState.HERE}
+        assert sorted(world.pulls) == ["a", "b"]
+
+    play(story)
+
+
+def test_a_bug_in_a_pull_is_a_failure_with_a_pause() -> None:
+    async def story(world: World) -> None:
+        async def broken(*_: object) -> ImageInfo:
+            world.host.log.append("pull a")
+            raise RuntimeError("a bug")
+
+        world.engine.pull = broken  # type: ignore[method-assign]
+        world.want("a")
+        await asyncio.sleep(29)
+        assert (world.states, world.pulls) == ({"a": ImageState.FAILED}, ["a"])
 
     play(story)
 
