@@ -124,6 +124,11 @@ class FairleadJob(core.Job[R]):
         self._bring()
         return True
 
+    def wait(self) -> None:
+        """Wait for the end of the job."""
+        while not self.done():
+            time.sleep(_SHORTEST_LOOK)
+
     def cancel(self, check: bool = True) -> None:
         """Stop the job. `check`: raise what goes wrong."""
         try:
@@ -266,7 +271,7 @@ class FairleadExecutor(core.Executor):
             run = _client().submit(Task.of(self._task(stage, count)))
             tasks = range(self._asked("nodes") * self._asked("tasks_per_node"))
             ids = [run.id] if count == 1 else [f"{run.id}_{number}" for number in range(count)]
-            jobs = [self.job_class(self.folder, id, list(tasks)) for id in ids]
+            jobs: list[core.Job[Any]] = [self.job_class(self.folder, id, list(tasks)) for id in ids]
             for number, job in enumerate(jobs):
                 job.paths.folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(stage / f"{number}.pkl", job.paths.submitted_pickle)

@@ -1,13 +1,12 @@
 """What `hydra.launcher` may say, when the launcher is Fairlead's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional  # noqa: UP035
 
 from hydra.core.config_store import ConfigStore
 
-# OmegaConf reads the types of a dataclass: it knows no `int | None` and no `list[str]` of strings.
+# OmegaConf reads the types of a dataclass, and Hydra imports a plugin outside of sys.modules, where
+# annotations that are strings can't be looked up: so they are neither strings nor of a new kind.
 
 
 @dataclass

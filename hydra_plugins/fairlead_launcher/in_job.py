@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 LEFT = "hydra"
 """The end of the name of the folder with what the job wrote into its part of the sweep's folder."""
@@ -72,7 +72,7 @@ def _name_as_at_home(done: JobReturn, here: Path, there: Path) -> None:
     """Give the result the paths of the user's machine."""
     assert done.hydra_cfg is not None
     has_moved = done.working_dir == str(here)
-    done.working_dir = str(there if has_moved else done.hydra_cfg.hydra.runtime.cwd)
-    with read_write(done.hydra_cfg), open_dict(done.hydra_cfg):
-        OmegaConf.update(done.hydra_cfg, "hydra.runtime.output_dir", str(there))
-        OmegaConf.update(done.hydra_cfg, "hydra.sweep.dir", str(there.parents[0]))
+    runtime = done.hydra_cfg.hydra.runtime
+    done.working_dir = str(there if has_moved else runtime.cwd)
+    with read_write(runtime):
+        runtime.output_dir = str(there)

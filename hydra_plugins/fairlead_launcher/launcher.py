@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import shutil
 from collections.abc import Sequence
@@ -15,14 +16,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-# Hydra reads the configuration store for the launcher's name before it makes one.
-from hydra_plugins.fairlead_launcher import config as _config
 from hydra_plugins.fairlead_launcher import in_job
 
 if TYPE_CHECKING:
     from submitit import Job
 
 _log = logging.getLogger(__name__)
+_PACKAGE = "hydra_plugins.fairlead_launcher"
 _OF_THE_EXECUTOR = ("folder", "max_num_timeout", "python")
 
 
@@ -49,7 +49,6 @@ class FairleadLauncher(Launcher):
         """Run the jobs and return their results, in their order."""
         import cloudpickle
 
-        import hydra_plugins.fairlead_launcher
         from fairlead.integrations.submitit import FairleadExecutor
 
         assert self._config is not None
@@ -57,7 +56,7 @@ class FairleadLauncher(Launcher):
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         sweep = Path(str(self._config.hydra.sweep.dir)).absolute()
         sweep.mkdir(parents=True, exist_ok=True)
-        given = {
+        given: dict[str, Any] = {
             name: OmegaConf.to_container(one) if OmegaConf.is_config(one) else one
             for name, one in self._parameters.items()
         }
@@ -68,8 +67,7 @@ class FairleadLauncher(Launcher):
             for number, overrides in enumerate(job_overrides, initial_job_idx)
         ]
         # A job may have Hydra, and need not have Fairlead.
-        for module in (hydra_plugins.fairlead_launcher, _config, in_job):
-            cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(importlib.import_module(_PACKAGE))
         _log.info(f"Fairlead launches {len(functions)} jobs, which write into {sweep}")
         jobs = executor.submit_array(functions)
         return [self._result(job, sweep) for job in jobs]

@@ -238,6 +238,10 @@ def _complete(job: _Job, text: str) -> None:
         )
     if nodes > 1 and "share_nodes" not in job.fields:
         job.fields["share_nodes"] = True
+        job.notes.append(
+            "jobs that share their nodes with others don't reach each other from node to node: "
+            "give --exclusive where they must"
+        )
     if job.per_cpu is not None:
         job.resources["memory"] = f"{job.per_cpu * job.resources.get('cpu', 1)}MiB"
     _limit_time(job)

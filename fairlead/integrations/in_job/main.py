@@ -48,6 +48,9 @@ class Job(NamedTuple):
     def rank(self, task: int) -> int:
         return self.node * self.tasks + task
 
+    def result(self, task: int) -> Path:
+        return self.folder / f"{self.id}_{self.rank(task)}_result.pkl"
+
 
 def main(program: str) -> int:
     """Run the tasks of this node. `program`: the zip. Return the exit status of the job."""
@@ -117,9 +120,7 @@ def _keep(job: Job) -> None:
     if job.state is None:
         return
     job.state.mkdir(parents=True, exist_ok=True)
-    ranks = [job.rank(task) for task in range(job.tasks)]
-    results = [job.folder / f"{job.id}_{rank}_result.pkl" for rank in ranks]
-    for file in (job.submitted, *results):
+    for file in (job.submitted, *map(job.result, range(job.tasks))):
         if file.exists():
             # A job that is killed here must leave no half of a file.
             part = job.state / f".{file.name}.{job.node}"
@@ -141,7 +142,9 @@ def _life(program: str, job: Job, asked: argparse.Namespace) -> tuple[bool, list
             ready.read()
     timed_out = not _all_ended(processes, asked.seconds)
     if timed_out:
-        _send(processes, _preemption_signal())
+        # A task that has its result only needs to end.
+        late = [one for task, one in enumerate(processes) if not job.result(task).exists()]
+        _send(late, _preemption_signal())
         if not _all_ended(processes, asked.grace):
             _send(processes, signal.SIGKILL)
     statuses = [process.wait() for process in processes]

@@ -147,6 +147,12 @@ def test_an_array_is_a_sweep_over_its_task_ids() -> None:
     }
 
 
+def test_jobs_that_share_nodes_are_said_not_to_reach_each_other() -> None:
+    (note,) = convert("#!/bin/bash\n#SBATCH -N 2\ntrue\n", "job.sh").notes
+    assert "--exclusive" in note
+    assert convert("#!/bin/bash\n#SBATCH -N 2 --exclusive\ntrue\n", "job.sh").notes == ()
+
+
 def test_the_options_of_the_command_win_over_the_lines() -> None:
     given = {"array": "0-1", "dependency": "afterok:a"}
     assert read("--array=x", given={"array": "0-1"})["sweep"]["matrix"] == {"array_task_id": "0..1"}

@@ -84,9 +84,11 @@ def test_the_help_lists_the_commands_that_are_not_installed(
         assert listed in done.stdout
 
 
-def test_the_client_brings_one_importable_name(for_users: Environment, tmp_path: Path) -> None:
+def test_the_client_brings_its_own_name_and_a_plugin_of_hydra(
+    for_users: Environment, tmp_path: Path
+) -> None:
     done = for_users.run("python", "-c", NAMES, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("fairlead\n", "")
+    assert (done.stdout, done.stderr) == ("fairlead hydra_plugins\n", "")
     for name in OUR_NAMES:
         done = for_users.run("python", "-c", f"import {name}", cwd=tmp_path)
         assert f"No module named '{name}'" in done.stderr
