@@ -1,6 +1,6 @@
 """What a sweep costs: 10,000 parameter sets accepted, and 1,000 jobs of `true` run to their end.
 
-`python -m bench.sweeps` needs neither root nor Docker: it starts a controller and a shim with the
+`./dev bench sweeps` needs neither root nor Docker: it starts a controller and a shim with the
 process engine, as `./dev demo` does.
 """
 
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.sweeps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./dev bench sweeps", description=__doc__)
     parser.add_argument("--sets", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--parallel", type=int, default=32)
