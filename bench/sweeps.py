@@ -1,6 +1,6 @@
 """What a sweep costs: 10,000 parameter sets accepted, and 1,000 jobs of `true` run to their end.
 
-`python -m bench.sweeps` needs neither root nor Docker: it starts a controller and a shim with the
+`./dev bench sweeps` needs neither root nor Docker: it starts a controller and a shim with the
 process engine, as `./dev demo` does.
 """
 
@@ -36,15 +36,46 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu`: seconds of CPU that the controller took for all jobs."""
+    """`cpu`: seconds of CPU that each program took for all jobs. On a machine with other load it
+    tells more than the rate."""
 
     jobs: int
     seconds: float
-    cpu: float
+    cpu: dict[str, float]
 
     @property
     def rate(self) -> float:
         return self.jobs / self.seconds
+
+    def cpu_of_a_job(self) -> str:
+        each = (f"{1000 * taken / self.jobs:.1f} {name}" for name, taken in self.cpu.items())
+        return ", ".join(each)
+
+
+class Programs:
+    """The controller and the node's programs, which `demo.started` started in this folder."""
+
+    def __init__(self, folder: str) -> None:
+        ours = psutil.Process().children()
+        self.controller = _with_argument(f"{folder}/controller", ours)
+        self._shim = _with_argument(f"{folder}/node", ours)
+        self._fork_server = _with_argument("entrypoint.fork_server", self._shim.children())
+
+    def cpu(self) -> dict[str, float]:
+        """Return the seconds of CPU so far. The fork server waits for all processes of jobs."""
+        forked = self._fork_server.cpu_times()
+        return {
+            "controller": sum(self.controller.cpu_times()[:2]),
+            "shim": sum(self._shim.cpu_times()[:4]),
+            "jobs' processes": sum(forked[:4]),
+        }
+
+
+def _with_argument(text: str, processes: list[psutil.Process]) -> psutil.Process:
+    for process in processes:
+        if text in process.cmdline():
+            return process
+    raise SystemExit(f"bench: no process with {text} is there")
 
 
 def accept(client: Client, controller: psutil.Process, sets: int) -> Accepted:
@@ -64,15 +95,16 @@ def accept(client: Client, controller: psutil.Process, sets: int) -> Accepted:
     return found
 
 
-def execute(client: Client, controller: psutil.Process, jobs: int, parallel: int) -> Ran:
-    before = sum(controller.cpu_times()[:2])
+def execute(client: Client, programs: Programs, jobs: int, parallel: int) -> Ran:
+    before = programs.cpu()
     began = time.perf_counter()
     run: Run = client.sweep(
         {**TASK, "name": "tiny"}, {"seed": list(range(jobs))}, max_parallel=parallel
     )
     run.wait()
     seconds = time.perf_counter() - began
-    return Ran(jobs=jobs, seconds=seconds, cpu=sum(controller.cpu_times()[:2]) - before)
+    cpu = {name: after - before[name] for name, after in programs.cpu().items()}
+    return Ran(jobs=jobs, seconds=seconds, cpu=cpu)
 
 
 def main() -> None:
@@ -85,30 +117,23 @@ def main() -> None:
     ):
         demo.fairlead("node", "add", "here", "--local", str(socket), env=env)
         token = Path(env["FAIRLEAD_TOKEN_FILE"]).read_text().strip()
-        controller = _controller(folder)
+        programs = Programs(folder)
         with Client(env["FAIRLEAD_URL"], token) as client:
-            first = accept(client, controller, given.sets)
+            first = accept(client, programs.controller, given.sets)
             print(
                 f"| {first.sets:,} sets accepted | {first.seconds:.2f} s | "
                 f"{first.memory / (1 << 20):.1f} MiB |",
                 flush=True,
             )
-            ran = execute(client, controller, given.jobs, given.parallel)
+            ran = execute(client, programs, given.jobs, given.parallel)
             print(
                 f"| {ran.jobs:,} times `true`, process engine | {ran.rate:.1f} jobs/s | "
-                f"{1000 * ran.cpu / ran.jobs:.1f} ms of the controller's CPU a job |"
+                f"ms of CPU a job: {ran.cpu_of_a_job()} |"
             )
 
 
-def _controller(folder: str) -> psutil.Process:
-    for process in psutil.Process().children():
-        if f"{folder}/controller" in process.cmdline():
-            return process
-    raise SystemExit("bench: the controller is not there")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.sweeps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./dev bench sweeps", description=__doc__)
     parser.add_argument("--sets", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--parallel", type=int, default=32)

@@ -33,7 +33,7 @@ from controller.lifecycle.sweeps.sets import (
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
-from tests.unit.lifecycle.play import Play
+from tests.unit.lifecycle.play import NO_RETRY, Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
 
@@ -127,6 +127,16 @@ def test_stop_after_failures_ends_the_run_once_with_fifty_ends_in_one_turn() -> 
     assert [one.reason for one in lasts[:50]] == [FAILED] * 50
     assert {one.reason for one in lasts[50:]} == {Reason.TERMINATED_BY_SERVER}
     assert len(play.state.jobs) == 100
+
+
+def test_a_set_that_lost_its_node_before_it_began_is_stopped_when_its_run_ends() -> None:
+    play = sweep(3, stop_after=1, retry=NO_RETRY)
+    play.to_provisioning(0, node="n1").to_running(1, node="n2")
+    play.send(play.exited(1, FAILED), play.node_gone("n1", confirmed=True))
+    ending = play.run.status
+    play.clean(1)
+    assert (ending, play.run.status) == (RunStatus.TERMINATING, RunStatus.FAILED)
+    assert counted(play) == {"failed": 1, "stopped": 2}
 
 
 def test_the_wait_before_a_retry_counts_as_active() -> None:
