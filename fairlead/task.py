@@ -43,6 +43,7 @@ class TaskFields(TypedDict, total=False):
     max_duration: bool | float | str
     stop_duration: float | str
     stop_signal: str
+    signal: Mapped
     restart_exit_code: int
     log_quota: str
     fail_on_log_quota: bool

@@ -244,6 +244,25 @@ class Inactivity(
     """When a committed look last found it unused since then."""
 
 
+class SignalledEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An end of which the job is told by its signal (docs/rules.md 4.20)."""
+
+    cause: Reason
+    number: int = 0
+    """Counted from 0 among those of this cause."""
+    at: float
+    """When the signal was due."""
+    ends_at: float
+    """When its stop signal comes, as foreseen then."""
+    sent: bool = False
+    """Its runner has it."""
+
+    @property
+    def id(self) -> str:
+        """How its runner knows it."""
+        return f"{self.cause} {self.number}"
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a job; its id is also the id of the shim's task.
 
@@ -283,6 +302,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving = Serving()
     inactivity: Inactivity | None = None
     """None: it is in use, nothing is known yet, or nothing looks."""
+    signalled: tuple[SignalledEnd, ...] = ()
+    """The latest of each cause."""
     interruption: Interruption | None = None
     submitted_at: float
     provisioned_at: float | None = None

@@ -25,7 +25,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
-from fairlead.wire.runner import RunnerState, StatusEvent
+from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent
 from fairlead.wire.shim import Fence, NodeInfo, RefusalCode
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError
@@ -296,6 +296,44 @@ class JobInterrupter:
             raise RetryLater(str(error)) from error
 
 
+class JobSignaller:
+    """Send the job the signals before the ends that are foreseen."""
+
+    def __init__(self, pipeline: RunPipeline, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        await send_signals(context, connection, self._pipeline, self._clock.now())
+
+
+async def send_signals(
+    context: AttemptContext, connection: NodeConnection, pipeline: RunPipeline, now: float
+) -> None:
+    """Send what the runner does not have yet, and report it. Raises RetryLater."""
+    attempt = context.attempt
+    owed = [one for one in attempt.signalled if not one.sent]
+    runner = connection.runner(to_node.runner_socket(context))
+    try:
+        for one in owed:
+            await runner.signal(
+                SignalRequest(
+                    id=one.id,
+                    cause=one.cause.value,
+                    ends_in=max(0.0, one.ends_at - now),
+                )
+            )
+    except RunnerError as error:
+        # Another refusal is for good, as that of an older runner, and must not keep a stop waiting.
+        if error.status >= 500:
+            raise RetryLater(str(error)) from error
+    if owed:
+        ids = tuple(one.id for one in owed)
+        pipeline.post(
+            reports.JobSignalled(run_id=context.state.run.id, attempt_id=attempt.id, ids=ids)
+        )
+
+
 class SuspensionNotifier:
     """Tell the runner that its run is suspended or resumed."""
 
@@ -330,6 +368,7 @@ class JobRunningPipeline:
             EffectKind.FOLLOW_RUNNER: RunnerFollower(pipeline, clock),
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
+            EffectKind.SIGNAL_JOB: JobSignaller(pipeline, clock),
             EffectKind.SUSPEND_LIMIT: SuspensionNotifier(suspended=True),
             EffectKind.RESUME_LIMIT: SuspensionNotifier(suspended=False),
         }

@@ -169,12 +169,10 @@ def _complete(job: _Job) -> None:
     if job.per_cpu is not None:
         job.resources["memory"] = f"{job.per_cpu * job.resources.get('cpu', 1)}MiB"
     before, seconds = job.signal_before, job.seconds
-    if before is not None:
-        job.fields["stop_duration"] = before
     if seconds is not None:
         if before is not None and before >= seconds:
             raise _Refused("--signal comes before the job begins: give more --time")
-        job.fields["max_duration"] = seconds - (before or 0)
+        job.fields["max_duration"] = seconds
 
 
 # -- one option each ------------------------------------------------------------------------------
@@ -276,11 +274,12 @@ def _signal(job: _Job, value: str) -> None:
     match = _SIGNAL.fullmatch(value)
     if match is None:
         raise _Refused(f"{value!r} is not NAME@SECONDS")
-    job.fields["stop_signal"] = "SIG" + match[1].upper().removeprefix("SIG")
+    name = "SIG" + match[1].upper().removeprefix("SIG")
     job.signal_before = int(match[2] or 60)
+    job.fields["signal"] = {"name": name, "before": job.signal_before}
     job.notes.append(
-        "the signal comes at each stop, to all processes of the job; what is left of them is "
-        f"killed {job.signal_before} s later"
+        f"{name} comes also before a drain and at a preemption, to those processes of the job that "
+        "catch it; SIGTERM follows at the end"
     )
 
 

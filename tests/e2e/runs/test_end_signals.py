@@ -1,0 +1,67 @@
+"""A job gets its signal before its end, saves its state and comes back; without a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import ControllerLab
+from tests.support.processes import ControllerProcess
+from tests.support.testbed import ControllerFactory, ShimFactory
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = Path(__file__).parents[3] / "examples/checkpoint.yaml"
+FOREVER = "while :; do sleep 0.05; done"
+
+
+class PlainLab(ControllerLab):
+    """A node of the process engine, n1."""
+
+    image = ""
+
+    def __init__(self, controller: ControllerProcess, folder: Path) -> None:
+        self.controller, self.folder = controller, folder
+
+
+@pytest.fixture
+def plain_lab(
+    controller_process: ControllerFactory, shim_process: ShimFactory, tmp_path: Path
+) -> PlainLab:
+    controller, shim = controller_process(), shim_process("process")
+    controller.cli("node", "add", "n1", "--local", shim.socket).succeeded()
+    return PlainLab(controller, tmp_path)
+
+
+def test_the_example_saves_its_state_and_comes_back(plain_lab: PlainLab, tmp_path: Path) -> None:
+    shorter = {"max_duration": "8s", "signal.before": "6s", "env.STEPS": "5"}
+    given = {**shorter, "env.STATE": str(tmp_path / "state")}
+    options = [part for name, value in given.items() for part in ("--override", f"{name}={value}")]
+    done = plain_lab.cli("apply", "-f", EXAMPLE, *options).succeeded()
+    first, *_, last = plain_lab.attempts("checkpoint")
+    assert (first["termination_reason"], first["exit_code"]) == ("interrupted", 85)
+    assert last["termination_reason"] == "done_by_runner"
+    for text in ("saved step", '"cause":"time_limit_reached"', "finished at step 5"):
+        assert text in done.output
+    events = plain_lab.cli("events", "checkpoint").succeeded().output
+    assert "SIGUSR1" in events
+
+
+def test_a_drain_is_told_once_though_controller_and_shim_are_killed(plain_lab: PlainLab) -> None:
+    show = "trap 'cat \"$FAIRLEAD_SIGNAL_FILE\"; echo told' USR1; trap 'echo asked; exit 0' TERM"
+    plain_lab.start(
+        "drained",
+        commands=[f"{show}; echo ready; {FOREVER}"],
+        signal={"name": "SIGUSR1", "before": "1h"},
+    )
+    plain_lab.wait_for_log("drained", b"ready")
+    plain_lab.cli("node", "drain", "n1", "--deadline", "10m").succeeded()
+    plain_lab.wait_for_log("drained", b"told")
+    plain_lab.controller.restart()
+    plain_lab.wait_for_node(lambda node: node["status"] == "connected")
+    plain_lab.cli("node", "drain", "n1", "--deadline", "0s").succeeded()
+    plain_lab.wait_for_log("drained", b"asked")
+    log = plain_lab.log("drained")
+    assert (log.count(b"told"), log.count(b'"cause":"node_drained"')) == (1, 1)
+    assert plain_lab.attempts("drained")[0]["termination_reason"] == "node_drained"
