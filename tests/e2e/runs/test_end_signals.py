@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import ControllerLab
-from tests.support.processes import ControllerProcess
+from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.testbed import ControllerFactory, ShimFactory
 
 pytestmark = pytest.mark.e2e
@@ -21,8 +21,8 @@ class PlainLab(ControllerLab):
 
     image = ""
 
-    def __init__(self, controller: ControllerProcess, folder: Path) -> None:
-        self.controller, self.folder = controller, folder
+    def __init__(self, controller: ControllerProcess, shim: ShimProcess, folder: Path) -> None:
+        self.controller, self.shim, self.folder = controller, shim, folder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def plain_lab(
 ) -> PlainLab:
     controller, shim = controller_process(), shim_process("process")
     controller.cli("node", "add", "n1", "--local", shim.socket).succeeded()
-    return PlainLab(controller, tmp_path)
+    return PlainLab(controller, shim, tmp_path)
 
 
 def test_the_example_saves_its_state_and_comes_back(plain_lab: PlainLab, tmp_path: Path) -> None:
@@ -58,10 +58,14 @@ def test_a_drain_is_told_once_though_controller_and_shim_are_killed(plain_lab: P
     plain_lab.wait_for_log("drained", b"ready")
     plain_lab.cli("node", "drain", "n1", "--deadline", "10m").succeeded()
     plain_lab.wait_for_log("drained", b"told")
+    plain_lab.shim.restart()
     plain_lab.controller.restart()
     plain_lab.wait_for_node(lambda node: node["status"] == "connected")
     plain_lab.cli("node", "drain", "n1", "--deadline", "0s").succeeded()
-    plain_lab.wait_for_log("drained", b"asked")
-    log = plain_lab.log("drained")
-    assert (log.count(b"told"), log.count(b'"cause":"node_drained"')) == (1, 1)
-    assert plain_lab.attempts("drained")[0]["termination_reason"] == "node_drained"
+    plain_lab.wait_for("drained", "submitted")
+    first = plain_lab.attempts("drained")[0]
+    assert (first["termination_reason"], first["exit_code"]) == ("node_drained", 0)
+    log = plain_lab.cli("logs", "drained", "--attempt", "0").succeeded().output
+    said = [line for line in log.splitlines() if line in ("ready", "told", "asked")]
+    assert said == ["ready", "told", "asked"]
+    assert log.count('"cause":"node_drained"') == 1
