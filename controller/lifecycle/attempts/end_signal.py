@@ -93,6 +93,15 @@ def stop_delay(run: Run, attempt: Attempt, signal: EndSignal | None, now: float)
     return _before_stop(run, attempt, signal, now)
 
 
+def ends_in(
+    run: Run, attempt: Attempt, end: SignalledEnd, signal: EndSignal | None, now: float
+) -> float:
+    """Return the seconds from now until the stop signal of this end."""
+    if signal is not None and _began_the_grace(attempt, end):
+        return _before_stop(run, attempt, signal, now)
+    return max(0.0, end.ends_at - now)
+
+
 def _began_the_grace(attempt: Attempt, one: SignalledEnd) -> bool:
     ended_at = attempt.terminating_at
     return one.cause is attempt.reason and ended_at is not None and one.at >= ended_at

@@ -13,7 +13,7 @@ import msgspec
 from controller.blobs import BlobStore
 from controller.clock import Clock
 from controller.lifecycle import reports
-from controller.lifecycle.attempts import limits
+from controller.lifecycle.attempts import end_signal, limits
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Attempt
 from controller.links.base import NodeConnection, RunnerApi
@@ -311,7 +311,7 @@ async def send_signals(
     context: AttemptContext, connection: NodeConnection, pipeline: RunPipeline, now: float
 ) -> None:
     """Send what the runner does not have yet, and report it. Raises RetryLater."""
-    attempt = context.attempt
+    attempt, spec = context.attempt, context.job.spec
     owed = [one for one in attempt.signalled if not one.sent]
     runner = connection.runner(to_node.runner_socket(context))
     try:
@@ -320,7 +320,7 @@ async def send_signals(
                 SignalRequest(
                     id=one.id,
                     cause=one.cause.value,
-                    ends_in=max(0.0, one.ends_at - now),
+                    ends_in=end_signal.ends_in(context.state.run, attempt, one, spec.signal, now),
                 )
             )
     except RunnerError as error:
