@@ -74,6 +74,7 @@ class TaskFields(TypedDict, total=False):
     placement: str
     startup_order: str
     after: str | Mapped | Sequence[str | Mapped]
+    outputs_from: str | Sequence[str]
     begin: float | str
     start_before: float | str
     on_time_limit: str

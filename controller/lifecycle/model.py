@@ -429,6 +429,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The deployment whose version a rollback brought back."""
 
 
+class TakenOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose outputs the jobs of another one get."""
+
+    run_id: str
+    name: str
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run: a user submits it from one configuration."""
 
@@ -460,6 +467,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     after: tuple[Predecessor, ...] = ()
     """The runs that must come first."""
+    outputs_from: tuple[TakenOutputs, ...] = ()
     deployment: int = 0
     """The number of a service's present version."""
     deployments: tuple[Deployment, ...] = ()

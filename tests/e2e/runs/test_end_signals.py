@@ -6,32 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import ControllerLab
-from tests.support.processes import ControllerProcess, ShimProcess
-from tests.support.testbed import ControllerFactory, ShimFactory
+from tests.support.lab import PlainLab
 
 pytestmark = pytest.mark.e2e
 
 EXAMPLE = Path(__file__).parents[3] / "examples/checkpoint.yaml"
 FOREVER = "while :; do sleep 0.05; done"
-
-
-class PlainLab(ControllerLab):
-    """A node of the process engine, n1."""
-
-    image = ""
-
-    def __init__(self, controller: ControllerProcess, shim: ShimProcess, folder: Path) -> None:
-        self.controller, self.shim, self.folder = controller, shim, folder
-
-
-@pytest.fixture
-def plain_lab(
-    controller_process: ControllerFactory, shim_process: ShimFactory, tmp_path: Path
-) -> PlainLab:
-    controller, shim = controller_process(), shim_process("process")
-    controller.cli("node", "add", "n1", "--local", shim.socket).succeeded()
-    return PlainLab(controller, shim, tmp_path)
 
 
 def test_the_example_saves_its_state_and_comes_back(plain_lab: PlainLab, tmp_path: Path) -> None:
