@@ -80,10 +80,14 @@ class EndSignal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced."""
+    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced.
+
+    `read_only`: nobody but root may write to its files, as far as their modes say.
+    """
 
     path: str
     archive: str
+    read_only: bool = False
 
 
 class EnvStyle(StrEnum):

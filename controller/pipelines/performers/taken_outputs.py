@@ -89,7 +89,8 @@ class TakenOutputsReader:
                 continue
             own = f"/{job.group}-{job.cookie}" if len(jobs) > 1 else ""
             digest = await self._digest(attempt.id, stored)
-            files = Files(path=f"{FOLDER}/{state.run.name}{own}", archive=digest)
+            path = f"{FOLDER}/{state.run.name}{own}"
+            files = Files(path=path, archive=digest, read_only=True)
             yield TakenArchive(attempt_id=attempt.id, stored=stored, files=files)
 
     async def _digest(self, attempt_id: str, stored: StoredOutputs) -> str:

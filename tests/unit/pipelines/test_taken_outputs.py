@@ -18,6 +18,7 @@ from controller.pipelines.performers.job_running import JobStarter
 from controller.pipelines.performers.taken_outputs import OutputsGone, TakenOutputsReader
 from controller.pipelines.to_node import AttemptContext
 from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.runner import Files
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.node import FakeConnection
@@ -75,7 +76,7 @@ async def test_the_job_gets_them_as_an_archive_before_it_starts(
     for _ in range(2):
         await start(context, node)
     (file,) = node.the_runner.submitted[0].job.files
-    assert (file.path, file.archive) == (f"inputs/{prepare.run.name}", DIGEST)
+    assert file == Files(path=f"inputs/{prepare.run.name}", archive=DIGEST, read_only=True)
     assert node.the_runner.code == {DIGEST: TAR}
     assert node.the_runner.asked == ["start", "put_code", "run", "start"]
 
