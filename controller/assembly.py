@@ -31,6 +31,7 @@ from controller.pipelines.performers.job_running import JobRunningPipeline
 from controller.pipelines.performers.job_terminating import JobTerminatingPipeline
 from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.performers.output_collection import OutputCollector
+from controller.pipelines.performers.taken_outputs import TakenOutputsReader
 from controller.pipelines.rentals import Rentals, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import SecretSource
@@ -174,8 +175,9 @@ class Assembly:
     ) -> dict[EffectKind, Performer]:
         """Return the performers that start and follow jobs."""
         clusters = Clusters(self.pipeline.nodes, nodes.cluster_secret, nodes.cluster_networks)
+        inputs = TakenOutputsReader(stores.store, stores.outputs, self.pipeline.runs.get)
         running = JobRunningPipeline(
-            self.pipeline, fence, clock, stores.blobs, clusters, logs, nodes.secrets
+            self.pipeline, fence, clock, stores.blobs, clusters, logs, nodes.secrets, inputs
         )
         return running.performers
 

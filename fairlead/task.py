@@ -52,6 +52,7 @@ class TaskFields(TypedDict, total=False):
     max_duration: bool | float | str
     stop_duration: float | str
     stop_signal: str
+    signal: Mapped
     restart_exit_code: int
     log_quota: str
     fail_on_log_quota: bool
@@ -82,6 +83,7 @@ class TaskFields(TypedDict, total=False):
     placement: str
     startup_order: str
     after: str | Mapped | Sequence[str | Mapped]
+    outputs_from: str | Sequence[str]
     begin: float | str
     start_before: float | str
     on_time_limit: str

@@ -16,6 +16,7 @@ from fairlead.wire.runner import (
     AckRequest,
     JobMetrics,
     NoticeRequest,
+    SignalRequest,
     StopRequest,
     SubmitRequest,
     SuspendRequest,
@@ -74,6 +75,7 @@ def make_server(
         "/v1/logs/ws": {"GET": api.follow},
         "/v1/notices": {"POST": api.notice},
         "/v1/stop": {"POST": api.stop},
+        "/v1/signal": {"POST": api.signal},
         "/v1/suspend": {"POST": api.suspend},
         "/v1/metrics": {"GET": api.metrics},
     }
@@ -114,6 +116,9 @@ class _Api:
 
     async def stop(self, request: Request) -> Answer:
         return as_json(self._runner.stop(await _read(request, StopRequest)))
+
+    async def signal(self, request: Request) -> Answer:
+        return as_json(await self._runner.signal(await _read(request, SignalRequest)))
 
     async def suspend(self, request: Request) -> Answer:
         body = await _read(request, SuspendRequest)

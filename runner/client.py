@@ -30,6 +30,7 @@ from fairlead.wire.runner import (
     NoticeRequest,
     RunnerHealth,
     RunnerState,
+    SignalRequest,
     StatusEvent,
     StopRequest,
     SubmitRequest,
@@ -169,12 +170,21 @@ class RunnerClient:
         return await self.run() if event.state is RunnerState.READY else event
 
     async def stop(
-        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+        self,
+        *,
+        signal: str | None = None,
+        grace: float = 10.0,
+        interrupt: bool = False,
+        delay: float = 0.0,
     ) -> StatusEvent:
-        """Stop the job. SIGKILL follows `grace` seconds after the signal (default: the job's stop
-        signal). `interrupt`: see StopRequest."""
-        body = StopRequest(signal=signal, grace=grace, interrupt=interrupt)
+        """Stop the job with this signal (default: the job's stop signal); SIGKILL follows `grace`
+        seconds from now. `interrupt`, `delay`: see StopRequest."""
+        body = StopRequest(signal=signal, grace=grace, interrupt=interrupt, delay=delay)
         return await self._call("POST", "/v1/stop", StatusEvent, body)
+
+    async def signal(self, request: SignalRequest) -> StatusEvent:
+        """Send the job its signal, because an end comes."""
+        return await self._call("POST", "/v1/signal", StatusEvent, request)
 
     async def suspend(self, suspended: bool) -> None:
         """Tell the runner that the job's run is suspended or resumed. RunnerError 404: the runner

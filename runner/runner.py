@@ -26,6 +26,7 @@ from fairlead.wire.runner import (
     ExitRecord,
     RunnerHealth,
     RunnerState,
+    SignalRequest,
     StatusEvent,
     StopRequest,
     SubmitRequest,
@@ -34,6 +35,7 @@ from runner import __version__
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import execution
+from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, JobLimits, MainEnded
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
 from runner.job.setup import Preparation
@@ -74,6 +76,7 @@ class Runner:
         self._copying: asyncio.Task[list[str]] | None = None
         self._stopped = False
         self._suspended = False
+        self._signals: EndSignals | None = None
         self._hurried = False
         self._syncs: set[asyncio.Future[None]] = set()
         self._acked = 0
@@ -117,6 +120,7 @@ class Runner:
         if self.state is not RunnerState.WAITING_FOR_JOB:
             raise Refused(409, "ended", "this runner's job has ended")
         self._request = request
+        self._signals = self._signals_of(request)
         self._limit_log(request)
         self.code.expect(wanted_blobs(request.job))
         waits = bool(self.code.missing)
@@ -164,8 +168,31 @@ class Runner:
         number = signal_number(request.signal, "signal") if request.signal else None
         if request.grace < 0:
             raise Refused(400, "invalid", "grace must be 0 or more seconds", "grace")
-        self._stop(number, request.grace, interrupt=request.interrupt)
+        if request.delay < 0:
+            raise Refused(400, "invalid", "delay must be 0 or more seconds", "delay")
+        self._stop(number, request.grace, interrupt=request.interrupt, delay=request.delay)
         return self.status.latest
+
+    async def signal(self, request: SignalRequest) -> StatusEvent:
+        """Send the job its signal, because an end comes; after the end nothing is sent. Raises
+        Refused for a job without one."""
+        if self._signals is None and self.state is not RunnerState.SERVING_LOGS:
+            raise Refused(409, "no_signal", "no job with a `signal` was submitted")
+        if request.ends_in < 0:
+            raise Refused(400, "invalid", "ends_in must be 0 or more seconds", "ends_in")
+        if self._signals is not None and not self._log_ends:
+            await self._signals.send(request)
+        return self.status.latest
+
+    def _signals_of(self, request: SubmitRequest) -> EndSignals | None:
+        wanted = request.job.signal
+        if wanted is None:
+            return None
+
+        def session() -> int | None:
+            return None if self._execution is None else self._execution.session
+
+        return EndSignals(self._task, wanted.name, session, self._say, self._now)
 
     def suspend(self, suspended: bool) -> StatusEvent:
         """Suspend or resume: `max_duration` stands still while the run is suspended."""
@@ -250,14 +277,21 @@ class Runner:
             return False
         return self._hurried or (self._ack_seen and self._acked >= log_end)
 
-    def _stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
+    def _stop(
+        self,
+        number: int | None,
+        grace: float | None,
+        *,
+        interrupt: bool = False,
+        delay: float = 0.0,
+    ) -> None:
         if self.state is RunnerState.SERVING_LOGS:
             return
         self._stopped = True
         if self._copying is not None and grace is not None:
             asyncio.get_running_loop().call_later(grace, self._copying.cancel)
         if self._execution is not None:
-            self._execution.stop(number, grace, interrupt=interrupt)
+            self._execution.stop(number, grace, interrupt=interrupt, delay=delay)
         elif self._preparing is not None:
             self._preparing.cancel()
         elif self._job is None:
@@ -324,7 +358,11 @@ class Runner:
         async def main_ended(ending: Ending, verdict: Verdict) -> None:
             await self._keep(record(ending, verdict))
 
-        ending, verdict = await execute(main_ended)
+        try:
+            ending, verdict = await execute(main_ended)
+        finally:
+            if self._signals is not None:
+                await self._signals.close()
         ended = record(ending, verdict)
         await self._keep_outputs(ended, ending)
         await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end))
@@ -378,6 +416,8 @@ class Runner:
     async def _conclude(self, record: ExitRecord) -> None:
         # From here on a notice is refused: it would lie after the end that the record names.
         self._log_ends = True
+        if self._signals is not None:
+            await self._signals.close()
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
         record = await self._with_log_whole(record)

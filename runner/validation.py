@@ -54,6 +54,8 @@ def check_submission(request: SubmitRequest) -> None:
         message = "restart_exit_code must be from 1 to 255"
         raise Refused(400, "invalid", message, "job.restart_exit_code")
     signal_number(job.stop_signal, "job.stop_signal")
+    if job.signal is not None:
+        signal_number(job.signal.name, "job.signal.name")
     _check_text(request)
     _check_code(job)
     if request.cluster is not None:

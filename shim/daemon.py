@@ -290,6 +290,7 @@ class Daemon:
             engine_version=version,
             isolation=engine.isolation,
             engine_lacks=tuple(one.value for one in EngineAbility if one not in engine.abilities),
+            abilities=tuple(one.value for one in EngineAbility if one in engine.abilities),
             allows=NodeAllows(
                 privileged=self.settings.allow_privileged,
                 raw_sockets=self.settings.allow_raw_sockets or self.settings.allow_privileged,

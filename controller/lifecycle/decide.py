@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from controller.lifecycle.attempts import inactivity, limits, retry, termination
+from controller.lifecycle.attempts import end_signal, inactivity, limits, retry, termination
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.gangs import freed, incarnation, offers, switching
@@ -73,6 +73,7 @@ def decide(
         limits.pause_or_resume(draft)
         _advance(draft, reports)
         limits.pause_or_resume(draft)
+        end_signal.settle(draft)
     else:
         termination.settle(draft)
     freed.settle(draft)
@@ -159,6 +160,7 @@ def _timers(draft: Draft) -> Iterator[float]:
     if not draft.run.suspended:
         earliest = incarnation.look_again_at(draft) or 0.0
         yield from (max(j.retry_at, earliest) for j in draft.jobs if j.retry_at is not None)
+    yield from end_signal.timers(draft)
     trigger_at = schedules.next_trigger_at(draft.run)
     if trigger_at is not None:
         yield trigger_at

@@ -37,6 +37,9 @@ class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
     outlives its attempt."""
     draining_nodes: frozenset[str] = frozenset()
     """The unusable nodes that must become empty: no allocation there is kept."""
+    drain_deadlines: Mapping[str, float] = {}
+    """When the jobs on draining nodes end, by the nodes' ids; a drain without a deadline has
+    none."""
     undecided_nodes: frozenset[str] = frozenset()
     """Nodes of this run's allocations whose link is being made: it is not known yet whether they
     are usable."""

@@ -35,12 +35,15 @@ class EffectKind(StrEnum):
     """Store what the job left in its output folder → OutputsCollected."""
     INTERRUPT_JOB = "interrupt_job"
     """Ask the runner to interrupt the job, so that it ends by itself and can come back."""
+    SIGNAL_JOB = "signal_job"
+    """Send the job its signal, because an end is foreseen → JobSignalled."""
     SUSPEND_LIMIT = "suspend_limit"
     """Tell the runner that its run is suspended, so that its own `max_duration` stands still."""
     RESUME_LIMIT = "resume_limit"
     """Tell the runner that its run is resumed."""
     STOP_JOB = "stop_job"
-    """Ask the runner to stop the commands, with the grace left until `remove_at`."""
+    """Send the signal of an end that was not foreseen → JobSignalled. Ask the runner to stop the
+    commands, with the grace left until `remove_at`."""
     TERMINATE_TASK = "terminate_task"
     """Make the shim end the container; its event stream then reports `terminated`."""
     REMOVE_TASK = "remove_task"
@@ -87,7 +90,8 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
-            following = (*following, *_suspending(state.run, attempt), *_watching(state, attempt))
+            following = (*following, *_signalling(attempt), *_suspending(state.run, attempt))
+            following = (*following, *_watching(state, attempt))
             return (*following, *_probing(state, attempt), *_registering(attempt))
         case AttemptStatus.TERMINATING if not attempt.seen.container_gone:
             return _stopping_kinds(state, attempt, now)
@@ -106,6 +110,11 @@ def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
     return () if attempt.interruption is None else (EffectKind.INTERRUPT_JOB,)
+
+
+def _signalling(attempt: Attempt) -> tuple[EffectKind, ...]:
+    owed = any(not one.sent for one in attempt.signalled)
+    return (EffectKind.SIGNAL_JOB,) if owed and not attempt.seen.runner_exited else ()
 
 
 def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:

@@ -45,6 +45,8 @@ class EventKind(StrEnum):
     """The job's outputs were `collected`, or are `lost`."""
     AFTER = "after"
     """A condition of the run about another run is `met`."""
+    SIGNAL = "signal"
+    """The job gets its signal (`to_status`), because it will end for this reason."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
 
@@ -112,7 +114,9 @@ CAUSES: Final[Mapping[str, str]] = {
     "NodeDisconnected": "the controller does not reach the node",
     "NodeGone": "the node was lost",
     "ControllerStarted": "the controller started",
+    "JobSignalled": "the runner has the signal",
     "Tick": "time passed",
+    "signal": "an end is foreseen",
     "after": "what became of the runs that it waits for",
     "begin": "its time to begin has come",
     "rule 1": "a job ended for good",

@@ -245,6 +245,25 @@ class Inactivity(
     """When a committed look last found it unused since then."""
 
 
+class SignalledEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An end of which the job is told by its signal (docs/rules.md 4.20)."""
+
+    cause: Reason
+    number: int = 0
+    """Counted from 0 among those of this cause."""
+    at: float
+    """When the signal was due."""
+    ends_at: float
+    """When its stop signal comes, as foreseen then."""
+    sent: bool = False
+    """Its runner has it."""
+
+    @property
+    def id(self) -> str:
+        """How its runner knows it."""
+        return f"{self.cause} {self.number}"
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a job; its id is also the id of the shim's task.
 
@@ -284,6 +303,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving = Serving()
     inactivity: Inactivity | None = None
     """None: it is in use, nothing is known yet, or nothing looks."""
+    signalled: tuple[SignalledEnd, ...] = ()
+    """The latest of each cause."""
     interruption: Interruption | None = None
     submitted_at: float
     provisioned_at: float | None = None
@@ -414,6 +435,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The deployment whose version a rollback brought back."""
 
 
+class TakenOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose outputs the jobs of another one get."""
+
+    run_id: str
+    name: str
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run: a user submits it from one configuration."""
 
@@ -445,6 +473,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     after: tuple[Predecessor, ...] = ()
     """The runs that must come first."""
+    outputs_from: tuple[TakenOutputs, ...] = ()
     deployment: int = 0
     """The number of a service's present version."""
     deployments: tuple[Deployment, ...] = ()

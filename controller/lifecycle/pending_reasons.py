@@ -138,6 +138,11 @@ class LacksAbilities(_Lack, frozen=True, kw_only=True, tag="engine"):
     engine: str
 
     def words(self) -> tuple[str, str]:
+        if self.abilities == (EngineAbility.SIGNAL,):
+            return (
+                "an agent that sends its `signal`",
+                "an older one (`fairlead node upgrade` renews it)",
+            )
         fields = " and ".join(_FIELDS[one] for one in self.abilities)
         has = f"the {self.engine} engine, which has none (only a job without {fields} runs there)"
         return f"an engine with {' and '.join(self.abilities)}", has
@@ -147,6 +152,7 @@ _FIELDS = {
     EngineAbility.IMAGES: "`image`",
     EngineAbility.VOLUMES: "`volumes`",
     EngineAbility.OPTIONS: "`privileged`, `cap_add`, `ulimits`, `ssh: install` and the like",
+    EngineAbility.SIGNAL: "`signal`",
 }
 
 

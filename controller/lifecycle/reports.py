@@ -95,6 +95,12 @@ class RegistrationFailed(_AttemptReport, frozen=True, kw_only=True):
     why: str
 
 
+class JobSignalled(_AttemptReport, frozen=True, kw_only=True):
+    """The runner has the signals before these ends (`SignalledEnd.id`)."""
+
+    ids: tuple[str, ...]
+
+
 class ReplicaDrained(_AttemptReport, frozen=True, kw_only=True):
     """No request is in flight at a replica that gets no new ones."""
 
@@ -361,6 +367,7 @@ Report = (
     | ReplicaRegistered
     | RegistrationFailed
     | ReplicaDrained
+    | JobSignalled
     | InactivitySeen
     | ReplicasWanted
     | WakeRequested

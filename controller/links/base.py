@@ -12,7 +12,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from common.streams import PortStream
-from fairlead.wire.runner import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
+from fairlead.wire.runner import (
+    JobMetrics,
+    RunnerHealth,
+    SignalRequest,
+    StatusEvent,
+    SubmitRequest,
+)
 from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
@@ -103,8 +109,14 @@ class RunnerApi(Protocol):
     async def ack(self, offset: int) -> int: ...
     async def notice(self, id: str, text: str) -> None: ...
     async def stop(
-        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+        self,
+        *,
+        signal: str | None = None,
+        grace: float = 10.0,
+        interrupt: bool = False,
+        delay: float = 0.0,
     ) -> StatusEvent: ...
+    async def signal(self, request: SignalRequest) -> StatusEvent: ...
     async def suspend(self, suspended: bool) -> None: ...
     async def metrics(self) -> JobMetrics: ...
     def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]: ...

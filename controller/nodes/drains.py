@@ -23,7 +23,7 @@ class DrainDeadlines:
         self._pipeline = pipeline
         self._clock = clock
         self._reported: dict[str, float] = {}
-        self._draining: set[str] = set()
+        self._draining: dict[str, float | None] = {}
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -37,10 +37,12 @@ class DrainDeadlines:
                         await changed.wait()
 
     def _tell_of_drains(self) -> None:
-        """Make the runs on a node decide again when its drain begins or is called off: nothing else
-        may do so for a long time."""
-        draining = set(self._pipeline.draining)
-        for node_id in sorted(draining ^ self._draining):
+        """Make the runs on a node decide again when its drain begins, has another deadline or is
+        called off: nothing else may do so for a long time."""
+        nodes, ids = self._pipeline.nodes, sorted(self._pipeline.draining)
+        draining = {node_id: nodes[node_id].drain_deadline for node_id in ids}
+        changed = draining.items() ^ self._draining.items()
+        for node_id in sorted({node_id for node_id, _ in changed}):
             for state in self._pipeline.runs_on(node_id):
                 self._pipeline.post(Tick(run_id=state.run.id))
         self._draining = draining

@@ -282,6 +282,7 @@ class DecisionContexts:
         return DecisionContext(
             unusable_nodes=frozenset(unusable - undecided),
             draining_nodes=frozenset(draining),
+            drain_deadlines=self._drain_deadlines(draining),
             undecided_nodes=frozenset(undecided),
             silent_engines=frozenset(silent),
             broken_allocations=frozenset(broken),
@@ -292,6 +293,14 @@ class DecisionContexts:
     def _is_draining(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and node.draining
+
+    def _drain_deadlines(self, draining: Iterable[str]) -> dict[str, float]:
+        nodes = ((node_id, self._nodes[node_id]) for node_id in sorted(draining))
+        return {
+            node_id: node.drain_deadline
+            for node_id, node in nodes
+            if node.drain_deadline is not None
+        }
 
     def _has_silent_engine(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -13,7 +13,14 @@ from fairlead.configuration.text.stored_secrets import resolved
 from fairlead.configuration.values.sweep import filled
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
 from fairlead.model.sweep import Value
-from fairlead.wire.runner import ClusterInfo, ClusterKey, GangInfo, JobProgram, SubmitRequest
+from fairlead.wire.runner import (
+    ClusterInfo,
+    ClusterKey,
+    Files,
+    GangInfo,
+    JobProgram,
+    SubmitRequest,
+)
 from fairlead.wire.runner import JobSpec as RunnerJob
 from fairlead.wire.shim import (
     ContainerOptions,
@@ -188,11 +195,17 @@ def _ssh(spec: JobSpec, cluster_key: str | None, terminal_key: str | None) -> Ss
 
 
 def submit_request(
-    context: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
+    context: AttemptContext,
+    cluster: ClusterInfo | None = None,
+    key: ClusterKey | None = None,
+    inputs: Sequence[Files] = (),
 ) -> SubmitRequest:
-    """Return the request that starts the job. `cluster` and `key` are for a multi-node job."""
+    """Return the request that starts the job. `cluster` and `key` are for a multi-node job,
+    `inputs`: outputs of other runs."""
     one = context.parameters
     spec = context.job.spec if one is None else filled(context.job.spec, one)
+    if inputs:
+        spec = msgspec.structs.replace(spec, files=(*spec.files, *inputs))
     return SubmitRequest(
         job=_job(context, spec),
         secrets=spec.secrets,

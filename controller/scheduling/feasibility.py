@@ -115,6 +115,8 @@ def _field_of(why: DoesNotFit) -> str:
             return "image"
         case (LacksAbilities(abilities=(EngineAbility.VOLUMES, *_)),):
             return "volumes"
+        case (LacksAbilities(abilities=(EngineAbility.SIGNAL,)),):
+            return "signal"
         case (LacksPermission(option=option),):
             return "volumes" if option.startswith("--volume") else "privileged"
     return "resources"

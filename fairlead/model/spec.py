@@ -121,6 +121,8 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     schedule: tuple[str, ...] = ()
     """Cron expressions, in UTC."""
     after: tuple[After, ...] = ()
+    outputs_from: tuple[str, ...] = ()
+    """The names or ids of the runs whose outputs the jobs get."""
     begin: Moment | None = None
     """The earliest time for the first attempts."""
     start_before: Moment | None = None

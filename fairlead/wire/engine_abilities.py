@@ -1,4 +1,4 @@
-"""What a job may need its node's engine to do; not every engine can."""
+"""What a job may need its node's engine and agents to do; not every node can."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ class EngineAbility(StrEnum):
     OPTIONS = "container options"
     """A task gets the capabilities, limits and the like that it asks for, and may install software
     without changing its node."""
+    SIGNAL = "signal"
+    """A task gets its `signal` before a foreseeable end. It depends on the version of the agents,
+    not on the engine."""
+
+
+SAID_BY_ALL = frozenset({EngineAbility.IMAGES, EngineAbility.VOLUMES, EngineAbility.OPTIONS})
+"""The abilities that each shim knows. One that does not name a later ability does not have it."""

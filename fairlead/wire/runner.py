@@ -72,11 +72,22 @@ class BucketFolder(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
 
 
+class EndSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """The signal that a job gets `before` (seconds) a foreseeable end of it."""
+
+    name: str
+    before: float
+
+
 class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced."""
+    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced.
+
+    `read_only`: nobody but root may write to its files, as far as their modes say.
+    """
 
     path: str
     archive: str
+    read_only: bool = False
 
 
 class EnvStyle(StrEnum):
@@ -140,6 +151,7 @@ __all__ = [
     "BucketFolder",
     "BucketMode",
     "ClusterKey",
+    "EndSignal",
     "EnvStyle",
     "Files",
     "GangInfo",
@@ -182,6 +194,8 @@ class JobProgram(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str | None = None
     user: str | None = None
     stop_signal: str = "SIGTERM"
+    signal: EndSignal | None = None
+    """None: it gets no signal before its stop signal."""
     files: tuple[Files, ...] = ()
     tty: bool = False
     """Whether the job's output is a terminal."""
@@ -367,7 +381,8 @@ class NoticeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Signal the job's process group, and SIGKILL what is left after `grace` seconds.
 
-    The same signal again is not sent; the kill can only come earlier.
+    The same signal again is not sent; the kill can only come earlier. `delay`: seconds that the
+    signal waits, while the job's main process lives; the grace counts from now.
 
     `interrupt`: the job may come back. Then its exit code says how it ended (0: it is done,
     `restart_exit_code`: interrupted), and a job that does not end within the grace counts as
@@ -377,6 +392,20 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
     grace: float = 10.0
     interrupt: bool = False
+    delay: float = 0.0
+
+
+class SignalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/signal`: send the job its `signal`, because an end comes.
+
+    The same `id` again is not sent. Those processes get it that catch it; while there is none, it
+    waits for one. `cause`: the reason with which the job will end. `ends_in`: seconds until its
+    stop signal. Both are in the job's file first.
+    """
+
+    id: str
+    cause: str
+    ends_in: float
 
 
 class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -461,6 +461,9 @@ class NodeInfo(Amounts, frozen=True, kw_only=True):
     """False for the process engine, which is for development only."""
     engine_lacks: tuple[str, ...] | None = None
     """The EngineAbility values that its engine lacks; None: an older shim does not say."""
+    abilities: tuple[str, ...] = ()
+    """The EngineAbility values that it has. An older shim does not say: it lacks those that are not
+    in SAID_BY_ALL."""
     allows: NodeAllows | None = None
     """None: an older shim does not say."""
     host_network: HostNetwork = HostNetwork.WHOLE_NODE

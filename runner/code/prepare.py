@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from runner.code.tree import unpack
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 from runner.processes.launch import make_folder, place_of
+
+_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class CodePreparer:
@@ -65,6 +68,11 @@ class CodePreparer:
         target = place_of(files.path, self._working_dir)
         await asyncio.to_thread(make_folder, target, self._identity, "files")
         await self._unpack(files.archive, target, replace=True)
+        if files.read_only:
+            try:
+                await asyncio.to_thread(_write_protect, target)
+            except OSError as error:
+                raise CannotStart(f"{target!r} cannot be protected: {error.strerror}") from error
 
     def _claim(self, repo: Repo, target: str) -> bool:
         """Return whether the (empty) folder may be filled."""
@@ -110,6 +118,25 @@ async def _in_thread(work: Callable[[], None], abandon: Callable[[], None], targ
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CannotStart(f"there is no space left to unpack into {target!r}") from error
         raise CannotStart(f"cannot unpack into {target!r}: {error.strerror}") from error
+
+
+def _write_protect(target: str) -> None:
+    """Take the right to write from the files. Folders keep it, so that the same job can be tried
+    again on the same volume."""
+    for _, _, names, folder in os.fwalk(target):
+        for name in names:
+            try:
+                # On a volume, another job may have put a link or a pipe there meanwhile.
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                fd = os.open(name, flags, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
+                    continue
+                raise
+            try:
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~_WRITE)
+            finally:
+                os.close(fd)
 
 
 def _empty(folder: str) -> None:

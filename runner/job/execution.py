@@ -180,10 +180,13 @@ class Execution:
         self._secrets = secrets
         self._process: JobProcess | None = None
         self._setup_mark: str | None = None
+        self._stop_at = 0.0
+        """When the stop signal is sent, on the loop's clock."""
         self._signalled: int | None = None
         """The stop signal, once the job was asked to end."""
         self._is_delivered = False
         self._kill_at: float | None = None
+        self._stop_timer: asyncio.TimerHandle | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         self._main_ended = False
         self._over = False
@@ -230,6 +233,7 @@ class Execution:
             self._deliver()
             ending = await process.wait()
             self._main_ended = True
+            self._hurry()
             if self._signalled is None:
                 await self._rest_ends(pump, DRAIN_LIMIT)
             elif not await self._rest_ends(pump, SOON):
@@ -239,8 +243,9 @@ class Execution:
             self._over = True
             stop_listening()
             self._countdown.stop()
-            if self._kill_timer is not None:
-                self._kill_timer.cancel()
+            for timer in (self._stop_timer, self._kill_timer):
+                if timer is not None:
+                    timer.cancel()
             # First: while a process lives that writes, there is no last byte in the pipes.
             await asyncio.to_thread(self._scope.kill_all, process.pid)
             pump.close()
@@ -269,14 +274,30 @@ class Execution:
             self._enforced = limit
             self.stop(None, self._limits.stop_duration)
 
-    def stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
-        """Send the signal now (default: the job's stop signal), and SIGKILL after `grace` seconds;
-        None: never.
+    @property
+    def session(self) -> int | None:
+        """The session of the job's processes; None: its main process has not begun, or has
+        ended."""
+        process = self._process
+        return None if process is None or self._main_ended or self._over else process.pid
 
-        A later call may bring the kill forward, not back. It sends only another signal: each
+    def stop(
+        self,
+        number: int | None,
+        grace: float | None,
+        *,
+        interrupt: bool = False,
+        delay: float = 0.0,
+    ) -> None:
+        """Send the signal (default: the job's stop signal) after `delay` seconds, and SIGKILL after
+        `grace` seconds from now; None: never.
+
+        A later call may bring both forward, not back. It sends only another signal: each
         reconnect of the controller repeats the stop, and many programs give up saving at a second
         SIGTERM.
         """
+        stop_at = asyncio.get_running_loop().time() + max(0.0, delay)
+        self._stop_at = stop_at if self._signalled is None else min(self._stop_at, stop_at)
         self._interrupted |= interrupt
         wanted = number or self._signalled or self._limits.stop_signal
         if wanted != self._signalled:
@@ -291,15 +312,31 @@ class Execution:
         process = self._process
         if process is None or self._over or self._signalled is None:
             return
-        if not self._is_delivered:
-            _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
-            process.signal_group(self._signalled)
-            self._is_delivered = True
+        loop = asyncio.get_running_loop()
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
+        if not self._is_delivered and loop.time() < self._stop_at:
+            self._stop_timer = loop.call_at(self._stop_at, self._send_stop, process)
+        elif not self._is_delivered:
+            self._send_stop(process)
         if self._kill_at is not None:
             if self._kill_timer is not None:
                 self._kill_timer.cancel()
-            loop = asyncio.get_running_loop()
             self._kill_timer = loop.call_at(self._kill_at, self._kill, process)
+
+    def _send_stop(self, process: JobProcess) -> None:
+        if self._signalled is None or self._is_delivered:
+            return
+        _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
+        process.signal_group(self._signalled)
+        self._is_delivered = True
+
+    def _hurry(self) -> None:
+        """Send a stop signal that waits: for the main process alone it was put off."""
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
+        if self._process is not None:
+            self._send_stop(self._process)
 
     def _kill(self, process: JobProcess) -> None:
         process.signal_group(signal.SIGKILL)

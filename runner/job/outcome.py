@@ -17,7 +17,7 @@ import msgspec
 from fairlead.wire.runner import ExitReason
 from runner.processes.spawn import Ending
 
-_Table = dict[int, tuple[int, int]]
+Table = dict[int, tuple[int, int]]
 """pid → (parent, session)."""
 _ROUNDS = 20
 """A process that forks while the list is read needs another look; a fork bomb gets only this
@@ -52,7 +52,7 @@ class DescendantScope:
             return
         me = os.getpid()
 
-        def left(table: _Table) -> set[int]:
+        def left(table: Table) -> set[int]:
             found = {pid for pid, row in table.items() if row[1] == session}
             new = found | {me}
             while new:
@@ -78,9 +78,9 @@ def _has_children() -> bool:
     return True
 
 
-def _kill_until_none(left: Callable[[_Table], set[int]]) -> None:
+def _kill_until_none(left: Callable[[Table], set[int]]) -> None:
     for _ in range(_ROUNDS):
-        pids = left(_process_table())
+        pids = left(process_table())
         if not pids:
             return
         for pid in pids:
@@ -90,9 +90,9 @@ def _kill_until_none(left: Callable[[_Table], set[int]]) -> None:
                 continue
 
 
-def _process_table() -> _Table:
+def process_table() -> Table:
     """Return all processes that are not zombies."""
-    table: _Table = {}
+    table: Table = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue

@@ -19,6 +19,7 @@ from fairlead.wire.runner import BucketFolder, SubmitRequest
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
+from runner.job.end_signal import SIGNAL_NAME
 from runner.processes import environment, session_environment, variables
 from runner.processes.launch import (
     Launch,
@@ -99,6 +100,7 @@ class Groundwork:
             repo_dir=place_of(repos[0].path, self.place.working_dir) if repos else None,
             output_dir=str(output),
             parameters=self._write_parameters(output),
+            signal_file=None if self._request.job.signal is None else str(self._task / SIGNAL_NAME),
             secrets_dir=_write_secrets(self._request, self.scratch),
             hostfile=self._set_up_cluster(),
             venv=self.venv,

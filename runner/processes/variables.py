@@ -38,6 +38,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     hostfile: str | None = None
     venv: str | None = None
     parameters: str | None = None
+    signal_file: str | None = None
 
 
 def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
@@ -92,6 +93,7 @@ def _about_paths(paths: Paths) -> dict[str, str]:
         "SECRETS_DIR": paths.secrets_dir,
         "MPI_HOSTFILE": paths.hostfile,
         "PARAMS": paths.parameters,
+        "SIGNAL_FILE": paths.signal_file,
     }
     return {name: path for name, path in named.items() if path is not None}
 

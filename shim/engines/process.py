@@ -120,7 +120,7 @@ class ProcessEngine:
     isolation = False
     has_networks = False
     network_choice = None
-    abilities: frozenset[EngineAbility] = frozenset()
+    abilities = frozenset({EngineAbility.SIGNAL})
 
     def __init__(
         self, data: Path, install_id: str, executor: Executor, command: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ from fairlead.wire.runner import (
     JobMetrics,
     RunnerHealth,
     RunnerState,
+    SignalRequest,
     StatusEvent,
     SubmitRequest,
 )
@@ -339,6 +340,8 @@ class FakeRunner:
         self.noticed = asyncio.Event()
         self.ack_failure: Exception | None = None
         self.stops: list[tuple[str | None, float]] = []
+        self.delays: list[float] = []
+        """Of the stop signals."""
         self.statuses: list[StatusEvent | Exception] = []
         self.tells = False
         """Tells its own states, instead of those in `statuses`."""
@@ -404,14 +407,29 @@ class FakeRunner:
         return self._log_end
 
     async def stop(
-        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+        self,
+        *,
+        signal: str | None = None,
+        grace: float = 10.0,
+        interrupt: bool = False,
+        delay: float = 0.0,
     ) -> StatusEvent:
         self._note("interrupt" if interrupt else "stop")
         self.stops.append((signal, grace))
+        self.delays.append(delay)
         end = self._end_of_log()
         if self._rules.stop(interrupt=interrupt, log_end=end):
             self._rules.conclude(self._rules.reason_when_killed(), KILLED, log_end=end)
         return self._rules.latest
+
+    async def signal(self, request: SignalRequest) -> StatusEvent:
+        self._note("signal")
+        self._rules.signal(request)
+        return self._rules.latest
+
+    @property
+    def signals(self) -> dict[str, SignalRequest]:
+        return self._rules.signals
 
     async def suspend(self, suspended: bool) -> None:
         self._note("suspend" if suspended else "go on")

@@ -15,6 +15,7 @@ from fairlead.wire.runner import (
     ExitRecord,
     RunnerHealth,
     RunnerState,
+    SignalRequest,
     StatusEvent,
     SubmitRequest,
 )
@@ -37,6 +38,8 @@ class RunnerRules:
         self._wanted: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
         self._noticed: set[str] = set()
+        self.signals: dict[str, SignalRequest] = {}
+        """What the job was told of its ends, by id, each once."""
 
     @property
     def latest(self) -> StatusEvent:
@@ -125,6 +128,13 @@ class RunnerRules:
         reason, message = ExitReason.EXECUTOR_ERROR, STOPPED_BEFORE_START
         self.conclude(reason, None, log_end=log_end, message=message)
         return False
+
+    def signal(self, request: SignalRequest) -> None:
+        if self.record is not None:
+            return
+        if self.request is None or self.request.job.signal is None:
+            raise RunnerError("no_signal", "no job with a `signal` was submitted", 409)
+        self.signals.setdefault(request.id, request)
 
     def reason_of(self, exit_code: int) -> ExitReason:
         """Return how an exit with this code counts."""

@@ -44,6 +44,7 @@ def node_info(**changes: Any) -> NodeInfo:
         engine=EngineKind.DOCKER,
         engine_version=None,
         isolation=True,
+        abilities=tuple(EngineAbility),
         cpu=64.0,
         memory=1 << 40,
         disk=1 << 40,

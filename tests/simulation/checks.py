@@ -412,6 +412,12 @@ class Checks:
             self.violated(f"attempt {attempt.id}: {found}")
         self._check_log(attempt, container)
         self._check_outputs(attempt, container)
+        if container is not None and not self.clock_jumped:
+            causes = Counter(one.cause for one in container.rules.signals.values())
+            # A drain may be called off and begin again.
+            for cause in (one for one, times in causes.items() if times > 1):
+                if cause != Reason.NODE_DRAINED:
+                    self.violated(f"attempt {attempt.id} was told twice of {cause}")
 
     def _check_outputs(self, attempt: Attempt, container: Container | None) -> None:
         """What the node promised is stored when the attempt is final, unless the node is lost."""

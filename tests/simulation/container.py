@@ -19,6 +19,7 @@ from fairlead.wire.runner import (
     ExitRecord,
     JobMetrics,
     RunnerHealth,
+    SignalRequest,
     StatusEvent,
     SubmitRequest,
 )
@@ -136,15 +137,27 @@ class Container:
         return event if self.rules.waits_for_code else await self.run()
 
     async def stop(
-        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+        self,
+        *,
+        signal: str | None = None,
+        grace: float = 10.0,
+        interrupt: bool = False,
+        delay: float = 0.0,
     ) -> StatusEvent:
+        """A job that has to wait for its stop signal gets none: it ends by itself or is killed."""
         self._answer()
         before = self.rules.latest
         if self.rules.stop(interrupt=interrupt, log_end=self.log_end):
-            self._ask_to_stop()
+            if not delay:
+                self._ask_to_stop()
             self._kill_job_by(self._clock.now() + grace)
         elif self.rules.latest is not before:
             self._ring()
+        return self.rules.latest
+
+    async def signal(self, request: SignalRequest) -> StatusEvent:
+        self._answer()
+        self.rules.signal(request)
         return self.rules.latest
 
     async def suspend(self) -> None:

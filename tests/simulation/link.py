@@ -18,7 +18,13 @@ from typing import TypeVar
 
 from common.links.errors import LinkError
 from common.streams import PortStream
-from fairlead.wire.runner import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
+from fairlead.wire.runner import (
+    JobMetrics,
+    RunnerHealth,
+    SignalRequest,
+    StatusEvent,
+    SubmitRequest,
+)
 from fairlead.wire.shim import (
     AllocationInfo,
     DrainRequest,
@@ -257,11 +263,21 @@ class SimulatedRunner:
         return await self._ask(lambda container: container.ack(offset))
 
     async def stop(
-        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+        self,
+        *,
+        signal: str | None = None,
+        grace: float = 10.0,
+        interrupt: bool = False,
+        delay: float = 0.0,
     ) -> StatusEvent:
         return await self._ask(
-            lambda container: container.stop(signal=signal, grace=grace, interrupt=interrupt)
+            lambda container: container.stop(
+                signal=signal, grace=grace, interrupt=interrupt, delay=delay
+            )
         )
+
+    async def signal(self, request: SignalRequest) -> StatusEvent:
+        return await self._ask(lambda container: container.signal(request))
 
     async def suspend(self, suspended: bool) -> None:
         await self._ask(lambda container: container.suspend())

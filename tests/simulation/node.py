@@ -84,6 +84,7 @@ class SimulatedNode:
             disk=capacity.disk,
             gpus=gpus,
             engine_lacks=engine_lacks,
+            abilities=tuple(one for one in EngineAbility if one not in engine_lacks),
         )
         self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
         self._off = False

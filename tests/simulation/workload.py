@@ -34,6 +34,7 @@ from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.engine_abilities import EngineAbility
+from fairlead.wire.runner import EndSignal
 from fairlead.wire.shim import RegistryAuth
 from tests.simulation.script import SPARED_EXIT_CODE, image_of, random_script, random_start
 
@@ -59,6 +60,8 @@ WAITING = 0.2
 """Share of the runs that wait for others."""
 PRIVATE = 0.4
 """Share of the runs whose images are had with a password only."""
+SIGNALLED = 0.25
+"""Share of the runs whose jobs get a signal before they end."""
 SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
 
 
@@ -90,6 +93,7 @@ def random_run(
         jobs, groups, policy = _widened(jobs, groups, policy, more, site)
         jobs, groups = _private(jobs, groups, Random(f"{name} at {now}"))
         jobs, groups = _demanding(jobs, groups, Random(f"{name} asks at {now}"), site)
+        jobs, groups = _signalled(jobs, groups, Random(f"{name} is told at {now}"))
     wider = replace(
         policy,
         band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
@@ -251,6 +255,24 @@ def _demanding(
         jobs = [replace(one, spec=_with_volumes(one.spec)) for one in jobs]
         groups = [replace(one, spec=_with_volumes(one.spec)) for one in groups]
     return jobs, groups
+
+
+def _signalled(
+    jobs: list[PlannedJob], groups: list[PlannedGroup], chance: Random
+) -> tuple[list[PlannedJob], list[PlannedGroup]]:
+    """Some are told before they end."""
+    if chance.random() >= SIGNALLED:
+        return jobs, groups
+    signal = EndSignal(name="SIGUSR1", before=chance.choice((5.0, 60.0, 600.0)))
+
+    def told(spec: JobSpec) -> JobSpec:
+        engine = (*spec.resources.engine, EngineAbility.SIGNAL)
+        return replace(spec, signal=signal, resources=replace(spec.resources, engine=engine))
+
+    return (
+        [replace(one, spec=told(one.spec)) for one in jobs],
+        [replace(one, spec=told(one.spec)) for one in groups],
+    )
 
 
 def _with_volumes(spec: JobSpec) -> JobSpec:

@@ -101,6 +101,16 @@ class ControllerLab:
 
 
 @dataclass
+class PlainLab(ControllerLab):
+    """A controller that knows one node of the process engine, n1."""
+
+    controller: ControllerProcess
+    shim: ShimProcess
+    folder: Path
+    image: str = ""
+
+
+@dataclass
 class RunLab(ControllerLab):
     """A controller that knows one node, n1; `port` is where it finds the node's sshd."""
 

@@ -14,7 +14,15 @@ import msgspec
 import pytest
 
 from controller.links.base import RunnerApi
-from fairlead.wire.runner import ExitReason, Files, RunnerState, StatusEvent, SubmitRequest
+from fairlead.wire.runner import (
+    EndSignal,
+    ExitReason,
+    Files,
+    RunnerState,
+    SignalRequest,
+    StatusEvent,
+    SubmitRequest,
+)
 from runner.client import RunnerError
 
 DEADLINE = 60.0
@@ -98,6 +106,20 @@ class RunnerContract:
         ended = (await states_until(runner, RunnerState.SERVING_LOGS))[-1].exit
         assert ended is not None
         assert ended.reason == ExitReason.INTERRUPTED
+
+    async def test_a_signal_is_for_a_job_that_asks_for_one(
+        self, runner: RunnerApi, job: SubmitRequest
+    ) -> None:
+        request = SignalRequest(id="preempted 0", cause="preempted", ends_in=1.0)
+        assert await refused(runner.signal(request)) == "no_signal"
+        wanted = msgspec.structs.replace(job.job, signal=EndSignal(name="SIGUSR1", before=60.0))
+        await runner.start(msgspec.structs.replace(job, job=wanted))
+        await states_until(runner, RunnerState.RUNNING)
+        for _ in range(2):
+            assert (await runner.signal(request)).state is RunnerState.RUNNING
+        await runner.stop(grace=0.0)
+        await states_until(runner, RunnerState.SERVING_LOGS)
+        assert (await runner.signal(request)).state is RunnerState.SERVING_LOGS
 
     async def test_only_bytes_that_were_written_are_acknowledged(self, runner: RunnerApi) -> None:
         assert await runner.ack(0) == 0

@@ -66,7 +66,7 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
                 _interruption(run, attempt)
                 or _probes_failed(run, attempt)
                 or _registration(run, attempt),
-                _time_limit(run, attempt),
+                time_limit(run, attempt),
             )
         case _:
             return None
@@ -78,7 +78,7 @@ def _earlier(one: Deadline | None, other: Deadline | None) -> Deadline | None:
     return other if other.at < one.at else one
 
 
-def _time_limit(run: Run, attempt: Attempt) -> Deadline | None:
+def time_limit(run: Run, attempt: Attempt) -> Deadline | None:
     """Return the end of this life of a job that comes back after it; None: it has no such limit."""
     limit = run.policy.max_duration
     if limit is None or attempt.running_at is None or not run.policy.requeues:

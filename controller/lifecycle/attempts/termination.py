@@ -118,7 +118,7 @@ def _record_later(
         return attempt
     draft.record(EventKind.LATER_REASON, cause, attempt=attempt, reason=reason, message=message)
     later = (*attempt.later_reasons, reason)
-    if _keeps_its_grace(draft.run, reason):
+    if keeps_its_grace(draft.run, reason):
         return draft.change_attempt(attempt, later_reasons=later)
     asked = draft.now + grace(draft.run.policy, reason, was_running=attempt.running_at is not None)
     drains_until = attempt.drains_until
@@ -135,7 +135,7 @@ def _record_later(
     )
 
 
-def _keeps_its_grace(run: Run, later: Reason) -> bool:
+def keeps_its_grace(run: Run, later: Reason) -> bool:
     """Return whether this later reason leaves the grace alone (rule 2.9).
 
     The end of a run follows from the end of a job, at max_duration from all of them in the same

@@ -236,10 +236,10 @@ def _gpu_fault(attempt: Attempt | None, report: TaskSeen) -> Iterator[tuple[Atte
 def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim | None:
     """Return the claim of a job that ended because it was asked to.
 
-    It ended with its `restart_exit_code` or had to be killed. A job that was not asked cannot make
-    this claim.
+    It ended with its `restart_exit_code` or had to be killed. A job that was neither asked nor told
+    of an end by its `signal` cannot make this claim.
     """
-    if attempt.interruption is None:
+    if attempt.interruption is None and not attempt.signalled:
         return None
     job = draft.job(attempt.job_id)
     code = None if job is None else job.spec.restart_exit_code

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller.lifecycle import outputs
-from controller.lifecycle.attempts import allocations, inactivity, limits
+from controller.lifecycle.attempts import allocations, end_signal, inactivity, limits
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
@@ -24,6 +24,7 @@ from controller.lifecycle.reports import (
     ControllerStarted,
     FreedAllocationLost,
     InactivitySeen,
+    JobSignalled,
     LogsComplete,
     NodeDisconnected,
     Nominated,
@@ -63,6 +64,7 @@ _ORDER: dict[type, int] = {
     FreedAllocationLost: 11,
     ProbeSeen: 6,
     InactivitySeen: 6,
+    JobSignalled: 6,
     RegistrationFailed: 6,
     ReplicaRegistered: 7,
     ReplicaDrained: 11,
@@ -120,6 +122,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             readiness.note_registration(draft, report)
         case RegistrationFailed():
             readiness.note_failed_registration(draft, report)
+        case JobSignalled():
+            end_signal.sent(draft, report)
         case ReplicaDrained():
             readiness.drained(draft, report)
         case ControllerStarted():

@@ -22,6 +22,7 @@ from controller.lifecycle.model import (
     RunType,
     Sweep,
     SweepContent,
+    TakenOutputs,
 )
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.sweeps.begin import first_jobs
@@ -58,6 +59,7 @@ def new_run(
     parent_id: str | None = None,
     service: ServicePolicy | None = None,
     after: Sequence[Predecessor] = (),
+    outputs_from: Sequence[TakenOutputs] = (),
     sweep: SweepPlan | None = None,
 ) -> RunState:
     """Make a run: SUBMITTED, with one SUBMITTED attempt for each job. A scheduled run is PENDING
@@ -93,6 +95,7 @@ def new_run(
         client_key=client_key,
         parent_id=parent_id,
         after=tuple(after),
+        outputs_from=tuple(outputs_from),
         submitted_at=now,
     )
     if sweep is not None:

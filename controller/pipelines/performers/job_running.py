@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from controller.blobs import BlobStore
 from controller.clock import Clock
 from controller.lifecycle import reports
-from controller.lifecycle.attempts import limits
+from controller.lifecycle.attempts import end_signal, limits
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Attempt
 from controller.links.base import NodeConnection, RunnerApi
@@ -21,11 +22,16 @@ from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
 from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.performers.log_collection import LogCollector
+from controller.pipelines.performers.taken_outputs import (
+    OutputsGone,
+    TakenArchive,
+    TakenOutputsReader,
+)
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
-from fairlead.wire.runner import RunnerState, StatusEvent
+from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent
 from fairlead.wire.shim import Fence, NodeInfo, RefusalCode
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError
@@ -152,28 +158,33 @@ class JobStarter:
         blobs: BlobStore,
         clusters: Clusters,
         secrets: SecretSource,
+        inputs: TakenOutputsReader | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._clock = clock
         self._blobs = blobs
         self._clusters = clusters
         self._secrets = secrets
+        self._inputs = inputs
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt = context.attempt
         runner = connection.runner(to_node.runner_socket(context))
+        run = context.state.run
         try:
-            event = await self._start_when_it_listens(runner, context)
+            inputs = await self._inputs.of(run) if self._inputs and run.outputs_from else ()
+            event = await self._start_when_it_listens(runner, context, inputs)
             # Also after a try that broke off in the upload: the runner still waits for its code.
             if event.state is RunnerState.WAITING_FOR_CODE:
                 await self._send_code(runner, context)
+                await self._send_inputs(runner, inputs)
                 await runner.run()
         except RunnerError as error:
             if error.status >= 500:
                 raise RetryLater(str(error)) from error
             self._give_up(context, f"the runner refused the job: {error.message}")
             return
-        except CodeGone as error:
+        except (CodeGone, OutputsGone) as error:
             self._give_up(context, str(error))
             return
         except SecretMissing as error:
@@ -193,6 +204,14 @@ class JobStarter:
             async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
                 await runner.put_code(digest, pieces)
 
+    async def _send_inputs(self, runner: RunnerApi, inputs: Sequence[TakenArchive]) -> None:
+        """Upload the outputs of other runs. Raises RunnerUnavailable, RunnerError, RetryLater."""
+        by_digest = {one.files.archive: one for one in inputs}
+        for digest, one in by_digest.items():
+            assert self._inputs is not None, "it has found them"
+            async with contextlib.aclosing(self._inputs.read(one)) as pieces:
+                await runner.put_code(digest, pieces)
+
     def _give_up(
         self, context: AttemptContext, message: str, reason: Reason = Reason.EXECUTOR_ERROR
     ) -> None:
@@ -206,12 +225,14 @@ class JobStarter:
         )
 
     async def _start_when_it_listens(
-        self, runner: RunnerApi, context: AttemptContext
+        self, runner: RunnerApi, context: AttemptContext, inputs: Sequence[TakenArchive]
     ) -> StatusEvent:
         """Start the job. Raises RunnerUnavailable when the runner does not listen soon, RetryLater
         while the gang is not placed, SecretMissing."""
         cluster, key = self._clusters.info(context), self._clusters.key(context)
-        request = to_node.submit_request(context.with_secrets(self._secrets), cluster, key)
+        request = to_node.submit_request(
+            context.with_secrets(self._secrets), cluster, key, [one.files for one in inputs]
+        )
         for _ in range(START_TRIES):
             try:
                 return await runner.start(request)
@@ -296,6 +317,44 @@ class JobInterrupter:
             raise RetryLater(str(error)) from error
 
 
+class JobSignaller:
+    """Send the job the signals before the ends that are foreseen."""
+
+    def __init__(self, pipeline: RunPipeline, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        await send_signals(context, connection, self._pipeline, self._clock.now())
+
+
+async def send_signals(
+    context: AttemptContext, connection: NodeConnection, pipeline: RunPipeline, now: float
+) -> None:
+    """Send what the runner does not have yet, and report it. Raises RetryLater."""
+    attempt, spec = context.attempt, context.job.spec
+    owed = [one for one in attempt.signalled if not one.sent]
+    runner = connection.runner(to_node.runner_socket(context))
+    try:
+        for one in owed:
+            await runner.signal(
+                SignalRequest(
+                    id=one.id,
+                    cause=one.cause.value,
+                    ends_in=end_signal.ends_in(context.state.run, attempt, one, spec.signal, now),
+                )
+            )
+    except RunnerError as error:
+        # Another refusal is for good, as that of an older runner, and must not keep a stop waiting.
+        if error.status >= 500:
+            raise RetryLater(str(error)) from error
+    if owed:
+        ids = tuple(one.id for one in owed)
+        pipeline.post(
+            reports.JobSignalled(run_id=context.state.run.id, attempt_id=attempt.id, ids=ids)
+        )
+
+
 class SuspensionNotifier:
     """Tell the runner that its run is suspended or resumed."""
 
@@ -323,13 +382,15 @@ class JobRunningPipeline:
         clusters: Clusters,
         collector: LogCollector,
         secrets: SecretSource,
+        inputs: TakenOutputsReader,
     ) -> None:
         self.performers: dict[EffectKind, Performer] = {
             EffectKind.SUBMIT_TASK: TaskSubmitter(pipeline, fence, clusters, secrets),
-            EffectKind.START_JOB: JobStarter(pipeline, clock, blobs, clusters, secrets),
+            EffectKind.START_JOB: JobStarter(pipeline, clock, blobs, clusters, secrets, inputs),
             EffectKind.FOLLOW_RUNNER: RunnerFollower(pipeline, clock),
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
+            EffectKind.SIGNAL_JOB: JobSignaller(pipeline, clock),
             EffectKind.SUSPEND_LIMIT: SuspensionNotifier(suspended=True),
             EffectKind.RESUME_LIMIT: SuspensionNotifier(suspended=False),
         }

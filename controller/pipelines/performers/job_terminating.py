@@ -11,12 +11,13 @@ from collections.abc import Awaitable
 
 from controller.clock import Clock
 from controller.lifecycle import reports
-from controller.lifecycle.attempts import allocations
+from controller.lifecycle.attempts import allocations, end_signal
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Attempt
 from controller.links.base import NodeConnection
 from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
+from controller.pipelines.performers.job_running import send_signals
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
@@ -31,9 +32,13 @@ ended. The shim adds a time of its own."""
 
 
 class JobStopper:
-    """Make the runner signal the commands and kill what is left when the grace is over."""
+    """Make the runner signal the commands and kill what is left when the grace is over.
 
-    def __init__(self, clock: Clock) -> None:
+    The stop signal waits if the job gets its `signal` only now (docs/rules.md 4.20).
+    """
+
+    def __init__(self, pipeline: RunPipeline, clock: Clock) -> None:
+        self._pipeline = pipeline
         self._clock = clock
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
@@ -41,10 +46,14 @@ class JobStopper:
         if attempt.remove_at is None:
             return
         # Only what is left: a try after a lost answer must not begin the grace again.
-        grace = max(0.0, attempt.remove_at - self._clock.now())
+        spec, now = context.job.spec, self._clock.now()
+        grace = max(0.0, attempt.remove_at - now)
         runner = connection.runner(to_node.runner_socket(context))
+        # The answer comes once the runner has it, so the stop signal cannot overtake it.
+        await send_signals(context, connection, self._pipeline, now)
+        delay = end_signal.stop_delay(context.state.run, attempt, spec.signal, now)
         try:
-            await runner.stop(signal=context.job.spec.stop_signal, grace=grace)
+            await runner.stop(signal=spec.stop_signal, grace=grace, delay=delay)
         except RunnerError as error:
             raise RetryLater(str(error)) from error
 
@@ -181,7 +190,7 @@ class JobTerminatingPipeline:
     ) -> None:
         self.performers: dict[EffectKind, Performer] = {
             EffectKind.COLLECT_OUTPUTS: collector,
-            EffectKind.STOP_JOB: JobStopper(clock),
+            EffectKind.STOP_JOB: JobStopper(pipeline, clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(pipeline, fence),
             EffectKind.REMOVE_TASK: TaskRemover(pipeline, fence),
             EffectKind.RELEASE_ALLOCATION: AllocationReleaser(pipeline, fence),

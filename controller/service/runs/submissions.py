@@ -22,7 +22,7 @@ from common.refusals import Conflict, Forbidden, Invalid, NotFound, ServiceError
 from controller.aio import in_stretches
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
-from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
+from controller.lifecycle.model import Run, RunPolicy, RunState, RunType, TakenOutputs
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.reports import StopRequested
 from controller.lifecycle.runs.submission import new_run
@@ -34,6 +34,7 @@ from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
+from controller.service.runs.taken_outputs import taken
 from controller.service.runs.takeovers import Owner, Takeovers
 from controller.service.runs.together import MAX_TOGETHER, in_order
 from controller.service.ssh_keys import user_keys
@@ -86,6 +87,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     submission: Submission
     parent: RunState | None
     after: tuple[Predecessor, ...] = ()
+    outputs_from: tuple[TakenOutputs, ...] = ()
 
 
 class _Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,7 +284,9 @@ class SubmissionService:
             name, asked = ready[number].name, ready[number].order
             with _numbered(number):
                 after = await resolved(asked.plan, self._runs, user, together=made)
-                made[name] = self._new(name, msgspec.structs.replace(asked, after=after))
+                outputs = await taken(asked.plan, after, self._runs, user, together=made)
+                asked = msgspec.structs.replace(asked, after=after, outputs_from=outputs)
+                made[name] = self._new(name, asked)
                 self._require_place(made[name])
                 await self._gateways.claim(made[name].run.service, name)
         self._gate.require_present(user)
@@ -369,7 +373,14 @@ class SubmissionService:
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
         after = await resolved(plan, self._runs, user)
-        order = _Order(plan=plan, user=user, submission=submission, parent=parent, after=after)
+        order = _Order(
+            plan=plan,
+            user=user,
+            submission=submission,
+            parent=parent,
+            after=after,
+            outputs_from=await taken(plan, after, self._runs, user),
+        )
         state = self._new(name, order)
         self._require_place(state)
         await self._require_blobs(plan, user)
@@ -451,6 +462,7 @@ class SubmissionService:
             client_key=order.submission.client_key,
             parent_id=None if parent is None else parent.run.id,
             after=order.after,
+            outputs_from=order.outputs_from,
             service=plan.service,
             sweep=plan.sweep,
         )

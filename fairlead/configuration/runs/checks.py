@@ -115,6 +115,7 @@ def _check_limits(configuration: RunFields) -> None:
         raise ConfigurationError(
             "max_duration", "would end the run at once", _allowed("max_duration")
         )
+    _check_signal(configuration)
     quota = configuration.log_quota
     if quota is not None and quota < MIN_LOG_QUOTA:
         raise ConfigurationError(
@@ -130,6 +131,22 @@ def _check_limits(configuration: RunFields) -> None:
     for name, value in (configuration.secrets or {}).items():
         _check_length(f"secrets.{name}", f"{name}={value}")
         _check_secret(f"secrets.{name}", value)
+
+
+def _check_signal(configuration: RunFields) -> None:
+    signal, longest = configuration.signal, configuration.max_duration
+    if signal is None:
+        return
+    if not signal.before:
+        raise ConfigurationError(
+            "signal.before", "leaves no time before the stop signal", _allowed("signal.before")
+        )
+    if longest is not None and longest.seconds is not None and signal.before >= longest.seconds:
+        raise ConfigurationError(
+            "signal.before",
+            "is not less than max_duration, so the signal would come when the job begins",
+            "less time, or a longer max_duration",
+        )
 
 
 def _check_group(planned: GroupPlan) -> None:

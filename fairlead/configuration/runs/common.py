@@ -14,6 +14,7 @@ from fairlead.configuration import secrecy
 from fairlead.configuration.field import Field
 from fairlead.configuration.values.commands import (
     Argv,
+    CaughtSignalName,
     Env,
     FolderName,
     PythonVersion,
@@ -52,7 +53,7 @@ from fairlead.model.needs import CreationPolicy, SpotPolicy
 from fairlead.model.reasons import RetryEvent
 from fairlead.model.spec import Band, OnParentEnd, RunType
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.runner import EnvStyle
+from fairlead.wire.runner import EndSignal, EnvStyle
 from fairlead.wire.shim import PullPolicy
 
 MAX_JOBS = 10_000
@@ -87,6 +88,15 @@ class GangFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class DisconnectFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop_after: Annotated[Duration, Field(f"{DURATION_ALLOWED}; at least 30s")]
+
+
+class SignalFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: CaughtSignalName
+    before: Annotated[Duration, Field(f"{DURATION_ALLOWED}; more than 0")]
+
+    @property
+    def plain(self) -> EndSignal:
+        return EndSignal(name=str(self.name), before=float(self.before))
 
 
 class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +178,10 @@ class CommonFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     stop_duration: Duration | None = None
     stop_signal: SignalName | None = None
+    signal: Annotated[
+        SignalFields | None,
+        Field("a mapping with name and before", needs=EngineAbility.SIGNAL),
+    ] = None
     restart_exit_code: ExitCode | None = None
     log_quota: Annotated[Size | None, Field(f"{SIZE_ALLOWED}, at least 1MiB")] = None
     fail_on_log_quota: bool = False

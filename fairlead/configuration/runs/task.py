@@ -32,7 +32,7 @@ from fairlead.configuration.runs.groups import (
 )
 from fairlead.configuration.runs.job import Defaults, common_policy, retry_policy
 from fairlead.configuration.runs.other_systems import HINTS
-from fairlead.configuration.values.beginning import AfterList, MomentField
+from fairlead.configuration.values.beginning import AfterList, MomentField, RunKeys
 from fairlead.configuration.values.names import GroupName
 from fairlead.configuration.values.placement import Schedule
 from fairlead.configuration.values.sweep import SweepFields, plan_of, sets_of, without_sets
@@ -102,6 +102,7 @@ class TaskConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fie
     after: Annotated[
         AfterList, Field(called=("depends_on", "dependencies", "dependency", "needs"))
     ] = AfterList()
+    outputs_from: Annotated[RunKeys, Field(called=("inputs", "inputs_from"))] = RunKeys()
     begin: Annotated[MomentField | None, Field(called=("not_before", "start_after"))] = None
     start_before: MomentField | None = None
     on_time_limit: OnTimeLimit = OnTimeLimit.END
@@ -162,6 +163,7 @@ class Task(RunDefinition[TaskConfiguration]):
             restart_completed_jobs=written.restart_completed_jobs,
             schedule=tuple(written.schedule or ()),
             after=tuple(written.after),
+            outputs_from=tuple(str(one) for one in written.outputs_from),
             on_time_limit=written.on_time_limit,
             begin=None if written.begin is None else written.begin.moment,
             start_before=None if written.start_before is None else written.start_before.moment,

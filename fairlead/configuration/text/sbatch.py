@@ -176,7 +176,7 @@ def _commands(job: _Job, text: str, arguments: Sequence[str], shell: str | None)
     if not job.array or job.seconds is None:
         return [preamble, text]
     before = job.signal_before or 30
-    signal = str(job.fields.pop("stop_signal", "SIGTERM")).removeprefix("SIG")
+    signal = str(job.fields.get("signal", {}).get("name", "SIGTERM")).removeprefix("SIG")
     seconds = job.seconds - (job.signal_before or 0)
     program = shlex.quote(shell) if shell else "${BASH:-sh}"
     job.notes.append("--time is that of each task: one that takes longer fails with exit code 124")
@@ -248,6 +248,7 @@ def _complete(job: _Job, text: str) -> None:
     if job.array:
         _complete_array(job, text)
     elif _REQUEUES.search(text) and job.seconds is not None:
+        _signal_at_the_end(job, job.seconds)
         job.fields["on_time_limit"] = "requeue"
         job.notes.append(
             "the job comes back by itself after --time: `scontrol requeue` does nothing"
@@ -256,24 +257,25 @@ def _complete(job: _Job, text: str) -> None:
 
 def _limit_time(job: _Job) -> None:
     before, seconds = job.signal_before, job.seconds
-    if before is not None and not job.array:
-        job.fields["stop_duration"] = before
     if seconds is None:
         return
     if before is not None and before >= seconds:
         raise _Refused("comes before the job begins: give more --time", "signal")
     if not job.array:
-        job.fields["max_duration"] = seconds - (before or 0)
+        job.fields["max_duration"] = seconds
+
+
+def _signal_at_the_end(job: _Job, seconds: int) -> None:
+    """Let the job end by its time limit: one that ended by itself after its signal, with exit code
+    0, would be done and not come back."""
+    if job.signal_before is not None:
+        job.fields["stop_signal"] = job.fields.pop("signal")["name"]
+        job.fields["stop_duration"] = job.signal_before
+        job.fields["max_duration"] = seconds - job.signal_before
+        del job.notes[job.notes.index(_said_of_signal(job.fields["stop_signal"]))]
 
 
 def _complete_array(job: _Job, text: str) -> None:
-    for option in ("dependency", "begin"):
-        if option in job.numbers:
-            raise _Refused(
-                "an array waits for nothing here: submit it when that has come, for example "
-                "`fairlead attach RUN && fairlead sbatch job.sh`, or leave out --array",
-                option,
-            )
     if _REQUEUES.search(text):
         raise _Refused(
             "a task of an array does not come back after its time, so the script can't call "
@@ -440,11 +442,16 @@ def _signal(job: _Job, value: str) -> None:
     match = _SIGNAL.fullmatch(value)
     if match is None:
         raise _Refused(f"{value!r} is not NAME@SECONDS")
-    job.fields["stop_signal"] = "SIG" + match[1].upper().removeprefix("SIG")
+    name = "SIG" + match[1].upper().removeprefix("SIG")
     job.signal_before = int(match[2] or 60)
-    job.notes.append(
-        "the signal comes at each stop, to all processes of the job; what is left of them is "
-        f"killed {job.signal_before} s later"
+    job.fields["signal"] = {"name": name, "before": job.signal_before}
+    job.notes.append(_said_of_signal(name))
+
+
+def _said_of_signal(name: str) -> str:
+    return (
+        f"{name} comes also before a drain and at a preemption, to those processes of the job that "
+        "catch it; SIGTERM follows at the end"
     )
 
 

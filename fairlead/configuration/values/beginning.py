@@ -38,6 +38,24 @@ class RunKey(str):
         raise ValueError(f"{shown(value)} is neither the name nor the id of a run")
 
 
+class RunKeys(tuple[str, ...]):
+    """Other runs."""
+
+    __slots__ = ()
+    ALLOWED = "the name or the id of a run, or a list of them"
+    SCHEMA: ClassVar[dict[str, Any]] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        if len(given) > MAX_AFTER:
+            raise ValueError(f"has more than {MAX_AFTER} runs")
+        keys = [RunKey.read(one) for one in given]
+        if len(set(keys)) != len(keys):
+            raise ValueError("names a run twice")
+        return cls(keys)
+
+
 class AfterFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The long form of one of `after`."""
 

@@ -104,6 +104,20 @@ class SignalName(str):
         return cls(value)
 
 
+class CaughtSignalName(SignalName):
+    """A signal that a process can catch."""
+
+    __slots__ = ()
+    ALLOWED = "SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1 or SIGUSR2"
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        name = super().read(value)
+        if name == "SIGKILL":
+            raise ValueError("SIGKILL is never seen by the process that it ends")
+        return name
+
+
 def _full_signal(value: object) -> str:
     """Return the name of a signal that was written as `TERM` or `15`."""
     name = f"SIG{value}".upper()

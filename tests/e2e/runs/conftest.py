@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.images import busybox_root
-from tests.support.lab import RunLab
+from tests.support.lab import PlainLab, RunLab
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.proxy import CuttableProxy
 from tests.support.ssh_daemon import SshDaemon
@@ -55,6 +55,15 @@ def lab(whole_lab: RunLab) -> Iterator[RunLab]:
         if not process.daemon.is_alive():
             process.start()
     whole_lab.end_runs()
+
+
+@pytest.fixture
+def plain_lab(
+    controller_process: ControllerFactory, shim_process: ShimFactory, tmp_path: Path
+) -> PlainLab:
+    controller, shim = controller_process(), shim_process("process")
+    controller.cli("node", "add", "n1", "--local", shim.socket).succeeded()
+    return PlainLab(controller, shim, tmp_path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fairlead.cli.main import make_app
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, Plan, to_run
 from fairlead.configuration.text.environment import with_environment
-from fairlead.wire.runner import BucketMode
+from fairlead.wire.runner import BucketMode, EndSignal
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
 BESIDE = {"type": "task", "image": "busybox"}
@@ -81,10 +81,9 @@ def test_a_job_of_slurm_is_requeued_by_default_and_after_no_error() -> None:
 
 
 def test_the_signal_of_slurm_comes_within_its_time_limit() -> None:
-    made = plan_of("slurm", "`--signal=INT@120` with `-t 2:00:00`")
-    assert made.policy.max_duration is not None
-    assert made.policy.max_duration + made.policy.stop_duration == 2 * 3600
-    assert (made.policy.stop_duration, made.specs[0].stop_signal) == (120.0, "SIGINT")
+    made = plan_of("slurm", "`--signal=B:USR1@120` with `-t 2:00:00`")
+    assert made.policy.max_duration == 2 * 3600
+    assert made.specs[0].signal == EndSignal(name="SIGUSR1", before=120.0)
 
 
 def test_setup_and_run_of_skypilot_are_lists() -> None:

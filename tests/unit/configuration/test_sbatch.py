@@ -78,7 +78,7 @@ def refused(*lines: str) -> str:
         ),
         (
             "--signal=B:USR1@120 -t 10",
-            {"stop_signal": "SIGUSR1", "stop_duration": 120, "max_duration": 480},
+            {"signal": {"name": "SIGUSR1", "before": 120}, "max_duration": 600},
         ),
         ("--output=log-%j.out -e err", {}),
     ],

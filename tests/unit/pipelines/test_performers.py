@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
-from controller.lifecycle.model import Node, RunState
+from controller.lifecycle.model import Node, RunState, SignalledEnd
 from controller.pipelines import from_node, to_node
 from controller.pipelines.performers import job_running
-from controller.pipelines.performers.job_running import JobStarter, RunnerFollower, TaskSubmitter
+from controller.pipelines.performers.job_running import (
+    JobSignaller,
+    JobStarter,
+    RunnerFollower,
+    TaskSubmitter,
+)
 from controller.pipelines.performers.job_terminating import (
     LAST_MOMENT,
     AllocationReleaser,
@@ -25,7 +31,7 @@ from controller.pipelines.to_node import RetryLater
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
+from fairlead.wire.runner import EndSignal, ExitRecord, RunnerState, SignalRequest, StatusEvent
 from fairlead.wire.shim import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError, ShimUnavailable
@@ -221,9 +227,13 @@ def test_the_node_is_told_what_the_job_needs_of_its_engine() -> None:
 @pytest.mark.parametrize(
     ("said", "isolation", "lacks"),
     [
-        ((), True, ()),
-        (("volumes", "of a later shim"), True, (EngineAbility.VOLUMES,)),
-        (None, True, ()),
+        ((), True, (EngineAbility.SIGNAL,)),
+        (
+            ("volumes", "of a later shim"),
+            True,
+            (EngineAbility.VOLUMES, EngineAbility.SIGNAL),
+        ),
+        (None, True, (EngineAbility.SIGNAL,)),
         (None, False, tuple(EngineAbility)),
     ],
 )
@@ -231,8 +241,13 @@ def test_what_a_nodes_engine_cannot_do_is_known(
     said: tuple[str, ...] | None, isolation: bool, lacks: tuple[EngineAbility, ...]
 ) -> None:
     """An older shim says nothing; without isolation it is the process engine."""
-    info = node_info(engine_lacks=said, isolation=isolation)
+    info = node_info(engine_lacks=said, abilities=(), isolation=isolation)
     assert from_node.capacity(info).engine_lacks == lacks
+
+
+def test_a_later_ability_is_there_where_the_shim_says_so() -> None:
+    info = node_info(engine_lacks=("images",), abilities=("signal", "of a later shim"))
+    assert from_node.capacity(info).engine_lacks == (EngineAbility.IMAGES,)
 
 
 @pytest.mark.parametrize(
@@ -550,7 +565,7 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
 
 async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
     clock = ManualClock(NOW + 4)
-    stop = JobStopper(clock)
+    stop = JobStopper(NotedPipeline(), clock)
     context = context_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
     for moment in (NOW + 4, NOW + 299, NOW + 360):
         clock.time = moment
@@ -558,10 +573,56 @@ async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnecti
     assert node.the_runner.stops == [("SIGTERM", 300.0), ("SIGTERM", 5.0), ("SIGTERM", 0.0)]
 
 
+def signalled(status: AttemptStatus, **attempt: Any) -> RunState:
+    """A job whose `signal` is due, ten minutes before its end, with five minutes of grace."""
+    noted = (SignalledEnd(cause=Reason.PREEMPTED, at=NOW, ends_at=NOW + 290),)
+    state = placed(status, signalled=noted, **attempt)
+    job = state.jobs[0]
+    spec = msgspec.structs.replace(job.spec, signal=EndSignal(name="SIGUSR1", before=600.0))
+    return msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
+
+
+async def test_the_job_gets_its_signal_before_an_end_and_the_runner_is_said_to_have_it(
+    node: FakeConnection,
+) -> None:
+    state, pipeline = signalled(AttemptStatus.RUNNING), NotedPipeline()
+    await node.the_runner.start(to_node.submit_request(context_of(state)))
+    for _ in range(2):
+        await JobSignaller(pipeline, ManualClock(NOW + 90))(context_of(state), node)
+    (request,) = node.the_runner.signals.values()
+    assert request == SignalRequest(id="preempted 0", cause="preempted", ends_in=200.0)
+    attempt = attempt_of(state)
+    report = reports.JobSignalled(run_id=state.run.id, attempt_id=attempt.id, ids=("preempted 0",))
+    assert pipeline.posted == [report, report]
+
+
+async def test_an_end_that_was_not_foreseen_sends_the_signal_first_and_the_stop_waits(
+    node: FakeConnection,
+) -> None:
+    state = signalled(
+        AttemptStatus.TERMINATING,
+        reason=Reason.PREEMPTED,
+        running_at=NOW - 60,
+        terminating_at=NOW,
+        remove_at=NOW + 300,
+    )
+    await node.the_runner.start(to_node.submit_request(context_of(state)))
+    await JobStopper(NotedPipeline(), ManualClock(NOW + 90))(context_of(state), node)
+    assert node.the_runner.asked == ["start", "signal", "stop"]
+    assert (node.the_runner.stops, node.the_runner.delays) == ([("SIGTERM", 210.0)], [200.0])
+
+
+async def test_an_older_runner_keeps_no_stop_waiting(node: FakeConnection) -> None:
+    state = signalled(AttemptStatus.TERMINATING, reason=Reason.PREEMPTED, remove_at=NOW + 300)
+    node.the_runner.failures = [RunnerError("not_found", "no such path", 404)]
+    await JobStopper(NotedPipeline(), ManualClock())(context_of(state), node)
+    assert node.the_runner.asked == ["stop"]
+
+
 async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("busy", "not now", 409)]
     with pytest.raises(RetryLater, match="not now"):
-        await JobStopper(ManualClock())(
+        await JobStopper(NotedPipeline(), ManualClock())(
             context_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
         )
     assert node.the_runner.stops == []

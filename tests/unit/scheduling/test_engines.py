@@ -16,7 +16,7 @@ from fairlead.wire.engine_abilities import EngineAbility
 from tests.unit.scheduling.cluster import Cluster, gpu_node
 from tests.unit.scheduling.parts import gang
 
-IMAGES, VOLUMES, OPTIONS = EngineAbility
+IMAGES, VOLUMES, OPTIONS, SIGNAL = EngineAbility
 EVERYTHING = tuple(EngineAbility)
 
 
@@ -54,6 +54,18 @@ def test_a_job_with_infiniband_goes_to_a_node_that_has_it_or_is_refused() -> Non
     assert why_never(empty.states[asked], [without], {}) == (
         "resources",
         "no node could ever hold it: needs InfiniBand; best node n1 has no /dev/infiniband",
+    )
+
+
+def test_a_job_with_a_signal_goes_to_no_node_whose_agents_are_too_old() -> None:
+    made = gpu_node("n1")
+    older = replace(made, capacity=replace(made.capacity, engine_lacks=(SIGNAL,)))
+    cluster = Cluster(older)
+    run = cluster.submit("a", own=asking(SIGNAL))
+    assert why_never(cluster.states[run], [older], {}) == (
+        "signal",
+        "no node could ever hold it: needs an agent that sends its `signal`; best node n1 has an "
+        "older one (`fairlead node upgrade` renews it)",
     )
 
 

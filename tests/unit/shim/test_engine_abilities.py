@@ -28,16 +28,18 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_docker_can_do_everything_and_plain_processes_nothing_of_it() -> None:
+def test_docker_can_do_everything_and_plain_processes_only_what_the_runner_does() -> None:
     assert DockerEngine.abilities == frozenset(ALL)
-    assert ProcessEngine.abilities == frozenset()
+    assert ProcessEngine.abilities == frozenset({EngineAbility.SIGNAL})
 
 
 async def test_what_the_engine_lacks_is_in_what_the_node_tells(node: Node) -> None:
     async with node.shim() as service:
         assert (await service.node()).engine_lacks == ()
     async with node.shim(PlainEngine(node.host)) as service:
-        assert (await service.node()).engine_lacks == ("images", "volumes")
+        told = await service.node()
+        assert told.engine_lacks == ("images", "volumes", "signal")
+        assert told.abilities == ("container options",)
 
 
 async def test_what_the_operator_allows_is_in_what_the_node_tells(node: Node) -> None:
