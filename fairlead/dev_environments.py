@@ -23,9 +23,9 @@ def link(ide: Ide | None, host: str, folder: str) -> str | None:
 
 def opens(run: RunView) -> bool:
     """Return whether the dev environment can be opened now."""
-    attempts = run.jobs[0].attempts
-    if run.dev_environment is None or not attempts:
+    if run.dev_environment is None or not run.jobs[0].attempts:
         return False
+    attempts = run.jobs[0].attempts
     is_running = attempts[-1].status is AttemptStatus.RUNNING
     return is_running and (run.dev_environment.path is None or attempts[-1].ready)
 

@@ -15,6 +15,7 @@ import msgspec
 from fairlead.model.answers import Amounts, PlannedPlace, Waiting
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.dev_environment import Ide
+from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
@@ -167,7 +168,8 @@ class DeploymentView(_View, frozen=True):
 
 
 class AttemptView(_View, frozen=True):
-    """`state`: Iris's name for it, final as soon as there is a `termination_reason`."""
+    """`state`: Iris's name for it, final as soon as there is a `termination_reason`. `links`: URLs
+    of its run in wandb or MLflow that the job itself printed."""
 
     id: str
     status: AttemptStatus
@@ -202,6 +204,7 @@ class AttemptView(_View, frozen=True):
     deployment: int
     probes: tuple[ProbeView, ...]
     drains_until: str | None
+    links: tuple[JobLink, ...]
 
 
 class PastAttemptView(AttemptView, frozen=True):
@@ -352,7 +355,8 @@ class RunView(_View, frozen=True):
 
 
 class RunSummary(_View, frozen=True):
-    """One line of `ps`. `jobs` counts those that were not scaled down."""
+    """One line of `ps`. `jobs` counts those that were not scaled down; `links`: the first ones that
+    its jobs printed, of their runs in wandb or MLflow."""
 
     id: str
     name: str
@@ -372,6 +376,7 @@ class RunSummary(_View, frozen=True):
     next_triggered_at: str | None
     parent_id: str | None
     sweep: SweepView | None = None
+    links: tuple[JobLink, ...] = ()
 
 
 class SshTarget(_View, frozen=True):

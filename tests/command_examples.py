@@ -58,6 +58,11 @@ SECTIONS = {
             "Ctrl-C detaches, and the run goes on.",
         ),
         Command(
+            "wait",
+            "fairlead wait train sweep-1",
+            "Of a sweep it says at the end which parameter sets failed.",
+        ),
+        Command(
             "shell",
             "fairlead shell -f train.yaml -- python3 train.py --smoke-test",
             "The job ends when you leave, also when the connection breaks.",

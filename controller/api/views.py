@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -54,6 +55,7 @@ from fairlead.documents import (
     SwitchView,
 )
 from fairlead.model.dev_environment import BROWSER_PORTS
+from fairlead.model.job_links import MAX_LINKS
 from fairlead.model.reasons import state_of
 from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -323,6 +325,7 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
             derived(ProbeView, one, since=iso(one.since)) for one in attempt.serving.probes
         ),
         drains_until=iso_or_none(attempt.drains_until),
+        links=attempt.links,
     )
 
 
@@ -411,4 +414,5 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         sweep=sweep_view(state),
+        links=tuple(itertools.islice((one for last in current for one in last.links), MAX_LINKS)),
     )

@@ -108,6 +108,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "RunnerSilent": "the runner does not answer",
     "LogsComplete": "the whole log is stored",
     "OutputsCollected": "the outputs are stored",
+    "LinksFound": "the job printed a link",
     "TaskRemoved": "the node removed the task",
     "AllocationReleased": "the node released the resources",
     "NodeConnected": "the controller reaches the node",

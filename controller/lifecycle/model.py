@@ -20,6 +20,7 @@ from controller.lifecycle.inventory import Registration as Registration
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.ranges import Ranges
+from fairlead.model.job_links import JobLink
 from fairlead.model.needs import Amount as Amount
 from fairlead.model.needs import Constraint as Constraint
 from fairlead.model.needs import GpuNeed as GpuNeed
@@ -306,6 +307,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     signalled: tuple[SignalledEnd, ...] = ()
     """The latest of each cause."""
     interruption: Interruption | None = None
+    links: tuple[JobLink, ...] = ()
+    """Links to its run in another tool, that the job printed: data of the job."""
     submitted_at: float
     provisioned_at: float | None = None
     pulling_at: float | None = None

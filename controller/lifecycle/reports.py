@@ -9,6 +9,7 @@ import msgspec
 
 from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment
 from controller.lifecycle.pending_reasons import PendingReason
+from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason
 
 
@@ -295,6 +296,12 @@ class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
     """The controller has stored every byte of the log."""
 
 
+class LinksFound(_AttemptReport, frozen=True, kw_only=True):
+    """The job printed links to its run in another tool; these are all that are known."""
+
+    links: tuple[JobLink, ...]
+
+
 class OutputsCollected(_AttemptReport, frozen=True, kw_only=True):
     """The controller has stored the outputs, as far as the limits allow."""
 
@@ -391,6 +398,7 @@ Report = (
     | RunnerExited
     | RunnerSilent
     | LogsComplete
+    | LinksFound
     | OutputsCollected
     | TaskRemoved
     | AllocationReleased

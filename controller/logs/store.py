@@ -65,8 +65,8 @@ class LogWriter:
     async def open(self) -> None:
         await self._store.in_thread(self._writer.open)
 
-    async def append(self, data: bytes) -> None:
-        """Append a piece of a stream of frames.
+    async def append(self, data: bytes) -> list[Frame]:
+        """Append a piece of a stream of frames; return those that are whole now.
 
         Raises BadFrame (frames before the bad one are stored) and OSError (begin again at `end`,
         with a new writer).
@@ -79,6 +79,7 @@ class LogWriter:
             if frames:
                 await self._store.in_thread(self._writer.append, frames)
                 self._store.wake(self._attempt_id)
+        return frames
 
     async def sync(self) -> int:
         """Make everything before the returned offset survive a power cut."""

@@ -15,6 +15,7 @@ from controller.web.durations import lasting
 from controller.web.pages import Visit
 from controller.web.states import Badge, badge
 from fairlead.documents import JobView, RunView
+from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import ROWS as REASONS
 from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
@@ -65,6 +66,7 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     phases: tuple[Phase, ...]
     submitted_at: str
+    links: tuple[JobLink, ...]
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +285,7 @@ def _row(
                 incarnation="" if one.incarnation is None else str(one.incarnation.number),
                 phases=phases(one, *span),
                 submitted_at=shown.submitted_at,
+                links=one.links,
             )
             for one, shown in reversed(pairs)
         ),

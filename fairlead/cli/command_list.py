@@ -15,6 +15,7 @@ COMMANDS = {
     "convert": ("runs.convert:convert", "Print a task of SkyPilot as YAML for apply."),
     "rerun": ("runs.rerun:rerun", "Submit a run again, with other values."),
     "attach": ("runs.apply:attach", "Follow a live run and forward its ports."),
+    "wait": ("runs.apply:wait", "Wait until runs have ended."),
     "ps": ("runs.show:ps", "List runs."),
     "inspect": ("runs.show:inspect", "Show a run in full."),
     "offer": ("runs.scheduling:offer", "Show what is free."),

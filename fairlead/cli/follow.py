@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
 from queue import Empty, SimpleQueue
@@ -55,9 +56,19 @@ def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Ite
         tell(str(error))
 
 
+FROM_FIRST = Start()
 MAX_JOBS = 256
 """The output of so many jobs is shown, with one connection each; `fairlead logs` shows that of
 others."""
+
+
+class Shown(StrEnum):
+    """Which jobs' output is shown."""
+
+    USUAL = "usual"
+    """Those of a sweep not: they begin and end faster than somebody reads."""
+    ALL = "all"
+    NONE = "none"
 
 
 class _Failed:
@@ -80,18 +91,21 @@ def attach(
     job: str | None = None,
     *,
     beside_json: bool = False,
-    tail: int | None = None,
+    start: Start = FROM_FIRST,
+    shown: Shown = Shown.USUAL,
+    timestamps: bool = False,
 ) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
 
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
-    it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `tail`:
-    begin with that number of the last lines of each job; None: with its first attempt.
+    it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `start`:
+    where the output of each job's present attempt begins; not given: with its first attempt.
     """
-    attachment = _Attachment(client, run, display(), job, beside_json=beside_json)
-    if tail is not None:
-        attachment.begin_with(tail)
+    writer = partial(output.log_writer, beside_json=beside_json, timestamps=timestamps)
+    attachment = _Attachment(client, run, display(), job, shown=shown, writer=writer)
+    if start.is_given:
+        attachment.begin_with(start)
     return attachment.until_final()
 
 
@@ -100,17 +114,20 @@ class _Attachment:
         self,
         client: ControllerClient,
         run: RunView,
-        shown: Display,
+        on: Display,
         job: str | None,
         *,
-        beside_json: bool,
+        shown: Shown,
+        writer: Callable[..., output.Writer],
     ) -> None:
         self._client = client
-        self._beside_json = beside_json
+        self._writer = writer
         self._job = job
-        self._forwarding = _forwarding_of(client, run, job, self._tell)
+        self._shown = shown
+        forwards = shown is Shown.USUAL
+        self._forwarding = _forwarding_of(client, run, job, self._tell) if forwards else None
         self._run = run
-        self._display = shown
+        self._display = on
         self._inbox: SimpleQueue[_Told] = SimpleQueue()
         self._outages = Outages(self._tell)
         self._followed: set[str] = set()
@@ -127,8 +144,8 @@ class _Attachment:
         """Ids of the attempts of which was told how to open them."""
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
 
-    def begin_with(self, tail: int) -> None:
-        """Leave out the output until now, but for so many lines of each job's present attempt."""
+    def begin_with(self, start: Start) -> None:
+        """Leave out the output until now, but for that of each job's present attempt from there."""
         for job in self._run.jobs:
             *earlier, present = job.attempts or (None,)
             passed = {one.id for one in earlier if one is not None}
@@ -136,7 +153,7 @@ class _Attachment:
             self._carried |= passed
             self._came_back |= passed
             if present is not None:
-                self._starts[present.id] = Start(tail=tail)
+                self._starts[present.id] = start
 
     def until_final(self) -> RunView:
         self._in_thread(self._watch)
@@ -160,7 +177,7 @@ class _Attachment:
 
     @property
     def _is_alone(self) -> bool:
-        return self._job is not None or len(self._run.jobs) == 1
+        return self._job is not None or (self._run.sweep is None and len(self._run.jobs) == 1)
 
     def _is_over(self) -> bool:
         return self._run.status in FINAL_RUN_STATUSES and not self._following
@@ -181,15 +198,17 @@ class _Attachment:
             self._display.show(step_of(self._run, line.progress), output_flows=flows)
 
     def _chosen_jobs(self) -> Sequence[JobView]:
-        """Return the jobs whose output is shown: of a sweep none, unless one was asked for, because
-        jobs begin and end faster than somebody reads."""
+        """Return the jobs whose output is shown."""
         if self._job:
             return [find_job(self._run, self._job)]
-        return () if self._run.sweep is not None else self._run.jobs[:MAX_JOBS]
+        leaves_out = self._shown is Shown.USUAL and self._run.sweep is not None
+        if leaves_out or self._shown is Shown.NONE:
+            return ()
+        return self._run.jobs[:MAX_JOBS]
 
     def _forward_ports(self) -> None:
         """Forward the ports from the moment when the job runs first."""
-        if self._forwarding is None:
+        if self._forwarding is None or not self._run.jobs:  # no set of a sweep lives
             return
         if find_job(self._run, self._job).status == AttemptStatus.RUNNING:
             self._forwarding.start()
@@ -242,9 +261,9 @@ class _Attachment:
             if attempt.id not in self._followed and not never_ran(attempt):
                 self._followed.add(attempt.id)
                 self._following.add(job.id)
-                writer = output.log_writer(
-                    job_name(job), alone=self._is_alone, beside_json=self._beside_json
-                )
+                # A set of a sweep is known by its number, as in `ps RUN --jobs`.
+                name = job_name(job) if self._run.sweep is None else str(job.index)
+                writer = self._writer(name, alone=self._is_alone)
                 self._in_thread(partial(self._carry, job.id, attempt.id, writer))
                 return
 

@@ -25,6 +25,7 @@ from controller.lifecycle.reports import (
     FreedAllocationLost,
     InactivitySeen,
     JobSignalled,
+    LinksFound,
     LogsComplete,
     NodeDisconnected,
     Nominated,
@@ -45,6 +46,7 @@ from controller.lifecycle.reports import (
     TaskSeen,
 )
 from controller.lifecycle.services import readiness, rollout
+from fairlead.model.job_links import MAX_LINKS
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 _ORDER: dict[type, int] = {
@@ -58,6 +60,7 @@ _ORDER: dict[type, int] = {
     RunnerExited: 6,
     TaskSeen: 7,
     LogsComplete: 8,
+    LinksFound: 8,
     OutputsCollected: 9,
     TaskRemoved: 10,
     AllocationReleased: 11,
@@ -112,7 +115,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
             allocations.end_nomination(draft, report)
         case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
             _placed_attempt_fact(draft, report)
-        case TaskSeen() | LogsComplete() | OutputsCollected() | TaskRemoved():
+        case TaskSeen() | LogsComplete() | LinksFound() | OutputsCollected() | TaskRemoved():
             _placed_attempt_fact(draft, report)
         case AllocationReleased():
             allocations.released_by_shim(draft, report.allocation_id)
@@ -145,6 +148,7 @@ def _placed_attempt_fact(
     | RunnerExited
     | TaskSeen
     | LogsComplete
+    | LinksFound
     | OutputsCollected
     | TaskRemoved,
 ) -> None:
@@ -171,6 +175,9 @@ def _placed_attempt_fact(
                 _nothing_left(draft, attempt, allocation_released=gone_with_it)
         case LogsComplete():
             draft.change_attempt(attempt, seen=replace(attempt.seen, logs_complete=True))
+        case LinksFound():
+            fresh = tuple(one for one in report.links if one not in attempt.links)
+            draft.change_attempt(attempt, links=(*attempt.links, *fresh)[:MAX_LINKS])
         case OutputsCollected():
             outputs.collected(draft, attempt, report)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection, RunnerApi
@@ -17,6 +17,7 @@ from controller.logs.store import LogStore, LogWriter
 from controller.pipelines import to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
+from fairlead.model.job_links import LinkFinder
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode, notice_line
 from fairlead.wire.runner import RunnerState
 from fairlead.wire.shim import Notice
@@ -71,6 +72,31 @@ class Acknowledging:
             await self._runner.ack(self._acknowledged)
 
 
+class Links:
+    """Reports links to the job's run in another tool, as the job prints them.
+
+    The log is read here once anyway, so it costs a search for two words. A link that comes in the
+    moment in which the controller dies may be missed.
+    """
+
+    def __init__(self, pipeline: RunPipeline, context: AttemptContext) -> None:
+        self._pipeline = pipeline
+        self._run_id, self._attempt_id = context.state.run.id, context.attempt.id
+        self._finder = LinkFinder(context.attempt.links)
+
+    def look(self, frames: Iterable[Frame]) -> None:
+        fresh = [
+            self._finder.feed(frame.stream, frame.payload)
+            for frame in frames
+            if frame.stream is not Stream.SYSTEM
+        ]
+        if any(fresh):
+            links = self._finder.found
+            self._pipeline.post(
+                reports.LinksFound(run_id=self._run_id, attempt_id=self._attempt_id, links=links)
+            )
+
+
 async def say_rest(
     logs: LogStore, writer: LogWriter, attempt_id: str, notices: Sequence[Notice]
 ) -> None:
@@ -119,13 +145,14 @@ class LogCollector:
         # Complete on disk and not committed: a controller ended in between.
         if not await self._logs.is_complete(attempt.id):
             writer = await self._logs.writer(attempt.id)
+            links = Links(self._pipeline, context)
             try:
                 if attempt.seen.container_gone:
-                    if not await self._read_from_shim(context, connection, writer):
+                    if not await self._read_from_shim(context, connection, writer, links):
                         return
                 else:
                     runner = connection.runner(to_node.runner_socket(context))
-                    await self._follow_runner(runner, writer)
+                    await self._follow_runner(runner, writer, links)
                 if attempt.task.gpus:
                     notices = await self._notices(attempt.id, connection)
                     await say_rest(self._logs, writer, attempt.id, notices)
@@ -146,12 +173,16 @@ class LogCollector:
             return ()
 
     async def _read_from_shim(
-        self, context: AttemptContext, connection: NodeConnection, writer: LogWriter
+        self,
+        context: AttemptContext,
+        connection: NodeConnection,
+        writer: LogWriter,
+        links: Links,
     ) -> bool:
         try:
             async with connection.shim.logs(context.attempt.id, writer.end) as log_stream:
                 async for piece in log_stream.pieces():
-                    await writer.append(piece)
+                    links.look(await writer.append(piece))
         # For example, a reboot tore the last frame: what came before it is kept.
         except BadFrame as error:
             log.warning("log of attempt %s is damaged on its node: %s", context.attempt.id, error)
@@ -164,12 +195,12 @@ class LogCollector:
             return False
         return True
 
-    async def _follow_runner(self, runner: RunnerApi, writer: LogWriter) -> None:
+    async def _follow_runner(self, runner: RunnerApi, writer: LogWriter, links: Links) -> None:
         acknowledging = Acknowledging(runner, writer)
         try:
             async with contextlib.aclosing(runner.follow_logs(writer.end)) as pieces:
                 async for data in pieces:
-                    await writer.append(data)
+                    links.look(await writer.append(data))
                     acknowledging.came()
         except BadFrame as error:
             raise RetryLater(f"the runner sent a damaged frame: {error}") from error

@@ -193,6 +193,7 @@ GOLDEN: dict[str, Any] = {
                     "deployment": 0,
                     "probes": [],
                     "drains_until": None,
+                    "links": [],
                 }
             ],
             "abandoned": False,

@@ -8,6 +8,10 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fairlead import AsyncClient, Client, InvalidConfiguration, Result, Task, UsageError
+from fairlead.documents import SetView
+from fairlead.model.reasons import Reason
+from fairlead.model.sweep import SetStatus, Value
+from fairlead.sweeps import failed_together
 from tests.unit.api.conftest import ADMIN_TOKEN
 from tests.unit.cli.conftest import PlayedNode
 
@@ -75,3 +79,44 @@ def test_sets_that_do_not_agree_are_refused(
 def test_a_parameter_that_the_sweep_lacks_is_refused(client: Client) -> None:
     with pytest.raises(InvalidConfiguration, match=r"params\.seed"):
         client.sweep(TRAIN, {"lr": [1]})
+
+
+# -- which sets failed ----------------------------------------------------------------------------
+
+
+def failed(number: int, reason: Reason, code: int | None, **parameters: Value) -> SetView:
+    return SetView(
+        number=number,
+        parameters=parameters,
+        status=SetStatus.FAILED,
+        jobs=(),
+        attempt_id=None,
+        attempt=None,
+        node=None,
+        exit_code=code,
+        termination_reason=reason,
+        message=None if code is None else f"exited with code {code}",
+        running_at=None,
+        ended_at=None,
+        finished_at=None,
+        outputs=None,
+    )
+
+
+def test_failed_sets_are_grouped_by_why_and_say_first_what_they_have_in_common() -> None:
+    error = Reason.CONTAINER_EXITED_WITH_ERROR
+    sets = [failed(number, error, 1, seed=number, lr=0.5) for number in (1, 2, 3, 7)]
+    sets += [failed(4, Reason.DEPENDENCY_FAILED, None, seed=4, lr=0.1)]
+    assert [str(group) for group in failed_together(sets)] == [
+        "4 jobs failed (lr=0.5; seed=1, 2, 3, 7): exited with code 1: jobs 1-3,7",
+        "job 4 failed (seed=4 lr=0.1): dependency_failed",
+    ]
+
+
+def test_of_many_failed_sets_some_are_named() -> None:
+    error = Reason.CONTAINER_EXITED_WITH_ERROR
+    sets = [failed(2 * number, error, 1, seed=number) for number in range(1200)]
+    assert [str(group) for group in failed_together(sets)] == [
+        "1,200 jobs failed (seed=0, 1, 2, 3, 4 and 1,195 more): exited with code 1: "
+        "jobs 0,2,4,6,8 and 1,195 more"
+    ]

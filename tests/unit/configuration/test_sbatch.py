@@ -93,7 +93,6 @@ def test_a_line_becomes_fields(line: str, expected: dict[str, Any]) -> None:
         ("--array=9-0", "job.sh:2: --array: '9-0' is empty"),
         ("--array=0-20000", "10,000 tasks"),
         ("-a some", "job.sh:2: --array: 'some' is not like"),
-        ("--array=0-3 -d afterok:prepare", "job.sh:2: --dependency: an array waits for nothing"),
         ("hetjob", "job.sh:2: hetjob: the parts"),
         ("--ntasks-per-node=8", "torchrun"),
         ("-n 16", "job.sh:2: --ntasks: 16 tasks on 1 nodes"),

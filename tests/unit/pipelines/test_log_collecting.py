@@ -191,3 +191,22 @@ async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs:
     await LogCollector(pipeline, logs)(context_of(state), node)
     assert (node.shim.log_offsets, node.the_runner.log_offsets) == ([], [])
     assert [type(report) for report in pipeline.posted] == [reports.LogsComplete]
+
+
+async def test_a_link_that_a_job_prints_is_reported_once(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    url = "https://wandb.ai/ada/mnist/runs/1a"
+    line, pipeline = f"View run at {url}\n".encode(), NotedPipeline()
+    state = placed(AttemptStatus.RUNNING)
+    pieces = (line[:20], line[20:], line)
+    at = 0
+    for number, piece in enumerate(pieces):
+        node.the_runner.log.append(encode(Frame(at, number, Stream.STDERR, piece)))
+        at += len(piece)
+    node.the_runner.log.append(encode(Frame(at, 9, Stream.SYSTEM, line.replace(b"1a", b"2b"))))
+    await LogCollector(pipeline, logs)(context_of(state), node)
+    found, complete = pipeline.posted
+    assert isinstance(found, reports.LinksFound)
+    assert [one.url for one in found.links] == [url]
+    assert isinstance(complete, reports.LogsComplete)

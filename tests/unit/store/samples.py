@@ -36,6 +36,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.store.base import Changes
+from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from fairlead.model.sweep import ParameterSets
@@ -152,6 +153,7 @@ def an_attempt(
         pending_reason=NoNodeConnected(),
         exit_code=7,
         remove_at=1.0,
+        links=(JobLink(kind=LinkKind.WANDB, url="https://wandb.ai/a/b/runs/c"),),
         disconnected=True,
         cleanup_unknown=True,
         task=TaskDetails(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Attempt, RunPolicy, RunState
 from controller.web.jobs import MAX_ATTEMPTS, ROWS, ran_for
+from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import a_run, an_attempt, submission
@@ -236,3 +237,18 @@ def test_a_run_tells_how_long_it_runs_since_its_first_attempt() -> None:
     assert ran_for(state, 998.0 + 3600) == "1 h 0 min"
     ended = replace(state, run=replace(state.run, finished_at=1298.0))
     assert ran_for(ended, 1e9) == "5 min 0 s"
+
+
+async def test_a_link_that_a_job_printed_is_shown_as_data_of_the_job(
+    admin: Browser, controller: Controller
+) -> None:
+    state = a_sweep(1)
+    url = "https://wandb.ai/ada/m/runs/1?a=1&b=<i>"
+    (last,) = state.jobs[0].attempts
+    linked = replace(last, links=(JobLink(kind=LinkKind.WANDB, url=url),))
+    job = replace(state.jobs[0], attempts=(linked,))
+    await controller.store.commit(submission(replace(state, jobs=(job,))))
+    page = await admin.fragment(PATH, "jobs")
+    assert "&amp;b=&lt;i&gt;" in page
+    assert "<i>" not in page
+    assert 'target="_blank" rel="noopener noreferrer"' in page

@@ -77,6 +77,20 @@ def apply(
     )
 
 
+def wait(*runs: str, json: Json = False) -> int:
+    """Wait until runs have ended, without their output. The exit status is that of the first run
+    that did not end as done.
+
+    Parameters
+    ----------
+    runs
+        Names or ids.
+    """
+    if not runs:
+        raise CliError("give at least one run", EXIT_USAGE)
+    return applying.wait(runs, json=json)
+
+
 def attach(
     run: str, /, *, job: str | None = None, tail: int | None = None, json: Json = False
 ) -> int:

@@ -208,6 +208,17 @@ def attach(run: str, *, job: str | None = None, tail: int | None = None, json: b
     return follow_here(client, found, json, job, may_stop=False, tail=lines)
 
 
+def wait(runs: tuple[str, ...], *, json: bool = False) -> int:
+    """Wait for the end of runs. Return the exit status: that of the first one that failed."""
+    client, statuses = settings.client(), []
+    for run in runs:
+        found = patiently(Outages(output.note), partial(client.run, run))
+        statuses.append(follow_here(client, found, json, may_stop=False, quiet=True))
+        if statuses[-1] == EXIT_INTERRUPTED:
+            break
+    return next((status for status in statuses if status), 0)
+
+
 def follow_here(
     client: ControllerClient,
     run: RunView,
@@ -216,14 +227,19 @@ def follow_here(
     *,
     may_stop: bool = True,
     tail: int | None = None,
+    quiet: bool = False,
 ) -> int:
+    """`quiet`: without the output of its jobs."""
     from fairlead.cli import follow
+    from fairlead.cli.log_start import Start
     from fairlead.progress import exit_status, why
 
     try:
         if run.sweep is not None and job is not None:
             raise CliError(f"--job: `fairlead logs -f {run.name} {job}` shows one job of a sweep")
-        final = follow.attach(client, run, job, beside_json=json, tail=tail)
+        shown = follow.Shown.NONE if quiet else follow.Shown.USUAL
+        start = Start(tail=tail)
+        final = follow.attach(client, run, job, beside_json=json, start=start, shown=shown)
     except KeyboardInterrupt:
         return _interrupted(client, run, may_stop)
     if json:

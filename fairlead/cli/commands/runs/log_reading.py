@@ -15,14 +15,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from fairlead import settings
-from fairlead.cli import output
+from fairlead.cli import follow, output
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.cli.follow import next_of, of_what_is_kept
 from fairlead.cli.log_start import Start, tail_of
 from fairlead.documents import JobView, RunView
 from fairlead.follow import Outages, follow_log, patiently, unread
-from fairlead.progress import job_name
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.progress import job_name, why
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def logs(
         state = patiently(outages, partial(client.run, run))
     elif key is None and attempt is None:
         state = client.run(run)
+    whole = state if key is None and attempt is None else None
+    if follow and whole is not None and whole.sweep is not None and not _is_over(whole):
+        return _of_sweep(client, whole, start, timestamps=timestamps)
     if state is not None and key is None and attempt is None and len(state.jobs) > 1:
         if offset:
             raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
@@ -111,6 +115,21 @@ def _of_failed(client: ControllerClient, run: str, start: Start, *, timestamps: 
         for frame in of_what_is_kept(frames, output.note):
             writer.write(frame)
         writer.close()
+
+
+def _is_over(run: RunView) -> bool:
+    return run.status in FINAL_RUN_STATUSES
+
+
+def _of_sweep(client: ControllerClient, run: RunView, start: Start, *, timestamps: bool) -> int:
+    """Follow a sweep: the output of each set as it runs, and at the end which sets failed."""
+    from fairlead.cli.commands.runs.sweeps import tell_failed
+
+    shown = follow.Shown.ALL
+    final = follow.attach(client, run, start=start, shown=shown, timestamps=timestamps)
+    tell_failed(client, final)
+    output.note(f"{final.name}: {final.status}: {why(final)}")
+    return 0
 
 
 def _of_all(

@@ -203,6 +203,8 @@ def _facts(run: RunView) -> Iterator[str]:
         yield f"parent of {child.name} ({child.id}): {child.status}"
     yield from grants(run).values()
     for job in run.jobs:
+        for link in job.attempts[-1].links if job.attempts else ():
+            yield f"{job_name(job)} printed its {link.kind} link: {link.url}"
         if job.abandoned or job.scaled_down:
             yield f"{job_name(job)} is {'abandoned' if job.abandoned else 'scaled down'}"
 

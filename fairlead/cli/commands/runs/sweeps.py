@@ -15,9 +15,9 @@ from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.documents import RunView, SetView
 from fairlead.model.sweep import SetStatus, as_text
 from fairlead.rest import ControllerClient, decode, run_path
-from fairlead.sweeps import all_sets, outcome_of, progress_of, written
+from fairlead.sweeps import all_sets, failed_together, outcome_of, progress_of
 
-MAX_FAILED_NAMED = 10
+MAX_GROUPS = 10
 _BOUNDS = ("max_parallel", "stop_after_failures")
 """The fields of a sweep that say nothing of its sets."""
 
@@ -108,15 +108,18 @@ def act_on_sets(run: str, act: str, body: object, json: bool) -> int:
 
 
 def tell_failed(client: ControllerClient, run: RunView) -> None:
-    """Name the sets that failed, by their parameters, at the end of a sweep."""
+    """Say at the end of a sweep which sets failed, grouped by why, with their parameters."""
     if run.sweep is None or not run.sweep.failed:
         return
-    for number, one in enumerate(all_sets(client, run.id, status=SetStatus.FAILED)):
-        if number == MAX_FAILED_NAMED:
-            left = run.sweep.failed - number
-            output.note(f"… and {left} more: `fairlead ps {run.name} --jobs -s failed`")
-            return
-        output.note(f"job {one.number} failed ({written(one)}): {one.message or outcome_of(one)}")
+    failed = list(all_sets(client, run.id, status=SetStatus.FAILED))
+    groups = failed_together(failed)
+    for group in groups[:MAX_GROUPS]:
+        output.note(str(group))
+    left = sum(len(group.numbers) for group in groups[MAX_GROUPS:])
+    if left:
+        output.note(f"{left:,} more failed for other reasons: `fairlead ps {run.name} --jobs`")
+    if any(one.running_at is not None for one in failed):
+        output.note(f"`fairlead logs {run.name} --failed --tail 20` shows the end of their logs")
 
 
 def with_failed_sets(client: ControllerClient, configuration: object, run: str) -> object:

@@ -1,0 +1,70 @@
+"""A sweep on the command line: followed with its output, waited for, and what failed at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.cli.conftest import Fairlead, PlayedNode
+from tests.unit.cli.output import of
+
+SWEEP = """
+type: task
+name: lrs
+image: busybox
+commands: ["echo ${{ params.seed }}"]
+sweep: {matrix: {seed: 0..1}, max_parallel: 1}
+"""
+
+
+async def test_the_output_of_each_set_is_followed_and_the_failed_ones_are_told(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "lrs.yaml"
+    file.write_text(SWEEP)
+    assert (await of(start, "apply", str(file), "-d")).status == 0
+    follower, waiter = await start("logs", "-f", "lrs"), await start("wait", "lrs")
+    await waiter.hears("queued")
+    for number in (0, 1):
+        await node.runs("lrs")
+        await node.prints("lrs", b"seed %d\n" % number)
+        await follower.prints(b"%d | seed %d\n" % (number, number))
+        await node.ends("lrs", number)
+    followed, waited = await follower.ended(), await waiter.ended()
+    assert (followed.status, waited.status, waited.out) == (0, 1, b""), followed.err
+    for shown in (followed.err, waited.err):
+        assert "job 1 failed (seed=1): " in shown
+        assert "lrs: failed: 1 of 2 parameter sets failed" in shown
+
+
+async def test_a_sweep_that_waits_for_another_is_followed_from_its_submission_on(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "lrs.yaml", tmp_path / "evaluate.yaml"
+    first.write_text(SWEEP)
+    second.write_text(
+        SWEEP.replace("name: lrs", "name: evaluate\nafter: [{run: lrs, job: same}]\nports: [9]")
+    )
+    await of(start, "apply", str(first), "-d")
+    follower = await start("apply", str(second))
+    await follower.hears("queued: after run lrs: each set waits until the one with its number")
+    await of(start, "stop", "lrs")
+    ended = await follower.ended()
+    assert (ended.status, ended.out) == (1, b"")
+    assert "2 jobs failed (seed=0, 1): dependency_failed: jobs 0-1" in ended.err
+    assert "--failed --tail" not in ended.err
+
+
+async def test_wait_ends_with_the_status_of_the_first_run_that_failed(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    for name in ("one", "two"):
+        await of(start, "apply", task, "-d", "-n", name)
+    waiter = await start("wait", "one", "two")
+    for name, code in (("two", 0), ("one", 5)):
+        await node.runs(name)
+        await node.prints(name, b"not shown\n")
+        await node.ends(name, code)
+    ended = await waiter.ended()
+    assert (ended.status, ended.out) == (5, b"")
+    assert ended.err.index("one: failed") < ended.err.index("two: done")
+    assert (await of(start, "wait")).status == 2
