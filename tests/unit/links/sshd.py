@@ -18,7 +18,8 @@ from fairlead.wire.runner import LOG_COMPLETE_HEADER, LOG_END_HEADER, LogsHeader
 from fairlead.wire.shim import Event, EventType, Health
 
 MIB = 1 << 20
-DOWNLOAD_MIB = 100
+DOWNLOAD_MIB = 32
+"""Many times what SSH and aiohttp hold back before they stop reading."""
 HEALTH = Health(version="1", api_versions=("v1",), boot_id="b", install_id="i", epoch="e")
 CLIENT_KEY = asyncssh.generate_private_key("ssh-ed25519")
 STRANGER_KEY = asyncssh.generate_private_key("ssh-ed25519")

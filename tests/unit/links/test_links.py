@@ -127,7 +127,7 @@ async def test_a_posted_body_of_megabytes_comes_back_equal() -> None:
         assert await response.read() == body
 
 
-async def test_a_hundred_mebibytes_are_downloaded_whole() -> None:
+async def test_many_mebibytes_are_downloaded_whole() -> None:
     wrong, total = 0, 0
     async with http_over_ssh() as (session, _, _server), session.get("/download") as response:
         async for chunk in response.content.iter_chunked(MIB):
