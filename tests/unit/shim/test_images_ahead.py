@@ -165,7 +165,9 @@ def test_an_image_of_a_waiting_job_that_its_fleet_has_too_stays_listed() -> None
 
 def test_a_bug_in_a_pull_is_a_failure_with_a_pause() -> None:
     async def story(world: World) -> None:
-        async def broken(*_: object) -> ImageInfo:
+        async def broken(
+            reference: str, auth: RegistryAuth | None, progress: Callable[[PullProgress], None]
+        ) -> ImageInfo:
             world.host.log.append("pull a")
             raise RuntimeError("a bug")
 
