@@ -294,7 +294,7 @@ class FairleadExecutor(core.Executor):
         fields = {
             "type": "task",
             "name": _free_name(str(self._asked("name"))),
-            "files": [f"{stage}:{_STAGED}"],
+            "files": [{"local_path": str(stage), "path": _STAGED}],
             "commands": [*self._asked("setup"), self._command(count)],
             "stop_signal": f"SIG{FairleadJobEnvironment.USR_SIG}",
             "stop_duration": max(1, int(self._asked("signal_delay_s"))),
@@ -308,7 +308,7 @@ class FairleadExecutor(core.Executor):
         if self._asked("image"):
             fields["image"] = self._asked("image")
         if self._asked("code"):
-            fields["repos"] = [str(Path(self._asked("code")).resolve())]
+            fields["repos"] = [{"local_path": str(Path(self._asked("code")).resolve())}]
         return fields | dict(self._asked("task"))
 
     def _resources(self) -> dict[str, object]:

@@ -50,6 +50,7 @@ def test_a_list_of_functions_is_one_run_whose_jobs_run_elsewhere(
 
 def test_a_job_that_runs_tells_its_log_and_can_be_stopped(executor: submitit.AutoExecutor) -> None:
     def wait() -> None:
+        os.write(1, b"at work\n")
         time.sleep(600)
 
     job = executor.submit(wait)
