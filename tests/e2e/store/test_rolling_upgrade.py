@@ -87,7 +87,7 @@ class Newer:
         self._replaced = instead_of
 
     def check(self) -> Any:
-        argv = [self._fairlead, "controller", "upgrade-check", "--json"]
+        argv: list[str | Path] = [self._fairlead, "controller", "upgrade-check", "--json"]
         done = subprocess.run(
             [*argv, "--data", self._data, "--database", self._database],
             capture_output=True,
