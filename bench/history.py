@@ -43,6 +43,8 @@ KINDS = (
     Kind("logs.command", "job's stdout → `fairlead logs -f`", "MiB/s", more_is_better=True),
     Kind("submissions.one", "a run submitted by itself: CPU of the controller", "ms"),
     Kind("submissions.batch", "a run submitted in a batch: CPU of the controller", "ms"),
+    Kind("takeover.stopped", "several controllers, the leader stopped: a client waits", "s"),
+    Kind("takeover.killed", "several controllers, the leader killed: a client waits", "s"),
     Kind("scale.cpu", "5,000 jobs run: CPU of the controller, of a core", "%"),
     Kind("scale.node", "memory of the controller for each node", "KiB"),
     Kind("scale.ssh_node", "the same by SSH", "KiB"),

@@ -339,6 +339,20 @@ SECTIONS = {
             "controller mark-restored",
             "fairlead controller mark-restored --data /var/lib/fairlead-controller",
         ),
+        Command(
+            "controller doctor",
+            "fairlead controller doctor --data /var/lib/fairlead-controller --url https://c2:8700 "
+            "--database-file /etc/fairlead/database",
+            "Run it as the controller's user, with the options of the controller. "
+            "[What it looks at](state.md#is-everything-right).",
+        ),
+        Command(
+            "controller upgrade-check",
+            "fairlead controller upgrade-check --data /var/lib/fairlead-controller "
+            "--database-file /etc/fairlead/database",
+            "Run the new version's command, before you start its controller. "
+            "[A rolling upgrade](state.md#a-rolling-upgrade) has the steps.",
+        ),
     ],
 }
 """The page's sections, in the order of a reader's first weeks."""

@@ -1,4 +1,4 @@
-"""`controller backup`, `restore` and `mark-restored`."""
+"""`controller backup`, `restore` and `mark-restored`, next to `doctor` and `upgrade-check`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from cyclopts import App
 
 from controller import backups
 from controller.commands.database_url import find_database
+from controller.commands.examine import doctor, upgrade_check
 from controller.commands.serve import controller
 from controller.store.errors import StoreError
 from fairlead.cli import output
 from fairlead.cli.commands.options import Flag
 from fairlead.cli.errors import CliError
 
-app = App(name="controller", help="Start a controller; back it up and restore it.")
+app = App(name="controller", help="Start a controller; examine, back up and restore it.")
 app.default(controller)
+app.command(doctor)
+app.command(upgrade_check, name="upgrade-check")
 
 
 @app.command

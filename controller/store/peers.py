@@ -34,7 +34,7 @@ LEASE_SECONDS = 5.0
 """Of controllers that share a database; each renews it every second."""
 _FORGOTTEN_SECONDS = 86400.0
 _SHOW_EVERY = 1.0
-_LEADING = 0x6661_6973
+LEADING_LOCK = 0x6661_6973
 """The advisory lock of the leader. The one of controllers that open the database is another."""
 _CONNECT = {
     "connect_timeout": 3,
@@ -158,12 +158,12 @@ class Peers:
 
     def _try_lock(self, session: sa.Connection) -> None:
         if not self.has_lock and not self._is_pooled:
-            query = sa.select(sa.func.pg_try_advisory_lock(_LEADING))
+            query = sa.select(sa.func.pg_try_advisory_lock(LEADING_LOCK))
             self.has_lock = bool(session.execute(query).scalar_one())
 
     def _free_lock(self, session: sa.Connection) -> None:
         if self.has_lock:
-            session.execute(sa.select(sa.func.pg_advisory_unlock(_LEADING)))
+            session.execute(sa.select(sa.func.pg_advisory_unlock(LEADING_LOCK)))
             self.has_lock = False
 
     def _show(self, session: sa.Connection) -> None:

@@ -50,7 +50,7 @@ COMMANDS = {
 }
 """Commands: the module of `fairlead.cli.commands` with its function, and the help."""
 GROUPS = {
-    "controller": "Start a controller; back it up and restore it.",
+    "controller": "Start a controller; examine, back up and restore it.",
     "job": "Abort, abandon or interrupt one job of a run.",
     "node": "Add, show, change, drain and remove nodes.",
     "gateway": "Add, list, show and remove gateways of services.",

@@ -153,10 +153,9 @@ def test_jobs_that_share_nodes_are_said_not_to_reach_each_other() -> None:
 
 
 def test_the_options_of_the_command_win_over_the_lines() -> None:
-    given = {"array": "0-1", "dependency": "afterok:a"}
-    assert read("--array=x", given={"array": "0-1"})["sweep"]["matrix"] == {"array_task_id": "0..1"}
-    with pytest.raises(SbatchError, match=r"job\.sh: --dependency: an array waits"):
-        read(given=given)
+    made = read("--array=x", given={"array": "0-1", "dependency": "afterok:a"})
+    assert made["sweep"]["matrix"] == {"array_task_id": "0..1"}
+    assert made["after"] == [{"run": "a", "when": "done"}]
 
 
 def test_a_job_that_asks_to_be_requeued_comes_back() -> None:

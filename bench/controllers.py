@@ -1,0 +1,188 @@
+"""How long a client of three controllers waits when the leader is killed with -9, and when it is
+stopped in order.
+
+A client submits one run after the other, with a key each, and repeats what was not answered. The
+gap is the longest time between two answers around the end of the leader; without an end, it is the
+longest time of one submission. All are on one machine, whose load is a part of each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench import history, report
+from fairlead.errors import ApiError, ConnectionLost
+from fairlead.rest import ControllerClient
+from tests.support.postgresql_server import PostgresqlServer
+from tests.support.processes import ControllerProcess
+from tests.support.waiting import wait_until
+
+RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
+_LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock")
+_PAUSE = 0.02
+
+
+class Controllers:
+    """Three on one database."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        self.all = []
+        for name in ("one", "two", "three"):
+            made = ControllerProcess(folder / name, "--database", database, "--log-level", "error")
+            made.daemon.argv.extend(["--url", made.url])
+            self.all.append(made)
+
+    def start(self) -> None:
+        first, *others = self.all
+        first.start()
+        for other in others:
+            shutil.copytree(first.data, other.data, ignore=lambda *_: list(_LOCAL))
+            other.start()
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
+
+    def client(self) -> ControllerClient:
+        urls = ",".join(one.url for one in self.all)
+        return ControllerClient(urls, self.all[0].token, tell=lambda _: None)
+
+    def leader(self) -> ControllerProcess:
+        client = self.client()
+
+        def leading() -> list[ControllerProcess]:
+            listed = msgspec.json.decode(client.get("/v1/controllers"))["controllers"]
+            urls = {one["url"] for one in listed if one["status"] == "leads"}
+            return [one for one in self.all if one.url in urls and one.daemon.is_alive()]
+
+        (found,) = wait_until(leading, what="a controller to lead")
+        return found
+
+
+class Submitting:
+    """A client in a thread; `answers` has the time of each answer."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        self.answers: list[float] = []
+        self.repeated = 0
+        self._client = client
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._submit_all)
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+    def _submit_all(self) -> None:
+        while not self._ended.is_set():
+            self._submit(uuid.uuid4().hex)
+            self.answers.append(time.monotonic())
+
+    def _submit(self, key: str) -> None:
+        body = {"configuration": RUN, "name": f"b-{key[:12]}", "client_key": key}
+        while True:
+            try:
+                self._client.submit(body)
+                return
+            except (ConnectionLost, ApiError) as error:
+                # 503: a leader that ends. Anything else is a fault of this bench.
+                if isinstance(error, ApiError) and error.status != 503:
+                    raise
+                self.repeated += 1
+                time.sleep(_PAUSE)
+
+    def answers_after(self, moment: float, count: int) -> bool:
+        return sum(answer > moment for answer in self.answers) >= count
+
+    def gap(self, after: float) -> float:
+        """Return the longest time between two answers since shortly before that moment."""
+        last = max(answer for answer in self.answers if answer <= after)
+        times = [answer for answer in self.answers if answer >= last]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev bench controllers", description=__doc__)
+    parser.add_argument("--tries", type=int, default=10, metavar="N", help="default: %(default)s")
+    history.add_option(parser)
+    given = parser.parse_args()
+    machine = report.machine()
+    folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
+    folder.chmod(0o755)
+    server = PostgresqlServer(folder / "pg")
+    server.start()
+    controllers = Controllers(folder, server.new_database())
+    try:
+        controllers.start()
+        figures = {
+            "takeover.none": _tell("nothing ends", [_quiet(controllers) for _ in range(3)]),
+            "takeover.stopped": _tell(
+                "the leader is stopped (SIGTERM)",
+                [_ended(controllers, gently=True) for _ in range(given.tries)],
+            ),
+            "takeover.killed": _tell(
+                "the leader is killed (SIGKILL)",
+                [_ended(controllers, gently=False) for _ in range(given.tries)],
+            ),
+        }
+    finally:
+        controllers.close()
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    figures.pop("takeover.none")
+    print(f"three controllers on one PostgreSQL, one machine: {machine}")
+    history.conclude(figures, given.release, machine)
+
+
+def _quiet(controllers: Controllers) -> float:
+    client = Submitting(controllers.client())
+    began = time.monotonic()
+    with client.going_on():
+        wait_until(lambda: client.answers_after(began, 50), what="answers")
+    return client.gap(client.answers[0])
+
+
+def _ended(controllers: Controllers, *, gently: bool) -> float:
+    leader = controllers.leader()
+    client = Submitting(controllers.client())
+    with client.going_on():
+        wait_until(lambda: len(client.answers) >= 20, what="answers")
+        moment = time.monotonic()
+        if gently:
+            leader.stop()
+        else:
+            leader.kill9()
+        wait_until(lambda: client.answers_after(moment, 20), what="answers of the next leader")
+    leader.start()
+    return client.gap(moment)
+
+
+def _tell(what: str, gaps: list[float]) -> float:
+    print(
+        f"{what}: the client waits {median(gaps):.2f} s (median of {len(gaps)}), "
+        f"{max(gaps):.2f} s at most; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    return median(gaps)
+
+
+if __name__ == "__main__":
+    main()

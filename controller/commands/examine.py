@@ -1,0 +1,112 @@
+"""`controller doctor` and `upgrade-check`: they look before something fails, and change nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from controller import doctor as examination
+from controller.commands.database_url import find_database
+from controller.commands.serve import (
+    DatabaseFile,
+    SecretsKeyFile,
+    TlsOptions,
+    parse_listen,
+    parse_peers,
+)
+from controller.vault import SECRETS_KEY_NAME
+from fairlead.cli import output
+from fairlead.cli.commands.options import Json
+from fairlead.wire.shim import Finding, FindingLevel
+
+_NO_TLS = TlsOptions()
+
+
+def doctor(
+    *,
+    data: Path,
+    listen: str = "127.0.0.1:8700",
+    tls: TlsOptions = _NO_TLS,
+    database: str | None = None,
+    database_file: DatabaseFile = None,
+    secrets_key_file: SecretsKeyFile = None,
+    url: str | None = None,
+    json: Json = False,
+) -> int:
+    """Examine what a controller needs: a sentence and a fix for each. It may be running.
+
+    Give the options with which the controller starts. The exit status is 1 if something is wrong.
+
+    Parameters
+    ----------
+    data
+        The controller's folder.
+    listen
+        As for `fairlead controller`.
+    database
+        As for `fairlead controller`.
+    url
+        As for `fairlead controller`.
+    """
+    setup = _setup(data, listen, tls, database, database_file, secrets_key_file, url)
+    return _show(examination.examine(examination.gather(setup)), json)
+
+
+def upgrade_check(
+    *,
+    data: Path,
+    database: str | None = None,
+    database_file: DatabaseFile = None,
+    url: str | None = None,
+    json: Json = False,
+) -> int:
+    """Say whether this version can run next to the controllers that are up, before you start it.
+
+    The exit status is 1 if it cannot.
+
+    Parameters
+    ----------
+    data
+        The controller's folder.
+    database
+        As for `fairlead controller`.
+    url
+        As for `fairlead controller`.
+    """
+    setup = _setup(data, "127.0.0.1:8700", _NO_TLS, database, database_file, None, url)
+    facts = examination.Facts(setup=setup, database=examination.database_facts(setup))
+    return _show(examination.upgrade(facts), json)
+
+
+def _setup(
+    data: Path,
+    listen: str,
+    tls: TlsOptions,
+    database: str | None,
+    database_file: Path | None,
+    secrets_key_file: Path | None,
+    url: str | None,
+) -> examination.Setup:
+    """Raises CliError."""
+    peers = None if url is None else parse_peers(url)
+    return examination.Setup(
+        data=data,
+        secrets_key=secrets_key_file or data / SECRETS_KEY_NAME,
+        database=find_database(data, database, database_file, os.environ),
+        listen=parse_listen(listen),
+        url=None if peers is None else peers.url,
+        tls=tls.files(),
+    )
+
+
+def _show(findings: list[Finding], json: bool) -> int:
+    if json:
+        output.emit_json(msgspec.json.encode({"findings": findings}))
+    else:
+        for each in findings:
+            output.emit(f"{each.level:8} {each.check:9} {each.message}")
+            if each.fix:
+                output.emit(f"{'':19}fix: {each.fix}")
+    return int(any(each.level is FindingLevel.ERROR for each in findings))

@@ -1,0 +1,537 @@
+"""Examines what a controller needs on its machine and of the other controllers, with a fix for each
+fault; and says whether this version can run next to those that are up.
+
+The findings are functions of facts. `gather` looks, and changes nothing, so it can run next to a
+controller that works.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from cryptography import x509
+
+from common.links.errors import why_unreachable
+from controller import __version__
+from controller.following import MAX_CLOCK_DIFFERENCE
+from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, IdentityUnusable, fingerprint
+from controller.relay import address_of
+from controller.store import schema
+from controller.store.base import Peer
+from controller.store.examination import DatabaseFacts, postgresql_facts, sqlite_facts
+from controller.store.postgresql import PostgresqlDatabase
+from controller.store.sql import Database
+from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
+from controller.tls import CertificateFiles, CertificateUnusable, ServerCertificate
+from fairlead.wire.shim import Finding, FindingLevel
+
+MIN_SERVER = 13
+_GIB = 1 << 30
+_MIN_DISK, _ROOMY_DISK = 1 * _GIB, 10 * _GIB
+_MAX_DRIFT = 1.0
+_SLOW_QUESTION = 0.05
+_RENEW_DAYS = 14
+_ANSWER_SECONDS = 5.0
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the controller that is examined."""
+
+    data: Path
+    secrets_key: Path
+    database: Database
+    listen: tuple[str, int]
+    url: str | None = None
+    tls: CertificateFiles | None = None
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's own certificate. `names`: what it is for."""
+
+    ends_in_days: float
+    names: tuple[str, ...]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. `answers`: why a URL does not answer; None: it does."""
+
+    setup: Setup
+    database: DatabaseFacts
+    folder: str | None = None
+    """Why the data folder cannot be used."""
+    free: int = 0
+    total: int = 1
+    keys: str | None = None
+    """The fingerprint of both key files."""
+    missing_keys: tuple[Path, ...] = ()
+    open_keys: tuple[Path, ...] = ()
+    """Key files that others can read."""
+    unusable_keys: str | None = None
+    answers: dict[str, str | None] = {}
+    port: str | None = None
+    """Why the address of --listen cannot be had; None: it is free, or a controller listens."""
+    listens: bool = False
+    certificate: Certificate | str | None = None
+    """A string: why it cannot be used."""
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return at least one finding of each check."""
+    checks = (_folder, _keys, _database, _schema, _leader, _clock, _others, _addresses, _port, _tls)
+    return [finding for check in checks for finding in check(facts)]
+
+
+def upgrade(facts: Facts, version: str = __version__) -> list[Finding]:
+    """Return whether a controller of this version can run next to those that are up, and what its
+    start changes."""
+    database = facts.database
+    if database.why is not None:
+        return list(_database(facts))
+    return [*_schema_step(database), *_versions(database, version), *_order(facts, version)]
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(check=check, level=FindingLevel.OK, message=message)
+
+
+def warn(check: str, message: str, fix: str) -> Finding:
+    return Finding(check=check, level=FindingLevel.WARNING, message=message, fix=fix)
+
+
+def bad(check: str, message: str, fix: str) -> Finding:
+    return Finding(check=check, level=FindingLevel.ERROR, message=message, fix=fix)
+
+
+def _folder(facts: Facts) -> Iterator[Finding]:
+    data = facts.setup.data
+    if facts.folder is not None:
+        fix = f"run this as the controller's user; that user must own {data} and may write there"
+        yield bad("disk", f"{data} cannot be used: {facts.folder}", fix)
+        return
+    free = f"{facts.free / _GIB:.1f} GiB of {facts.total / _GIB:.0f} are free below {data}"
+    fix = "remove files there, or shorten --keep-logs and --keep-outputs"
+    if facts.free < _MIN_DISK:
+        yield bad("disk", f"{free}: logs and uploads will be refused", fix)
+    elif facts.free < _ROOMY_DISK:
+        yield warn("disk", free, fix)
+    else:
+        yield ok("disk", free)
+
+
+def _keys(facts: Facts) -> Iterator[Finding]:
+    if facts.unusable_keys is not None:
+        yield bad("keys", facts.unusable_keys, "run this as the controller's user")
+        return
+    names = " and ".join(path.name for path in facts.missing_keys)
+    if names and _alive_others(facts):
+        fix = "copy id_ed25519 and secrets.key from the data folder of a controller that works"
+        yield bad("keys", f"{names} are missing, and other controllers have theirs", fix)
+    elif names and facts.database.schema is not None:
+        fix = "copy them from the former controller's data folder, or from where you keep them"
+        yield bad("keys", f"{names} are missing, but the database is in use", fix)
+    elif names:
+        yield ok("keys", f"{names} are made by the first start")
+    for path in facts.open_keys:
+        yield bad("keys", f"others can read {path}", f"chmod 600 {path}")
+    if names:
+        return
+    wrong = [one.url for one in _alive_others(facts) if one.keys not in (None, facts.keys)]
+    if wrong:
+        fix = "copy id_ed25519 and secrets.key from the leader's data folder to all others"
+        yield bad("keys", f"they are not those of {', '.join(wrong)}", fix)
+    else:
+        count = len(_alive_others(facts))
+        yield ok(
+            "keys",
+            f"they are there, and equal on {count + 1} controllers" if count else "they are there",
+        )
+
+
+def _database(facts: Facts) -> Iterator[Finding]:
+    database = facts.database
+    if database.why is not None:
+        fix = "check the address, the password, and the server's pg_hba.conf and listen_addresses"
+        if database.kind == "sqlite":
+            fix = "run this as the controller's user; restore a backup if the file is damaged"
+        yield bad("database", f"it cannot be used: {database.why}", fix)
+        return
+    if database.kind == "sqlite":
+        yield ok("database", f"SQLite, in {facts.setup.data / DATABASE_NAME}")
+        return
+    server = f"PostgreSQL {database.server // 10000}.{database.server % 10000}"
+    if database.server // 10000 < MIN_SERVER:
+        fix = f"upgrade the server to PostgreSQL {MIN_SERVER} or newer"
+        yield bad("database", f"{server} is too old", fix)
+    if database.encoding != "UTF8":
+        fix = "make one with `createdb --encoding UTF8 --template template0`"
+        yield bad("database", f"its encoding is {database.encoding}", fix)
+    if database.is_read_only:
+        fix = "give the address of the primary server, or promote this one"
+        yield bad("database", "the server is a standby: nothing can be written", fix)
+    if not database.may_create and database.schema != schema.SCHEMA_VERSION:
+        fix = "let the controller's user own the database, or GRANT CREATE ON SCHEMA public"
+        yield bad("database", "its user may not make tables, which this version must", fix)
+    if database.is_pooled:
+        fix = "give the server's own address, or use session pooling"
+        yield warn("database", "a pool gives each transaction another session", fix)
+    told = f"{server} answers in {database.seconds * 1000:.0f} ms"
+    if database.seconds > _SLOW_QUESTION:
+        fix = "move the controllers next to the server: each turn takes several such answers"
+        yield warn("database", told, fix)
+    else:
+        yield ok("database", told)
+
+
+def _schema(facts: Facts) -> Iterator[Finding]:
+    if facts.database.why is None:
+        yield from _schema_step(facts.database)
+
+
+def _schema_step(database: DatabaseFacts) -> Iterator[Finding]:
+    found, ours = database.schema, schema.SCHEMA_VERSION
+    if found is None:
+        yield ok("schema", f"the database is empty; the first start makes schema {ours}")
+    elif found == ours:
+        yield ok("schema", f"it is {ours}, that of this version")
+    elif found > ours:
+        fix = "install the version that wrote it, or a newer one"
+        yield bad("schema", f"it is {found}; this version knows {ours} and cannot lead", fix)
+    else:
+        yield warn(
+            "schema",
+            f"it is {found}; this version makes it {ours} when it leads, and the earlier version "
+            "cannot lead after that",
+            "back the database up (pg_dump, or `fairlead controller backup`) before that",
+        )
+
+
+def _leader(facts: Facts) -> Iterator[Finding]:
+    database = facts.database
+    if database.why is not None or database.kind == "sqlite" or database.schema is None:
+        return
+    left = database.lease_left
+    if left is None or left <= 0:
+        since = "never" if left is None else f"for {-left:.0f} s not"
+        fix = "start a controller, or look into the log of one that waits"
+        yield bad("leader", f"nobody leads: the lease was {since} renewed", fix)
+        return
+    leader = None if database.sight is None else database.sight.leader
+    if leader is None:
+        yield ok("leader", f"{database.holder} leads; it was started without --url")
+        return
+    if not database.is_locked:
+        yield warn(
+            "leader",
+            f"{leader.url} leads without its lock: a death is noticed after {left:.0f} s only",
+            "wait some seconds; if it stays, look for a pool (PgBouncer) or cut connections",
+        )
+    else:
+        yield ok("leader", f"{leader.url} leads and has its lock")
+
+
+def _clock(facts: Facts) -> Iterator[Finding]:
+    database = facts.database
+    if database.why is not None or database.kind == "sqlite":
+        return
+    off = database.clock_offset
+    word = "ahead of" if off > 0 else "behind"
+    told = f"this machine's clock is {abs(off):.1f} s {word} the database's"
+    fix = "synchronize the clocks of both machines (timedatectl set-ntp true)"
+    if abs(off) > MAX_CLOCK_DIFFERENCE:
+        yield bad("clock", f"{told}: the controller refuses to start", fix)
+    elif abs(off) > _MAX_DRIFT:
+        yield warn("clock", told, fix)
+    else:
+        yield ok("clock", "this machine's and the database's clock agree within 1 s")
+
+
+def _others(facts: Facts) -> Iterator[Finding]:
+    sight = facts.database.sight
+    if sight is None or facts.setup.url is None:
+        return
+    gone = [one.url for one in sight.peers if not sight.is_alive(one)]
+    alive = {one.url for one in sight.peers if sight.is_alive(one)}
+    if missing := sorted(set(gone) - alive):
+        fix = "start it again; one that is gone for good leaves this list after a day"
+        yield warn("others", f"gone: {', '.join(missing)}", fix)
+    versions = {one.version for one in sight.peers if sight.is_alive(one)}
+    if len(versions) > 1:
+        fix = "end the upgrade: those that wait first, the leader last"
+        yield warn("others", f"they have versions {', '.join(sorted(versions))}", fix)
+    if len(alive) == 1:
+        yield warn(
+            "others",
+            "one controller is up: nobody takes over when it dies",
+            "start another one with the same --database and its own --url",
+        )
+    elif alive and not missing:
+        yield ok("others", f"{len(alive)} controllers are up")
+
+
+def _addresses(facts: Facts) -> Iterator[Finding]:
+    for url, why in facts.answers.items():
+        whose = "--url" if url == facts.setup.url else "another controller's --url"
+        if why is not None:
+            fix = "start that controller; else check its firewall, DNS name and certificate"
+            yield bad("address", f"{url} ({whose}) does not answer from here: {why}", fix)
+        else:
+            yield ok("address", f"{url} ({whose}) answers from here")
+    others = [one.url for one in _alive_others(facts) if not _is_loopback(one.url)]
+    if facts.setup.url is not None and _is_loopback(facts.setup.url) and others:
+        fix = "give --url an address of this machine that the others reach"
+        yield bad("address", f"{facts.setup.url} leads each machine to itself", fix)
+
+
+def _port(facts: Facts) -> Iterator[Finding]:
+    host, port = facts.setup.listen
+    if facts.port is not None:
+        fix = "end the program that has it (ss -ltnp), or give another address with --listen"
+        yield bad("port", f"{host}:{port} cannot be had: {facts.port}", fix)
+    elif facts.listens:
+        yield ok("port", f"a controller listens on {host}:{port}")
+    else:
+        yield ok("port", f"{host}:{port} is free")
+
+
+def _tls(facts: Facts) -> Iterator[Finding]:
+    found, url = facts.certificate, facts.setup.url
+    if isinstance(found, str):
+        yield bad("tls", found, "give a PEM certificate and its key, which this user can read")
+    elif isinstance(found, Certificate):
+        days = found.ends_in_days
+        if days <= 0:
+            yield bad("tls", "the certificate has expired", "renew it; it is used within 30 s")
+        elif days < _RENEW_DAYS:
+            yield warn("tls", f"the certificate ends in {days:.0f} days", "renew it")
+        else:
+            yield ok("tls", f"the certificate holds for {days:.0f} days")
+        host = urlsplit(url).hostname if url else None
+        if host is not None and not any(_covers(name, host) for name in found.names):
+            fix = f"get one that names {host}"
+            yield bad("tls", f"the certificate is for {', '.join(found.names) or 'nobody'}", fix)
+    elif url is not None and url.startswith("https:"):
+        fix = "give --tls-cert and --tls-key, or end TLS in a proxy at that address"
+        yield warn("tls", "--url says https, and there is no certificate", fix)
+    elif not _is_local(facts.setup.listen[0]):
+        fix = "give --tls-cert and --tls-key"
+        yield warn("tls", "tokens and logs go over the network without TLS", fix)
+    else:
+        yield ok("tls", "the controller listens on this machine's loopback, without TLS")
+
+
+def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
+    sight = database.sight
+    alive = [] if sight is None else [one for one in sight.peers if sight.is_alive(one)]
+    others = sorted({one.version for one in alive} - {version})
+    if not alive:
+        left = database.lease_left or 0.0
+        if database.kind == "postgresql" and left > 0:
+            fix = f"stop {database.holder} first: this version then starts without a successor"
+            yield bad("versions", "a controller without --url is up and lets none wait", fix)
+        else:
+            yield ok("versions", "no other controller is up")
+        return
+    for other in others:
+        if _minor_steps(other, version) > 1:
+            fix = "upgrade one minor version after the other"
+            yield bad("versions", f"{other} and {version} cannot share a database", fix)
+        else:
+            yield ok("versions", f"{version} can wait next to {other}, and takes over from it")
+    if not others:
+        yield ok("versions", f"all {len(alive)} controllers have this version ({version})")
+
+
+def _order(facts: Facts, version: str) -> Iterator[Finding]:
+    database = facts.database
+    sight, found = database.sight, database.schema
+    if sight is None or found is None or found >= schema.SCHEMA_VERSION:
+        return
+    old = [one for one in sight.peers if sight.is_alive(one) and one.version != version]
+    waiting = [one.url for one in old if not one.leads]
+    if waiting:
+        fix = "upgrade them before you stop the leader: none of them can lead after this version"
+        yield warn("order", f"{', '.join(waiting)} wait with the earlier version", fix)
+    leader = next((one.url for one in old if one.leads), None)
+    if leader is not None:
+        yield ok(
+            "order", f"stop {leader} last: one of this version then leads and changes the schema"
+        )
+
+
+def _alive_others(facts: Facts) -> list[Peer]:
+    sight = facts.database.sight
+    if sight is None:
+        return []
+    return [one for one in sight.peers if sight.is_alive(one) and one.url != facts.setup.url]
+
+
+def _minor_steps(one: str, other: str) -> int:
+    """Return how many minor versions are between the two; those of two majors are far apart."""
+    try:
+        (a, b), (c, d) = (tuple(map(int, text.split(".")[:2])) for text in (one, other))
+    except ValueError:
+        return 0  # a build of a developer
+    return abs(b - d) if a == c else 1000
+
+
+def _covers(name: str, host: str) -> bool:
+    """A wildcard stands for one label (RFC 6125, 6.4.3)."""
+    if name.startswith("*."):
+        return host.lower().partition(".")[2] == name[2:].lower()
+    return host.lower() == name.lower()
+
+
+def _is_loopback(url: str) -> bool:
+    return _is_local(urlsplit(url).hostname or "")
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# -- what looks -----------------------------------------------------------------------------------
+
+
+def gather(setup: Setup) -> Facts:
+    """Look at everything. Blocking, for some seconds where something does not answer."""
+    database = database_facts(setup)
+    folder, free, total = _disk(setup.data)
+    paths = (setup.data / IDENTITY_NAME, setup.secrets_key)
+    keys = unusable = None
+    try:
+        keys = fingerprint(setup.data, setup.secrets_key)
+    except IdentityUnusable as error:
+        unusable = str(error)
+    port, listens = _try_port(setup)
+    sight = database.sight
+    alive = () if sight is None else tuple(filter(sight.is_alive, sight.peers))
+    own = () if setup.url is None else (setup.url,)
+    urls = dict.fromkeys((*own, *(one.url for one in alive)))
+    return Facts(
+        setup=setup,
+        database=database,
+        folder=folder,
+        free=free,
+        total=total,
+        keys=keys,
+        missing_keys=tuple(path for path in paths if not path.exists()),
+        open_keys=tuple(filter(_is_open, (*paths, setup.data / ADMIN_TOKEN_NAME))),
+        unusable_keys=unusable,
+        answers={url: _why_silent(url) for url in urls},
+        port=port,
+        listens=listens,
+        certificate=None if setup.tls is None else _certificate(setup.tls),
+    )
+
+
+def database_facts(setup: Setup) -> DatabaseFacts:
+    """Blocking."""
+    if isinstance(setup.database, PostgresqlDatabase):
+        return postgresql_facts(setup.database)
+    assert isinstance(setup.database, SqliteDatabase)
+    # SQLite would make a file that is missing.
+    if not (setup.data / DATABASE_NAME).exists():
+        return DatabaseFacts(kind="sqlite")
+    return sqlite_facts(setup.database)
+
+
+def _disk(data: Path) -> tuple[str | None, int, int]:
+    # The first start makes the folder.
+    place = data if data.exists() else data.parent
+    try:
+        usage = shutil.disk_usage(place)
+    except OSError as error:
+        return error.strerror or str(error), 0, 1
+    if not place.is_dir():
+        return "it is not a folder", 0, 1
+    if not os.access(place, os.W_OK | os.X_OK):
+        return "this user may not write there", usage.free, usage.total
+    return None, usage.free, usage.total
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    except OSError:
+        return False
+
+
+def _try_port(setup: Setup) -> tuple[str | None, bool]:
+    host, port = setup.listen
+    scheme = "http" if setup.tls is None else "https"
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        # The certificate may be for another name than this address.
+        if _why_silent(f"{scheme}://{shown}:{port}", verify=False) is None:
+            return None, True
+        return why_unreachable(error), False
+    return None, False
+
+
+def _why_silent(url: str, *, verify: bool = True) -> str | None:
+    """Return why no controller answers there; None: one does."""
+    try:
+        host, port = address_of(url)
+    except ValueError as error:
+        return str(error)
+    if url.startswith("https:"):
+        context = ssl.create_default_context()
+        if not verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection: HTTPConnection = HTTPSConnection(
+            host, port, timeout=_ANSWER_SECONDS, context=context
+        )
+    else:
+        connection = HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/v1/health")
+        status = connection.getresponse().status
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not trusted ({error.verify_message})"
+    except OSError as error:
+        return why_unreachable(error)
+    except HTTPException:
+        return "it does not answer like a Fairlead controller"
+    finally:
+        connection.close()
+    return None if status == 200 else f"it answers with HTTP {status}"
+
+
+def _certificate(files: CertificateFiles) -> Certificate | str:
+    try:
+        ServerCertificate(files)
+        found = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    except CertificateUnusable as error:
+        return str(error)
+    except (OSError, ValueError) as error:
+        return f"{files.certificate}: {error}"
+    now = datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
+    left = found.not_valid_after_utc - now
+    return Certificate(ends_in_days=left.total_seconds() / 86400, names=_names(found))
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    hosts = names.get_values_for_type(x509.DNSName)
+    return (*hosts, *(str(one) for one in names.get_values_for_type(x509.IPAddress)))

@@ -1,0 +1,122 @@
+"""Looks at a database without changing it: for an operator, next to controllers that use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import sqlalchemy as sa
+
+from controller.store import schema
+from controller.store.base import Sight
+from controller.store.lease import LEASE_NAME
+from controller.store.peers import LEADING_LOCK, sight_of
+from controller.store.schema import leases
+from controller.store.sql import Database
+from controller.store.sql_errors import sentence
+
+
+class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a database shows. `why`: why it cannot be asked; then nothing else is known."""
+
+    kind: Literal["sqlite", "postgresql"]
+    why: str | None = None
+    seconds: float = 0.0
+    """Of one question."""
+    server: int = 0
+    """PostgreSQL's number: 150004 is 15.4."""
+    encoding: str = "UTF8"
+    is_read_only: bool = False
+    may_create: bool = True
+    is_pooled: bool = False
+    """Each transaction has another session: a pool in transaction mode is in between."""
+    clock_offset: float = 0.0
+    """Seconds by which this machine's clock is ahead of the server's."""
+    schema: str | None = None
+    """None: there are no tables yet."""
+    holder: str | None = None
+    lease_left: float | None = None
+    """Seconds; None: nobody ever had the lease."""
+    is_locked: bool = False
+    """A session has the leader's lock."""
+    sight: Sight | None = None
+    """The controllers that share it; None: the schema is older than that."""
+
+
+def sqlite_facts(database: Database) -> DatabaseFacts:
+    """Blocking. The file must be there."""
+    engine = database.reader()
+    try:
+        with engine.connect() as connection:
+            began = time.monotonic()
+            version = schema.version(connection)
+            taken = time.monotonic() - began
+            problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    except sa.exc.SQLAlchemyError as error:
+        return DatabaseFacts(kind="sqlite", why=sentence(error))
+    finally:
+        database.leave()
+    if problem != "ok":
+        return DatabaseFacts(kind="sqlite", why=f"the file is damaged: {problem}")
+    return DatabaseFacts(kind="sqlite", seconds=taken, schema=version)
+
+
+def postgresql_facts(
+    database: Database, own_time: Callable[[], float] = time.time
+) -> DatabaseFacts:
+    """Blocking, for 10 s at most where nothing answers."""
+    engine = database.reader()
+    try:
+        pids = set()
+        for _ in range(3):
+            with engine.begin() as connection:
+                pids.add(connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one())
+        with engine.begin() as connection:
+            return _postgresql(connection, own_time, is_pooled=len(pids) > 1)
+    except sa.exc.SQLAlchemyError as error:
+        return DatabaseFacts(kind="postgresql", why=sentence(error))
+    finally:
+        database.leave()
+
+
+def _postgresql(
+    connection: sa.Connection, own_time: Callable[[], float], *, is_pooled: bool
+) -> DatabaseFacts:
+    began = own_time()
+    row = connection.execute(
+        sa.text(
+            "SELECT CAST(current_setting('server_version_num') AS integer) AS server,"
+            " current_setting('server_encoding') AS encoding, pg_is_in_recovery() AS is_read_only,"
+            " has_schema_privilege(current_schema(), 'CREATE') AS may_create,"
+            " CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now"
+        )
+    ).one()
+    ended = own_time()
+    version = schema.version(connection)
+    lease = None
+    if version is not None:
+        query = sa.select(leases.c.holder, leases.c.expires_at).where(leases.c.name == LEASE_NAME)
+        lease = connection.execute(query).one_or_none()
+    # A lock with one 64-bit key shows its lower half as objid (pg_locks).
+    locked = sa.text(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = :key"
+        " AND objsubid = 1 AND database = (SELECT oid FROM pg_database"
+        " WHERE datname = current_database())"
+    )
+    return DatabaseFacts(
+        kind="postgresql",
+        seconds=ended - began,
+        server=row.server,
+        encoding=row.encoding,
+        is_read_only=row.is_read_only,
+        may_create=bool(row.may_create),
+        is_pooled=is_pooled,
+        clock_offset=(began + ended) / 2 - row.now,
+        schema=version,
+        holder=None if lease is None else lease.holder,
+        lease_left=None if lease is None else lease.expires_at - row.now,
+        is_locked=connection.execute(locked, {"key": LEADING_LOCK}).scalar_one() > 0,
+        sight=sight_of(connection) if (version or "") >= schema.CONTROLLERS_SINCE else None,
+    )

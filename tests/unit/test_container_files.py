@@ -1,0 +1,67 @@
+"""The controller's image and the compose file next to it promise what their pages say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.commands.databases import app
+
+_CHECKOUT = Path(__file__).parents[2]
+_FOLDER = _CHECKOUT / "packer/container"
+_IMAGE = (_FOLDER / "Containerfile").read_text()
+_COMPOSE: dict[str, Any] = yaml.safe_load((_FOLDER / "compose.yaml").read_text())
+_CONTROLLERS = ("c1", "c2", "c3")
+
+
+def test_the_image_runs_as_no_root_and_installs_what_the_lock_has() -> None:
+    last = _IMAGE.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER 10001:10001$", last, re.MULTILINE)
+    assert "--require-hashes -r requirements.lock" in _IMAGE
+    assert "--no-deps --no-build-isolation . ./daemons" in _IMAGE
+    assert not re.search(r"^(ENV|ARG) .*(PASSWORD|TOKEN|SECRET)", _IMAGE, re.MULTILINE)
+
+
+def test_the_image_has_each_package_of_both_distributions_and_nothing_of_the_machine() -> None:
+    lines = (_FOLDER / "Containerfile.dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    taken = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    packages = {path.parent.name for path in _CHECKOUT.glob("*/__init__.py")}
+    assert packages - {"bench", "tests", "docs", "examples"} <= taken
+    assert all((_CHECKOUT / name).exists() for name in taken - {"wheels"})
+    assert not taken & {".git", ".venv", ".build", "tests"}
+
+
+@pytest.mark.parametrize("name", _CONTROLLERS)
+def test_each_controller_of_the_compose_file_is_confined(name: str) -> None:
+    service = _COMPOSE["services"][name]
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["secrets"] == ["database-url"]
+    assert service["depends_on"]["database"] == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("name", _CONTROLLERS)
+def test_each_controller_starts_with_options_that_it_knows(name: str) -> None:
+    entry = re.search(r"^ENTRYPOINT (.+)$", _IMAGE, re.MULTILINE)
+    assert entry is not None
+    argv = [*yaml.safe_load(entry[1])[2:], *_COMPOSE["services"][name]["command"]]
+    _, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False)
+    assert bound.arguments["url"] == f"http://{name}:8700"
+    assert bound.arguments["listen"] == "0.0.0.0:8700"
+    assert str(bound.arguments["database_file"]) == "/run/secrets/database-url"
+
+
+def test_no_password_is_in_the_files() -> None:
+    text = (_FOLDER / "compose.yaml").read_text()
+    assert "POSTGRES_PASSWORD:" not in text
+    assert set(_COMPOSE["secrets"]) == {"database-password", "database-url"}
+    assert {one["file"] for one in _COMPOSE["secrets"].values()} == {
+        "./database-password",
+        "./database-url",
+    }

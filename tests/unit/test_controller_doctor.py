@@ -1,0 +1,224 @@
+"""Each fault of a controller's surroundings is found and has a fix; what is right is told too."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller import doctor
+from controller.doctor import Certificate, Facts, Setup
+from controller.store import schema
+from controller.store.base import Peer, Sight
+from controller.store.examination import DatabaseFacts
+from controller.store.sqlite import SqliteDatabase
+from controller.tls import CertificateFiles
+from fairlead.cli.main import run
+from fairlead.wire.shim import Finding, FindingLevel
+from tests.support.ssh_daemon import free_port
+
+DATA = Path("/data")
+URL, OTHER = "https://c1.example:8700", "https://c2.example:8700"
+NOW = 1000.0
+
+
+def peer(url: str, **changes: Any) -> Peer:
+    first: dict[str, Any] = {"id": url, "url": url, "version": "0.1.0", "keys": "k"}
+    times = {"started_at": 1.0, "seen_at": NOW}
+    leads = {"leads": url == URL, "has_lock": url == URL}
+    return Peer(**{**first, **times, **leads, **changes})
+
+
+def sight(*peers: Peer) -> Sight:
+    return Sight(now=NOW, peers=peers, may_lead=False)
+
+
+def setup(data: Path = DATA, **changes: Any) -> Setup:
+    own: dict[str, Any] = {"listen": ("0.0.0.0", 8700), "url": URL}
+    own |= {"secrets_key": data / "secrets.key", "database": SqliteDatabase(data)}
+    return Setup(**{"data": data, **own, **changes})
+
+
+GOOD_DATABASE = DatabaseFacts(
+    kind="postgresql",
+    seconds=0.001,
+    server=150004,
+    schema=schema.SCHEMA_VERSION,
+    holder="process 7 on c1",
+    lease_left=4.0,
+    is_locked=True,
+    sight=sight(peer(URL), peer(OTHER)),
+)
+GOOD = Facts(
+    setup=setup(),
+    database=GOOD_DATABASE,
+    free=100 << 30,
+    total=200 << 30,
+    keys="k",
+    answers={URL: None, OTHER: None},
+    listens=True,
+    certificate=Certificate(ends_in_days=60.0, names=("*.example",)),
+)
+
+
+def changed(**changes: Any) -> Facts:
+    return msgspec.structs.replace(GOOD, **changes)
+
+
+def of_database(**changes: Any) -> Facts:
+    return changed(database=msgspec.structs.replace(GOOD_DATABASE, **changes))
+
+
+def faults(found: list[Finding]) -> list[str]:
+    return [f"{one.level} {one.check}: {one.message}" for one in found if one.fix]
+
+
+def test_a_healthy_controller_is_told_so_in_each_check() -> None:
+    found = doctor.examine(GOOD)
+    assert faults(found) == []
+    checks = {one.check for one in found}
+    assert checks == {
+        *("disk", "keys", "database", "schema", "leader", "clock", "others", "address", "port"),
+        "tls",
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        (changed(folder="Permission denied"), "error disk: /data cannot be used: Permission"),
+        (changed(free=1 << 20), "error disk: 0.0 GiB of 200 are free below /data: logs and"),
+        (changed(free=5 << 30), "warning disk: 5.0 GiB of 200 are free"),
+        (
+            changed(missing_keys=(DATA / "secrets.key",), keys=None),
+            "error keys: secrets.key are missing, and other controllers have theirs",
+        ),
+        (changed(keys="x"), "error keys: they are not those of https://c2.example:8700"),
+        (changed(open_keys=(DATA / "secrets.key",)), "error keys: others can read /data/secrets"),
+        (changed(unusable_keys="cannot use x"), "error keys: cannot use x"),
+        (of_database(why="connection refused"), "error database: it cannot be used: connection"),
+        (of_database(server=120001), "error database: PostgreSQL 12.1 is too old"),
+        (of_database(encoding="LATIN1"), "error database: its encoding is LATIN1"),
+        (of_database(is_read_only=True), "error database: the server is a standby"),
+        (of_database(is_pooled=True), "warning database: a pool gives each transaction"),
+        (of_database(may_create=False, schema=None), "error database: its user may not make"),
+        (of_database(seconds=0.2), "warning database: PostgreSQL 15.4 answers in 200 ms"),
+        (of_database(schema="9999"), "error schema: it is 9999; this version knows"),
+        (of_database(schema="0007"), "warning schema: it is 0007; this version makes it"),
+        (of_database(lease_left=-7.0), "error leader: nobody leads: the lease was for 7 s not"),
+        (of_database(lease_left=None), "error leader: nobody leads: the lease was never"),
+        (of_database(is_locked=False), "warning leader: https://c1.example:8700 leads without"),
+        (of_database(clock_offset=400.0), "error clock: this machine's clock is 400.0 s ahead of"),
+        (of_database(clock_offset=-2.0), "warning clock: this machine's clock is 2.0 s behind"),
+        (
+            of_database(sight=sight(peer(URL), peer(OTHER, seen_at=1.0))),
+            "warning others: gone: https://c2.example:8700",
+        ),
+        (of_database(sight=sight(peer(URL))), "warning others: one controller is up: nobody takes"),
+        (
+            of_database(sight=sight(peer(URL), peer(OTHER, version="0.2.0"))),
+            "warning others: they have versions 0.1.0, 0.2.0",
+        ),
+        (changed(answers={OTHER: "refused"}), f"error address: {OTHER} (another controller's"),
+        (changed(answers={URL: "refused"}), f"error address: {URL} (--url) does not answer"),
+        (
+            changed(setup=setup(url="http://127.0.0.1:8700", listen=("127.0.0.1", 8700))),
+            "error address: http://127.0.0.1:8700 leads each machine to itself",
+        ),
+        (changed(port="Address already in use"), "error port: 0.0.0.0:8700 cannot be had"),
+        (changed(certificate="no PEM"), "error tls: no PEM"),
+        (
+            changed(certificate=Certificate(ends_in_days=-1.0, names=("c1.example",))),
+            "error tls: the certificate has expired",
+        ),
+        (
+            changed(certificate=Certificate(ends_in_days=3.0, names=("c1.example",))),
+            "warning tls: the certificate ends in 3 days",
+        ),
+        (
+            changed(certificate=Certificate(ends_in_days=99.0, names=("c9.example",))),
+            "error tls: the certificate is for c9.example",
+        ),
+        (changed(certificate=None), "warning tls: --url says https, and there is no certificate"),
+        (
+            changed(certificate=None, setup=setup(url="http://c1.example:8700")),
+            "warning tls: tokens and logs go over the network without TLS",
+        ),
+    ],
+)
+def test_each_fault_is_found_and_has_a_fix(facts: Facts, fault: str) -> None:
+    found = faults(doctor.examine(facts))
+    assert [one for one in found if one.startswith(fault)], found
+
+
+NEWER = "0.2.0"
+OLDER_SCHEMA = "0008"
+
+
+def test_an_upgrade_is_possible_in_the_right_order() -> None:
+    found = doctor.upgrade(of_database(schema=OLDER_SCHEMA), NEWER)
+    assert not [one for one in found if one.level is FindingLevel.ERROR]
+    messages = " ".join(one.message for one in found)
+    assert "0.2.0 can wait next to 0.1.0, and takes over from it" in messages
+    assert f"{OTHER} wait with the earlier version" in messages
+    assert f"stop {URL} last" in messages
+    assert f"this version makes it {schema.SCHEMA_VERSION}" in messages
+
+
+@pytest.mark.parametrize(
+    ("facts", "version", "fault"),
+    [
+        (of_database(schema="9999"), "0.1.0", "error schema: it is 9999; this version knows"),
+        (GOOD, "0.3.0", "error versions: 0.1.0 and 0.3.0 cannot share a database"),
+        (GOOD, "1.1.0", "error versions: 0.1.0 and 1.1.0 cannot share a database"),
+        (of_database(sight=None), NEWER, "error versions: a controller without --url is up"),
+        (of_database(why="refused"), NEWER, "error database: it cannot be used: refused"),
+    ],
+)
+def test_what_cannot_run_next_to_the_others_is_said(facts: Facts, version: str, fault: str) -> None:
+    found = faults(doctor.upgrade(facts, version))
+    assert [one for one in found if one.startswith(fault)], found
+
+
+def test_nobody_is_up() -> None:
+    found = doctor.upgrade(of_database(sight=sight(), lease_left=-1.0), NEWER)
+    assert "no other controller is up" in [one.message for one in found]
+
+
+def test_the_command_looks_at_a_folder_with_sqlite(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, port = ["--data", str(tmp_path / "data")], free_port()
+    assert run(["controller", "doctor", *data, "--listen", f"127.0.0.1:{port}"]) == 0
+    told = capfd.readouterr().out
+    assert f"127.0.0.1:{port} is free" in told
+    assert "id_ed25519 and secrets.key are made by the first start" in told
+    assert not (tmp_path / "data").exists()
+    assert run(["controller", "upgrade-check", *data, "--json"]) == 0
+    (schema_is, versions) = msgspec.json.decode(capfd.readouterr().out)["findings"]
+    assert (schema_is["check"], versions["message"]) == ("schema", "no other controller is up")
+
+
+def test_a_file_that_is_no_database_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.joinpath("controller.db").write_bytes(b"no database" * 100)
+    assert run(["controller", "upgrade-check", "--data", str(tmp_path)]) == 1
+    assert "it cannot be used" in capsys.readouterr().out
+
+
+def test_a_taken_port_and_a_wrong_certificate_are_found(tmp_path: Path) -> None:
+    broken = tmp_path / "c.pem"
+    broken.write_text("no PEM")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = taken.getsockname()
+        files = CertificateFiles(certificate=broken, key=broken)
+        facts = doctor.gather(setup(tmp_path, listen=listen, url=None, tls=files))
+    assert facts.port == "Address already in use"
+    assert isinstance(facts.certificate, str)
+    assert str(broken) in facts.certificate
