@@ -71,7 +71,7 @@ def _rentals(
         new_id=chance.new_id,
         month_of=month_began,
     )
-    return Rentals(placement.index, settings, snapshot.machines)
+    return Rentals(placement.index, settings, snapshot.machines, placement.could_hold)
 
 
 class Assembly:

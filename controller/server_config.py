@@ -57,6 +57,7 @@ class _LimitsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Field("a list of durations, the last of which is repeated, such as [0s, 15s, 1m]"),
     ] = None
     no_capacity_wait: Duration | None = None
+    no_capacity: Duration | None = None
     jitter: Annotated[float, msgspec.Meta(ge=0, le=1), Field("a number from 0 to 1")] | None = None
 
 

@@ -35,6 +35,7 @@ from fairlead.documents import (
     MetricsHistoryAnswer,
     NewServiceKeyView,
     NodeView,
+    OffersView,
     OutputsView,
     PlanView,
     RunSummary,
@@ -47,6 +48,7 @@ from fairlead.documents import (
 )
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
+from fairlead.model.answers import OfferedPlace
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus, Value
 from fairlead.offers import Offer, offers
@@ -323,6 +325,14 @@ class Client(Closing):
         return decode(
             self.rest.post("/v1/plan", {"configuration": configuration, "name": name}), PlanView
         )
+
+    def offers_for(self, task: Source) -> tuple[OfferedPlace, ...]:
+        """Return where the run's jobs could go, free nodes and machines to rent, in the order in
+        which they are tried; nothing is submitted."""
+        found = _task(task)
+        configuration = with_code_unsent(found.configuration(), found.base, found.name, os.environ)
+        answer = self.rest.post("/v1/offers", {"configuration": configuration, "name": None})
+        return decode(answer, OffersView).places
 
     def run(self, key: str) -> Run:
         """Return the run with this id or name. Raises NotFound."""

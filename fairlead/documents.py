@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.model.answers import Amounts, PlannedPlace, Waiting
+from fairlead.model.answers import Amounts, OfferedPlace, PlannedPlace, PlannedRent, Waiting
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.dev_environment import Ide
 from fairlead.model.reasons import Reason, RunReason
@@ -833,6 +833,14 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     field: str | None
     warning: str | None
     groups: tuple[GroupPlanView, ...] = ()
+    rent: PlannedRent | None = None
+    """What would be rented for it; null: this controller rents nothing."""
+
+
+class OffersView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the jobs of a run could go, in the order in which the places are tried."""
+
+    places: tuple[OfferedPlace, ...]
 
 
 class ServiceGroupView(_View, frozen=True):

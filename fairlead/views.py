@@ -51,7 +51,14 @@ from fairlead.documents import (
     TokenView,
     UnderWayView,
 )
-from fairlead.model.answers import Amounts, NodeAnswer, PlannedPlace, Waiting
+from fairlead.model.answers import (
+    Amounts,
+    NodeAnswer,
+    OfferedPlace,
+    PlannedPlace,
+    PlannedRent,
+    Waiting,
+)
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.dev_environment import Ide
 from fairlead.model.reasons import Reason, RunReason
@@ -109,11 +116,13 @@ __all__ = [
     "NodeEventView",
     "NodeView",
     "OccurrenceView",
+    "OfferedPlace",
     "OutputFileView",
     "OutputsState",
     "OutputsView",
     "PlanView",
     "PlannedPlace",
+    "PlannedRent",
     "ProbeView",
     "Reason",
     "ReplicaView",

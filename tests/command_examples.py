@@ -67,7 +67,11 @@ SECTIONS = {
             "fairlead plan -f train.yaml",
             "Nothing is submitted.",
         ),
-        Command("offer", "fairlead offer --gpu H100", "It counts only nodes that take work."),
+        Command(
+            "offer",
+            "fairlead offer -f train.yaml",
+            "Without a file it counts what is free, of nodes that take work: `--gpu H100`.",
+        ),
         Command(
             "schema",
             "fairlead schema > ~/.fairlead-schema.json",

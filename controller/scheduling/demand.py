@@ -7,7 +7,7 @@ function of the index, the records of machines and the market.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -15,17 +15,25 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
 from controller.lifecycle.machines.market import Market, Purse
-from controller.lifecycle.machines.model import Machine, MachineStatus, Offer, node_of
+from controller.lifecycle.machines.model import (
+    Machine,
+    MachineEnd,
+    MachineStatus,
+    Offer,
+    node_of,
+)
 from controller.lifecycle.machines.reasons import (
     BuysMachine,
     MachineReason,
     NoCapacity,
     NoOffer,
     ProviderAway,
+    QuotaOfProvider,
     ReusesOnly,
 )
 from controller.lifecycle.model import Resources
 from controller.lifecycle.pending_reasons import constraint_words
+from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
 from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
@@ -38,6 +46,7 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from fairlead.model.answers import OfferedPlace
 from fairlead.model.reasons import Reason
 
 Zone = tuple[str, str, str | None]
@@ -57,10 +66,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasons`: what is done, or why nothing is, by the id of the waiting attempt."""
+    """`reasons`: what is done, or why nothing is, by the id of the waiting attempt. `answers`: what
+    has become different for attempts that no node could hold."""
 
     orders: tuple[Order, ...] = ()
     reasons: Mapping[str, MachineReason] = {}
+    answers: tuple[MachineAnswered, ...] = ()
 
 
 class _Bin:
@@ -70,16 +81,21 @@ class _Bin:
         self.fleet = fleet
         self.offer = offer
         # Starts pace a node that is there; they are no reason to buy another one.
-        self.room = replace(free, starts=0)
+        self.room = self.whole = replace(free, starts=0)
         self.attributes = attributes_of(free.node, fleet)
 
     def holds(self, need: Need) -> bool:
+        return self._takes(need, self.room)
+
+    def could_hold(self, need: Need) -> bool:
+        """Return whether the machine holds the need once nothing else is on it."""
+        return self._takes(need, self.whole)
+
+    def _takes(self, need: Need, free: Room) -> bool:
         fleets, constraints = need.scope
         if fleets and self.fleet.name not in fleets:
             return False
-        return unmet(constraints, self.attributes) is None and not shortfalls(
-            need.resources, self.room
-        )
+        return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
 
     def put(self, unit: Unit, member: Member) -> None:
         taken = allocate(unit, member, self.room, None, 0.0, str)
@@ -91,16 +107,43 @@ def _fresh(fleet: Fleet, offer: Offer) -> _Bin:
     return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()))
 
 
-def demand(index: CapacityIndex, machines: Iterable[Machine], shop: Market, now: float) -> Demand:
-    """Return what to order now, and why each waiting job gets no more than that."""
-    return _Look(index, list(machines), shop, now).take()
+def demand(
+    index: CapacityIndex,
+    machines: Iterable[Machine],
+    shop: Market,
+    now: float,
+    could_hold: Callable[[Unit], bool] = lambda unit: False,
+) -> Demand:
+    """Return what to order now, and why each waiting job gets no more than that.
+
+    `could_hold`: whether the nodes that are there could hold the unit if they were free.
+    """
+    return _Look(index, list(machines), shop, now, could_hold).take()
+
+
+def offering(
+    index: CapacityIndex, machines: Iterable[Machine], shop: Market, run_id: str, now: float
+) -> tuple[OfferedPlace, ...]:
+    """Return the free nodes and the offers for the waiting jobs of the run, in the order in which
+    they are tried."""
+    look = _Look(index, list(machines), shop, now, lambda unit: False)
+    alike: dict[Need, list[Member]] = {}
+    for unit in index.units.get(run_id, ()):
+        for member in unit.members:
+            alike.setdefault(member.need, []).append(member)
+    return tuple(place for members in alike.values() for place in look.places(members))
 
 
 class _Look:
     """One look at the queue; use it once."""
 
     def __init__(
-        self, index: CapacityIndex, machines: list[Machine], shop: Market, now: float
+        self,
+        index: CapacityIndex,
+        machines: list[Machine],
+        shop: Market,
+        now: float,
+        could_hold: Callable[[Unit], bool],
     ) -> None:
         index.refresh()
         self._index = index
@@ -120,7 +163,9 @@ class _Look:
             for one in machines
             if (fleet := self._fleets.get(one.fleet)) is not None and self._is_coming(one)
         ]
+        self._could_hold = could_hold
         self._orders: list[Order] = []
+        self._answers: list[MachineAnswered] = []
         self._reasons: dict[str, MachineReason] = {}
         self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
         self._first: dict[Need, int] = {}
@@ -135,18 +180,49 @@ class _Look:
         return node is None or not is_usable(node)
 
     def take(self) -> Demand:
+        every = (unit for units in self._index.units.values() for unit in units)
         if self._fleets:
-            every = (unit for units in self._index.units.values() for unit in units)
             for unit in in_order(every, self._index.use, self._now):
                 if not unit.nominated:
                     self._serve(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
-        return Demand(orders=tuple(self._orders), reasons=self._reasons)
+        else:
+            for unit in every:
+                self._answer(unit, None)
+        return Demand(
+            orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers)
+        )
+
+    def places(self, members: Sequence[Member]) -> Iterator[OfferedPlace]:
+        """Yield where these jobs, whose needs are equal, could go."""
+        need, spec = members[0].need, members[0].job.spec
+        jobs = tuple(f"{one.job.group}/{one.job.cookie}" for one in members)
+        for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
+            offer = self._offers.get(free.node.id)
+            yield _offered(jobs, free.node.fleet, offer, node=free.node.name)
+        if not spec.rent.buys:
+            return
+        for fleet in self._fleets.values():
+            if need.scope[0] and fleet.name not in need.scope[0]:
+                continue
+            found = self._fitting(fleet, need)
+            if not isinstance(found, list):
+                continue
+            on_demand = _lost_a_spot_machine(members[0])
+            for offer in market.in_order(found, on_demand_first=on_demand):
+                yield _offered(jobs, fleet.name, offer, why=self._why_not_now(fleet, offer))
+
+    def _why_not_now(self, fleet: Fleet, offer: Offer) -> str | None:
+        if self._shop.penalties.until(offer, self._now) is not None:
+            return self._no_capacity(fleet, [offer]).sentence()
+        refusal = self._purses[fleet.name].refuses([offer])
+        return None if refusal is None else refusal.sentence()
 
     def _serve(self, unit: Unit) -> None:
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         if not fleets:
+            self._answer(unit, None)
             return
         if unit.kind is Kind.RESERVED:
             return  # It goes where the ranks are, and takes over what they leave.
@@ -156,6 +232,27 @@ class _Look:
             reason = self._serve_one(unit, unit.members[0], fleets)
         if reason is not None:
             self._reasons |= {member.attempt.id: reason for member in unit.members}
+        # A provider that does not answer refuses nothing, and grants nothing.
+        if not isinstance(reason, ProviderAway):
+            self._answer(unit, reason)
+
+    def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
+        """Tell the unit's attempts if it has changed whether a machine may come for them."""
+        is_refused = reason is not None and not isinstance(reason, BuysMachine)
+        why = None
+        if is_refused and not self._is_coming_for(unit) and not self._could_hold(unit):
+            assert reason is not None
+            why = reason.sentence()
+        self._answers += (
+            MachineAnswered(run_id=unit.run.id, attempt_id=member.attempt.id, why=why)
+            for member in unit.members
+            if (member.attempt.unrentable is None) is not (why is None)
+        )
+
+    def _is_coming_for(self, unit: Unit) -> bool:
+        """Return whether each job could go onto a machine that is on order, once it is free."""
+        needs = {member.need for member in unit.members}
+        return all(any(one.could_hold(need) for one in self._bins) for need in needs)
 
     # -- one job ----------------------------------------------------------------------------
 
@@ -179,7 +276,7 @@ class _Look:
             if isinstance(chosen, Offer):
                 self._buy(fleet, chosen, _idle_duration(unit)).put(unit, member)
                 return BuysMachine(offer=chosen.words(), fleet=fleet.name)
-            refusal = refusal or chosen
+            refusal = _first_or_away(refusal, chosen)
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
@@ -235,9 +332,15 @@ class _Look:
         holding = [one.offer for one in enough if one.holds(need)]
         return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough))
 
-    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity:
-        until = [self._shop.penalties.until(one, self._now) for one in tried]
-        first = min(at for at in until if at is not None)
+    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity | QuotaOfProvider:
+        known = [one for offer in tried if (one := self._shop.penalties.of(offer)) is not None]
+        first = min(one.until for one in known)
+        if all(one.end is MachineEnd.QUOTA_REACHED for one in known):
+            return QuotaOfProvider(
+                fleet=fleet.name,
+                detail=known[0].message or "it does not say which",
+                next_try=first - self._now,
+            )
         return NoCapacity(
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
@@ -261,7 +364,7 @@ class _Look:
                 return BuysMachine(
                     offer=first.offer.words(), fleet=fleet.name, count=max(1, len(result.new))
                 )
-            refusal = refusal or result
+            refusal = _first_or_away(refusal, result)
         return refusal
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
@@ -382,6 +485,30 @@ class _Look:
         )
 
 
+def _offered(
+    jobs: tuple[str, ...],
+    fleet: str,
+    offer: Offer | None,
+    *,
+    node: str | None = None,
+    why: str | None = None,
+) -> OfferedPlace:
+    if offer is None:
+        return OfferedPlace(jobs=jobs, node=node, fleet=fleet)
+    return OfferedPlace(
+        jobs=jobs,
+        node=node,
+        fleet=fleet,
+        provider=offer.provider,
+        instance_type=offer.instance_type,
+        region=offer.region,
+        zone=offer.zone,
+        spot=offer.spot,
+        price=offer.price,
+        why=why,
+    )
+
+
 class _Plan:
     """How a gang fits: the machines to order, and what is left of those on order. `used` and `new`
     hold each bin once or more."""
@@ -407,6 +534,11 @@ def _is_asked(unit: Unit, fleet: Fleet) -> bool:
     return all(
         not member.need.scope[0] or fleet.name in member.need.scope[0] for member in unit.members
     )
+
+
+def _first_or_away(first: MachineReason | None, next_: MachineReason) -> MachineReason:
+    """Return the first fleet's refusal, or that of a provider that may still grant a machine."""
+    return next_ if first is None or isinstance(next_, ProviderAway) else first
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

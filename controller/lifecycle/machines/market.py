@@ -22,10 +22,12 @@ _HOUR = 3600.0
 
 
 class Penalty(msgspec.Struct, frozen=True, kw_only=True):
-    """An offer that was refused is not tried again before `until`."""
+    """An offer that was refused is not tried again before `until`. `message`: the refusal."""
 
     until: float
     wait: float
+    end: MachineEnd
+    message: str | None = None
 
 
 class Penalties:
@@ -35,7 +37,14 @@ class Penalties:
     def __init__(self) -> None:
         self._known: dict[str, Penalty] = {}
 
-    def add(self, offer: Offer, end: MachineEnd, now: float, after: float | None = None) -> None:
+    def add(
+        self,
+        offer: Offer,
+        end: MachineEnd,
+        now: float,
+        after: float | None = None,
+        message: str | None = None,
+    ) -> None:
         """Leave the offer out for some time; each refusal in a row doubles it.
 
         `after`: the least time that the provider asks for.
@@ -48,7 +57,7 @@ class Penalties:
         is_in_a_row = before is not None and now - before.until < before.wait
         wait = min(_MAX_PENALTY, 2 * before.wait) if before and is_in_a_row else first
         wait = max(wait, after or 0.0)
-        self._known[offer.key] = Penalty(until=now + wait, wait=wait)
+        self._known[offer.key] = Penalty(until=now + wait, wait=wait, end=end, message=message)
 
     def forget(self, offer: Offer) -> None:
         """Forget refusals of the offer: a machine of it came."""
@@ -58,6 +67,10 @@ class Penalties:
         """Return when the offer may be tried again; None: now."""
         known = self._known.get(offer.key)
         return None if known is None or known.until <= now else known.until
+
+    def of(self, offer: Offer) -> Penalty | None:
+        """Return the latest refusal of the offer."""
+        return self._known.get(offer.key)
 
     def next_end(self, now: float) -> float | None:
         """Return when the next penalty ends."""

@@ -47,6 +47,21 @@ class NoCapacity(_Reason, frozen=True, kw_only=True):
         )
 
 
+class QuotaOfProvider(_Reason, frozen=True, kw_only=True):
+    """The account may have no more machines of each offer that would do. `detail`: the provider's
+    words, which name the quota."""
+
+    fleet: str
+    detail: str
+    next_try: float
+
+    def sentence(self) -> str:
+        return (
+            f"the account of fleet {self.fleet} at its provider has reached a quota: {self.detail};"
+            f" the next try is in {max(0.0, self.next_try):.0f} s"
+        )
+
+
 class OverBudget(_Reason, frozen=True, kw_only=True):
     """One more machine would cost more than the fleet may. `limit`: its name in the file."""
 
@@ -90,5 +105,12 @@ class ReusesOnly(_Reason, frozen=True, kw_only=True):
 
 
 MachineReason = (
-    BuysMachine | NoOffer | NoCapacity | OverBudget | FleetAtMost | ProviderAway | ReusesOnly
+    BuysMachine
+    | NoOffer
+    | NoCapacity
+    | QuotaOfProvider
+    | OverBudget
+    | FleetAtMost
+    | ProviderAway
+    | ReusesOnly
 )
