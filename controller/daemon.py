@@ -33,7 +33,7 @@ from controller.blobs import MAX_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
-from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.inventory import NodeFailure, Spending
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Node, RunState
 from controller.links.base import NodeLink
@@ -114,6 +114,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     first."""
     providers: Mapping[str, ProviderConfig] = {}
     """The providers of machines, by name."""
+    spending: Spending = Spending()
     proxy: ProxySettings = ProxySettings()
     secrets_key: Path | None = None
     """The file with the key of stored secrets; None: one in the data folder."""
@@ -407,6 +408,7 @@ def _machine_settings(
         clouds=make_clouds(options.providers),
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
+        spending=options.spending,
     )
 
 

@@ -22,11 +22,13 @@ import msgspec
 
 from fairlead import notebook, outputs, settings
 from fairlead.closing import Closing
+from fairlead.configuration.values.units import parse_duration
 from fairlead.documents import (
     AttemptOutputsView,
     AttemptView,
     BatchItem,
     CallerView,
+    CostsView,
     DeployView,
     EventView,
     ExplainView,
@@ -53,7 +55,7 @@ from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus, Value
 from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
-from fairlead.queries import EventQuery, RunQuery
+from fairlead.queries import CostsQuery, EventQuery, RunQuery
 from fairlead.rest import (
     ControllerClient,
     decode,
@@ -333,6 +335,14 @@ class Client(Closing):
         configuration = with_code_unsent(found.configuration(), found.base, found.name, os.environ)
         answer = self.rest.post("/v1/offers", {"configuration": configuration, "name": None})
         return decode(answer, OffersView).places
+
+    def costs(
+        self, by: Sequence[str] = ("user", "fleet"), *, since: float | str = "30d"
+    ) -> CostsView:
+        """Return what rented machines have cost, summed up by `user`, `fleet` and `run`. `since`:
+        how far back, as seconds or such as 30d."""
+        query = CostsQuery(by=",".join(by), seconds=parse_duration(since))
+        return decode(self.rest.get("/v1/costs", **query.parameters()), CostsView)
 
     def run(self, key: str) -> Run:
         """Return the run with this id or name. Raises NotFound."""

@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.model.answers import Amounts, OfferedPlace, PlannedPlace, PlannedRent, Waiting
 from fairlead.model.beginning import SameJob, When
+from fairlead.model.costs import CostRow
 from fairlead.model.dev_environment import Ide
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
@@ -520,6 +521,13 @@ class MachineView(_View, frozen=True):
     joined_at: str | None
     idle_since: str | None
     terminated_at: str | None
+
+
+class CostsView(_View, frozen=True):
+    """What rented machines have cost, the dearest first."""
+
+    rows: tuple[CostRow, ...]
+    total: float
 
 
 class OrphanView(_View, frozen=True):

@@ -11,6 +11,7 @@ from fairlead.documents import (
     CallerView,
     ChangeView,
     ChildView,
+    CostsView,
     DeploymentView,
     DeployView,
     DevEnvironmentView,
@@ -60,6 +61,7 @@ from fairlead.model.answers import (
     Waiting,
 )
 from fairlead.model.beginning import SameJob, When
+from fairlead.model.costs import CostRow
 from fairlead.model.dev_environment import Ide
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
@@ -88,6 +90,8 @@ __all__ = [
     "CallerView",
     "ChangeView",
     "ChildView",
+    "CostRow",
+    "CostsView",
     "DeployView",
     "DeploymentState",
     "DeploymentView",

@@ -270,6 +270,11 @@ SECTIONS = {
             "Fleets that [rent machines](machines.md) make them.",
         ),
         Command("machine orphans", "fairlead machine orphans"),
+        Command(
+            "cost",
+            "fairlead cost --by user,run --since 7d",
+            "Users who are no admins see what their own runs have cost.",
+        ),
     ],
     "Gateways": [
         Command(

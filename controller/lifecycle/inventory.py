@@ -5,6 +5,7 @@ Times are Unix seconds, sizes bytes, CPU is in cores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -51,6 +52,19 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     per_hour: float | None = None
     per_month: float | None = None
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machines of all fleets may cost: together, those of each user, and those of the
+    users that are named. A machine is that user's for whose run it was bought."""
+
+    together: Budget = Budget()
+    each_user: Budget = Budget()
+    users: Mapping[str, Budget] = {}
+
+    def of(self, user: str) -> Budget:
+        """Return the limits of this user."""
+        return self.users.get(user, self.each_user)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration
+from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
-from controller.lifecycle.machines.market import Market, Penalties, Purse
+from controller.lifecycle.machines.market import Market, Penalties, Purses
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -70,6 +70,7 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     pin: Callable[[str], Pinned]
     new_id: Callable[[], str]
     month_of: Callable[[float], float]
+    spending: Spending = Spending()
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +179,7 @@ class Rentals:
             away=self._away,
             penalties=self.penalties,
             month_began=self._settings.month_of(now),
+            spending=self._settings.spending,
         )
 
     def _demand(self, now: float) -> Demand:
@@ -232,12 +234,11 @@ class Rentals:
 
     def standing(self, fleets: Mapping[str, Fleet], now: float) -> dict[str, _Standing]:
         """Return how each fleet stands that rents machines."""
-        month = self._settings.month_of(now)
-        return {
-            name: _Standing(fleet, self.machines.values(), now, month)
-            for name, fleet in fleets.items()
-            if fleet.machines is not None
-        }
+        renting = [fleet for fleet in fleets.values() if fleet.machines is not None]
+        machines = list(self.machines.values())
+        month, spending = self._settings.month_of(now), self._settings.spending
+        purses = Purses(renting, spending, machines, now, month)
+        return {fleet.name: _Standing(fleet, machines, purses) for fleet in renting}
 
 
 def _price(offers: Counter[Offer]) -> float:
@@ -247,18 +248,21 @@ def _price(offers: Counter[Offer]) -> float:
 class _Standing:
     """How a fleet that rents machines stands in this turn."""
 
-    def __init__(
-        self, fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
-    ) -> None:
+    def __init__(self, fleet: Fleet, machines: Iterable[Machine], purses: Purses) -> None:
         assert fleet.machines is not None
         own = [machine for machine in machines if machine.fleet == fleet.name]
         self.policy = fleet.machines
-        self.is_broke = Purse(fleet, own, now, month_began).is_over_month
+        self._is_broke = purses.fleet(fleet.name).is_over_month
+        self._purses = purses
         self.staying = sum(
             one.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED) and not one.closing
             for one in own
         )
         """The machines that nothing has decided to end."""
+
+    def is_broke(self, machine: Machine) -> bool:
+        """Return whether a budget of the month that pays for the machine is used up."""
+        return self._is_broke or self._purses.is_broke(machine.user)
 
 
 def _around(
@@ -271,7 +275,7 @@ def _around(
         is_used=is_used,
         policy=standing.policy,
         may_release=standing.staying > standing.policy.min,
-        is_broke=standing.is_broke,
+        is_broke=standing.is_broke(machine),
     )
 
 
@@ -415,6 +419,8 @@ class _Turn:
                 token=token_of(self._settings.installation, machine_id, order.offer),
                 group=group,
                 idle_duration=order.idle_duration,
+                user=order.user,
+                run_id=order.run_id,
                 ordered_at=self._now,
             )
             log.info("machine %s is ordered: %s", machine.name, order.offer.words())

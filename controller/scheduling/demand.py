@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Purse
+from controller.lifecycle.machines.market import Market, Purses
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -57,12 +57,14 @@ MAX_TRIES = 25
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One machine to order. `group`: equal for the machines of one gang. `idle_duration`: that of
-    the run that it is for."""
+    the run that it is for. `user` and `run_id` None: its fleet keeps it."""
 
     fleet: str
     offer: Offer
     group: int | None = None
     idle_duration: float | None = None
+    user: str | None = None
+    run_id: str | None = None
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,10 +130,12 @@ def offering(
     they are tried."""
     look = _Look(index, list(machines), shop, now, lambda unit: False)
     alike: dict[Need, list[Member]] = {}
+    user = ""
     for unit in index.units.get(run_id, ()):
+        user = unit.run.user
         for member in unit.members:
             alike.setdefault(member.need, []).append(member)
-    return tuple(place for members in alike.values() for place in look.places(members))
+    return tuple(place for members in alike.values() for place in look.places(members, user))
 
 
 class _Look:
@@ -153,10 +157,7 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = {
-            name: Purse(fleet, machines, now, shop.month_began)
-            for name, fleet in self._fleets.items()
-        }
+        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
             _fresh(fleet, one.offer)
@@ -194,8 +195,8 @@ class _Look:
             orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers)
         )
 
-    def places(self, members: Sequence[Member]) -> Iterator[OfferedPlace]:
-        """Yield where these jobs, whose needs are equal, could go."""
+    def places(self, members: Sequence[Member], user: str) -> Iterator[OfferedPlace]:
+        """Yield where these jobs of the user, whose needs are equal, could go."""
         need, spec = members[0].need, members[0].job.spec
         jobs = tuple(f"{one.job.group}/{one.job.cookie}" for one in members)
         for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
@@ -211,12 +212,12 @@ class _Look:
                 continue
             on_demand = _lost_a_spot_machine(members[0])
             for offer in market.in_order(found, on_demand_first=on_demand):
-                yield _offered(jobs, fleet.name, offer, why=self._why_not_now(fleet, offer))
+                yield _offered(jobs, fleet.name, offer, why=self._why_not_now(fleet, offer, user))
 
-    def _why_not_now(self, fleet: Fleet, offer: Offer) -> str | None:
+    def _why_not_now(self, fleet: Fleet, offer: Offer, user: str) -> str | None:
         if self._shop.penalties.until(offer, self._now) is not None:
             return self._no_capacity(fleet, [offer]).sentence()
-        refusal = self._purses[fleet.name].refuses([offer])
+        refusal = self._purses.refuses(fleet.name, user, [offer])
         return None if refusal is None else refusal.sentence()
 
     def _serve(self, unit: Unit) -> None:
@@ -272,9 +273,9 @@ class _Look:
             return self._in_vain[key]
         refusal: MachineReason | None = None
         for fleet in fleets:
-            chosen = self._choose(fleet, need, on_demand_first=rather_on_demand)
+            chosen = self._choose(fleet, need, unit.run.user, on_demand_first=rather_on_demand)
             if isinstance(chosen, Offer):
-                self._buy(fleet, chosen, _idle_duration(unit)).put(unit, member)
+                self._buy(fleet, chosen, unit).put(unit, member)
                 return BuysMachine(offer=chosen.words(), fleet=fleet.name)
             refusal = _first_or_away(refusal, chosen)
         if refusal is not None:
@@ -295,7 +296,7 @@ class _Look:
         return None
 
     def _choose(
-        self, fleet: Fleet, need: Need, *, on_demand_first: bool = False
+        self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
     ) -> Offer | MachineReason:
         """Return the first offer that may be bought for the need, or why there is none."""
         fitting = self._fitting(fleet, need)
@@ -305,11 +306,11 @@ class _Look:
         open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
         if not open_:
             return self._no_capacity(fleet, ordered)
-        purse = self._purses[fleet.name]
-        affordable = next((one for one in open_ if purse.refuses([one]) is None), None)
-        if affordable is not None:
-            return affordable
-        refusal = purse.refuses(open_[:1])
+        refuses = self._purses.refuses
+        affordable = (one for one in open_ if refuses(fleet.name, user, [one]) is None)
+        if (chosen := next(affordable, None)) is not None:
+            return chosen
+        refusal = refuses(fleet.name, user, open_[:1])
         assert refusal is not None
         return refusal
 
@@ -388,9 +389,11 @@ class _Look:
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
             return NoOffer(fleet=fleet.name, lacks=lacks)
-        purse, refusal = self._purses[fleet.name], None
+        refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
-            if (refusal := purse.refuses([one.offer for one in plan.new])) is None:
+            offers_ = [one.offer for one in plan.new]
+            refusal = self._purses.refuses(fleet.name, unit.run.user, offers_)
+            if refusal is None:
                 return plan
         assert refusal is not None
         return refusal
@@ -450,12 +453,12 @@ class _Look:
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
-        self._note(fleet, [one.offer for one in plan.new], group, _idle_duration(unit))
+        self._note(fleet, [one.offer for one in plan.new], group, unit)
 
     # -- orders -----------------------------------------------------------------------------
 
     def _keep_least(self, fleet: Fleet) -> None:
-        purse, policy = self._purses[fleet.name], _policy(fleet)
+        purse, policy = self._purses.fleet(fleet.name), _policy(fleet)
         while purse.count < policy.min:
             chosen = self._fitting(fleet, None)
             if not isinstance(chosen, list):
@@ -464,24 +467,33 @@ class _Look:
                 one
                 for one in market.in_order(chosen)
                 if self._shop.penalties.until(one, self._now) is None
-                and purse.refuses([one]) is None
+                and self._purses.refuses(fleet.name, None, [one]) is None
             ]
             if not open_:
                 return
             self._buy(fleet, open_[0], None)
 
-    def _buy(self, fleet: Fleet, offer: Offer, idle_duration: float | None) -> _Bin:
+    def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> _Bin:
         bin_ = _fresh(fleet, offer)
         self._bins.append(bin_)
-        self._note(fleet, [offer], None, idle_duration)
+        self._note(fleet, [offer], None, unit)
         return bin_
 
     def _note(
-        self, fleet: Fleet, offers: Sequence[Offer], group: int | None, idle: float | None
+        self, fleet: Fleet, offers: Sequence[Offer], group: int | None, unit: Unit | None
     ) -> None:
-        self._purses[fleet.name].take(offers)
+        user = None if unit is None else unit.run.user
+        self._purses.take(fleet.name, user, offers)
         self._orders += (
-            Order(fleet=fleet.name, offer=one, group=group, idle_duration=idle) for one in offers
+            Order(
+                fleet=fleet.name,
+                offer=one,
+                group=group,
+                idle_duration=None if unit is None else _idle_duration(unit),
+                user=user,
+                run_id=None if unit is None else unit.run.id,
+            )
+            for one in offers
         )
 
 

@@ -63,9 +63,10 @@ class QuotaOfProvider(_Reason, frozen=True, kw_only=True):
 
 
 class OverBudget(_Reason, frozen=True, kw_only=True):
-    """One more machine would cost more than the fleet may. `limit`: its name in the file."""
+    """One more machine would cost more than its fleet, its user or this installation may.
+    `owner`: which, in words; `limit`: its time."""
 
-    fleet: str
+    owner: str
     limit: str
     allowed: float
     spent: float
@@ -73,17 +74,17 @@ class OverBudget(_Reason, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return (
-            f"fleet {self.fleet} may cost {self.allowed:g} {self.limit}; its machines cost "
+            f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
             f"{self.spent:.2f}, and one more would add {self.asked:g}"
         )
 
 
 class FleetAtMost(_Reason, frozen=True, kw_only=True):
-    fleet: str
+    owner: str
     most: int
 
     def sentence(self) -> str:
-        return f"fleet {self.fleet} has its most machines ({self.most})"
+        return f"{self.owner} has its most machines ({self.most})"
 
 
 class ProviderAway(_Reason, frozen=True, kw_only=True):

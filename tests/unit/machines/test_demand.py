@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
-from controller.lifecycle.inventory import Budget, Fleet, Spot
+from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
 from controller.lifecycle.machines.market import Market
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
@@ -22,15 +22,14 @@ from controller.lifecycle.model import (
     RunPolicy,
 )
 from controller.lifecycle.reports import Tick
-from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
 from controller.scheduling.demand import Demand, demand, offering
 from fairlead.model.answers import PlannedRent
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import RunStatus
-from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, shop
+from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, rentals_of, shop
 from tests.unit.scheduling.cluster import Cluster
-from tests.unit.scheduling.parts import new_id, node
+from tests.unit.scheduling.parts import node
 
 
 def look(cluster: Cluster, market: Market, *machines: Machine) -> Demand:
@@ -389,16 +388,48 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     cluster = waiting(3, cpu=4.0)
     state = cluster.states.popitem()[1]
     cluster.pipeline.index.run_changed(state.run.id, None)
-    settings = RentalSettings(
-        installation="here",
-        pin=lambda one: Pinned(host_key=one, token_digest=one),
-        new_id=new_id,
-        month_of=lambda now: 0.0,
-    )
-    rentals = Rentals(cluster.pipeline.index, settings)
+    rentals = rentals_of(cluster.pipeline.index)
     rentals.set_offers("lab", [offer(price=1.5)])
     assert rentals.rent_of(state, NOW) == PlannedRent(
         per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
     )
     assert [one.price for one in rentals.offering(state, NOW)] == [1.5]
     assert state.run.id not in cluster.pipeline.index.units
+
+
+@pytest.mark.parametrize(
+    ("spending", "bought", "why"),
+    [
+        (Spending(), 3, None),
+        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
+        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1 a month"),
+    ],
+    ids=str,
+)
+def test_users_and_the_installation_have_budgets(
+    spending: Spending, bought: int, why: str | None
+) -> None:
+    found = look(waiting(3, cpu=4.0), shop(offer(), spending=spending))
+    assert len(found.orders) == bought
+    assert {(one.user, one.run_id is not None) for one in found.orders} == {("ada", True)}
+    told = [one for one in sentences(found) if "may cost" in one]
+    assert (why is None) is (told == [])
+    assert why is None or told[0].startswith(why)
+
+
+def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
+    spending = Spending(each_user=Budget(per_hour=1.5))
+    found = look(
+        waiting(1, cpu=4.0),
+        shop(offer(), spending=spending),
+        machine("m1", user="ada", status=MachineStatus.TERMINATING),
+        machine("m2", user="bob"),
+    )
+    assert found.orders == ()
+
+
+def test_what_a_fleet_keeps_is_no_users() -> None:
+    found = look(Cluster(fleets=(fleet(min=1),)), shop(offer()))
+    assert [(one.user, one.run_id) for one in found.orders] == [(None, None)]
