@@ -396,6 +396,7 @@ def _machine_settings(
                 name=machine.name,
                 fleet=machine.fleet,
                 expires_at=None,
+                leash=machine.leash,
                 host_private_key=private,
                 host_public_key=public,
                 tunnel_key=identity.public_line(key),

@@ -42,6 +42,7 @@ from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
 from shim.image_cache.access import ImageAccess, PrivateImage
 from shim.image_cache.images import ImageRecord, Images, Watermarks
+from shim.leash import Leash
 from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
 from shim.node.ledger import Asked, Capacity, Ledger
@@ -169,6 +170,7 @@ class Daemon:
             executor,
         )
         self._controller_silence: ControllerSilence | None = None
+        self._leash: Leash | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
 
@@ -225,6 +227,12 @@ class Daemon:
         daemon._controller_silence = await ControllerSilence.open(
             supervisor, settings.data, executor, daemon._boot_id, fences
         )
+        if settings.leash is not None:
+            silence = daemon._controller_silence
+            daemon._leash = Leash(
+                settings.leash, lambda: silence.silent_for, lambda: bool(supervisor.infos)
+            )
+            daemon._leash.start()
         supervisor.resume()
         return daemon
 
@@ -232,6 +240,8 @@ class Daemon:
         """Close the shim; running tasks stay."""
         self.events.close()
         await self._watchdog.close()
+        if self._leash is not None:
+            await self._leash.close()
         if self._controller_silence is not None:
             await self._controller_silence.close()
         if self._jump_keys is not None:

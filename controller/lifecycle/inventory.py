@@ -45,6 +45,9 @@ class MachinesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_price: float | None = None
     boot_limit: float = 1200.0
     """Seconds from the order until the machine must be a node."""
+    leash: float | None = 7200.0
+    """Seconds without a task and without a controller after which a machine powers itself off;
+    None: never."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

@@ -418,6 +418,7 @@ class _Turn:
                 offer=order.offer,
                 token=token_of(self._settings.installation, machine_id, order.offer),
                 group=group,
+                leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,
                 user=order.user,
                 run_id=order.run_id,
@@ -426,6 +427,10 @@ class _Turn:
             log.info("machine %s is ordered: %s", machine.name, order.offer.words())
             self._rentals.machines[machine.id] = self._machines[machine.id] = machine
             self._changed_nodes[machine.id] = self._expected(machine)
+
+    def _leash_of(self, fleet: str) -> float | None:
+        policy = self._fleets[fleet].machines
+        return None if policy is None else policy.leash
 
     def _expected(self, machine: Machine) -> Node:
         pinned = self._settings.pin(machine.id)

@@ -113,6 +113,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ends, as a sentence."""
     trouble: str | None = None
     """Why the last call about it failed, as a sentence; None: it did not."""
+    leash: float | None = None
+    """The fleet's `leash` when it was ordered, in seconds: its user-data stays the same."""
     idle_duration: float | None = None
     """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
     closing: bool = False

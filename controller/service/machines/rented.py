@@ -135,6 +135,7 @@ def policy_of(
         spot=Spot(fields.spot),
         idle_duration=float(fields.idle_duration),
         boot_limit=float(fields.boot_limit),
+        leash=fields.leash.seconds,
         max_price=fields.max_price,
     )
     return policy, Budget(per_hour=limits.per_hour, per_month=limits.per_month)
