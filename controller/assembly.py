@@ -75,8 +75,9 @@ def _rentals(
         pin=machines.pin,
         new_id=chance.new_id,
         month_of=month_began,
+        spending=machines.spending,
     )
-    return Rentals(placement.index, settings, snapshot.machines)
+    return Rentals(placement.index, settings, snapshot.machines, placement.could_hold)
 
 
 class Assembly:

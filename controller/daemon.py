@@ -34,7 +34,7 @@ from controller.clock import SystemClock, system_chance
 from controller.clouds.base import Cloud
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
-from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.inventory import NodeFailure, Spending
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Node, RunState
 from controller.links.base import NodeLink
@@ -115,6 +115,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     first."""
     providers: Mapping[str, ProviderConfig] = {}
     """The providers of machines, by name."""
+    spending: Spending = Spending()
     proxy: ProxySettings = ProxySettings()
     secrets_key: Path | None = None
     """The file with the key of stored secrets; None: one in the data folder."""
@@ -404,6 +405,7 @@ def _machine_settings(
                 name=machine.name,
                 fleet=machine.fleet,
                 expires_at=None,
+                leash=machine.leash,
                 host_private_key=private,
                 host_public_key=public,
                 tunnel_key=identity.public_line(key),
@@ -416,6 +418,7 @@ def _machine_settings(
         clouds={name: _cloud(name, config) for name, config in options.providers.items()},
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
+        spending=options.spending,
     )
 
 

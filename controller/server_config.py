@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.inventory import Budget, NodeFailure, Spending
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.plan import Defaults
 from fairlead.configuration.text import source
 from fairlead.configuration.text.source import SourceError
 from fairlead.configuration.values.images import IMAGE_ALLOWED, ImageName, default_image_name
+from fairlead.configuration.values.machines import BudgetFields
 from fairlead.configuration.values.units import (
     DURATION_ALLOWED,
     Duration,
@@ -57,6 +58,7 @@ class _LimitsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Field("a list of durations, the last of which is repeated, such as [0s, 15s, 1m]"),
     ] = None
     no_capacity_wait: Duration | None = None
+    no_capacity: Duration | None = None
     jitter: Annotated[float, msgspec.Meta(ge=0, le=1), Field("a number from 0 to 1")] | None = None
 
 
@@ -92,6 +94,15 @@ class _ProviderFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
 
 
+class _BudgetOfAllFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    each_user: Annotated[BudgetFields, Field("a mapping of per_hour and per_month")] = (
+        BudgetFields()
+    )
+    users: Annotated[
+        dict[str, BudgetFields], Field("a mapping of users to mappings of per_hour and per_month")
+    ] = msgspec.field(default_factory=dict)
+
+
 class OperatingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Annotated[_LimitsFields, Field("a mapping")] = _LimitsFields()
     node_failure: Annotated[_NodeFailureFields, Field("a mapping")] = _NodeFailureFields()
@@ -105,6 +116,7 @@ class OperatingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     providers: Annotated[
         dict[str, dict[str, Any]], Field("a mapping of names to providers of machines")
     ] = {}
+    budget: Annotated[_BudgetOfAllFields, Field("a mapping")] = _BudgetOfAllFields()
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +136,7 @@ class Operating(msgspec.Struct, frozen=True, kw_only=True):
     node_failure: NodeFailure = NodeFailure()
     cluster_networks: tuple[IPv4Network, ...] = ()
     providers: Mapping[str, ProviderConfig] = {}
+    spending: Spending = Spending()
 
 
 def load(path: Path) -> Operating:
@@ -147,7 +160,25 @@ def parse(data: object) -> Operating:
         node_failure=_node_failure(fields.node_failure),
         cluster_networks=fields.cluster_networks,
         providers={name: _provider(name, written) for name, written in fields.providers.items()},
+        spending=_spending(fields.budget),
     )
+
+
+def _spending(written: _BudgetOfAllFields) -> Spending:
+    return Spending(
+        together=_budget(written, "budget"),
+        each_user=_budget(written.each_user, "budget.each_user"),
+        users={name: _budget(one, f"budget.users.{name}") for name, one in written.users.items()},
+    )
+
+
+def _budget(written: BudgetFields, field: str) -> Budget:
+    """Raises ConfigurationError."""
+    hour, month = written.per_hour, written.per_month
+    if hour is not None and month is not None and hour > month:
+        message = f"{hour:g} is more than per_month ({month:g})"
+        raise ConfigurationError(f"{field}.per_hour", message, "at most per_month")
+    return Budget(per_hour=hour, per_month=month)
 
 
 def _provider(name: str, data: dict[str, Any]) -> ProviderConfig:

@@ -153,6 +153,8 @@ class AsyncClient(_Asynchronous[Client]):
     sweep = _making(Client.sweep)
     deploy = _call(Client.deploy)
     plan = _call(Client.plan)
+    offers_for = _call(Client.offers_for)
+    costs = _call(Client.costs)
     run = _making(Client.run)
     runs = _call(Client.runs)
     offers = _call(Client.offers)

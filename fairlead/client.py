@@ -22,11 +22,13 @@ import msgspec
 
 from fairlead import notebook, outputs, settings
 from fairlead.closing import Closing
+from fairlead.configuration.values.units import parse_duration
 from fairlead.documents import (
     AttemptOutputsView,
     AttemptView,
     BatchItem,
     CallerView,
+    CostsView,
     DeployView,
     EventView,
     ExplainView,
@@ -35,6 +37,7 @@ from fairlead.documents import (
     MetricsHistoryAnswer,
     NewServiceKeyView,
     NodeView,
+    OffersView,
     OutputsView,
     PlanView,
     RunSummary,
@@ -47,11 +50,12 @@ from fairlead.documents import (
 )
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
+from fairlead.model.answers import OfferedPlace
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus, Value
 from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
-from fairlead.queries import EventQuery, RunQuery
+from fairlead.queries import CostsQuery, EventQuery, RunQuery
 from fairlead.rest import (
     ControllerClient,
     decode,
@@ -364,6 +368,22 @@ class Client(Closing):
         return decode(
             self.rest.post("/v1/plan", {"configuration": configuration, "name": name}), PlanView
         )
+
+    def offers_for(self, task: Source) -> tuple[OfferedPlace, ...]:
+        """Return where the run's jobs could go, free nodes and machines to rent, in the order in
+        which they are tried; nothing is submitted."""
+        found = _task(task)
+        configuration = with_code_unsent(found.configuration(), found.base, found.name, os.environ)
+        answer = self.rest.post("/v1/offers", {"configuration": configuration, "name": None})
+        return decode(answer, OffersView).places
+
+    def costs(
+        self, by: Sequence[str] = ("user", "fleet"), *, since: float | str = "30d"
+    ) -> CostsView:
+        """Return what rented machines have cost, summed up by `user`, `fleet` and `run`. `since`:
+        how far back, as seconds or such as 30d."""
+        query = CostsQuery(by=",".join(by), seconds=parse_duration(since))
+        return decode(self.rest.get("/v1/costs", **query.parameters()), CostsView)
 
     def run(self, key: str) -> Run:
         """Return the run with this id or name. Raises NotFound."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from fairlead.model.answers import Amounts, PlannedPlace, Waiting
+from fairlead.model.answers import Amounts, OfferedPlace, PlannedPlace, PlannedRent, Waiting
 from fairlead.model.beginning import SameJob, When
+from fairlead.model.costs import CostRow
 from fairlead.model.dev_environment import Ide
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason, RunReason
@@ -541,6 +542,13 @@ class MachineView(_View, frozen=True):
     terminated_at: str | None
 
 
+class CostsView(_View, frozen=True):
+    """What rented machines have cost, the dearest first."""
+
+    rows: tuple[CostRow, ...]
+    total: float
+
+
 class OrphanView(_View, frozen=True):
     """A machine at a provider that no record knows. `ends_at` null: only an admin ends it."""
 
@@ -854,6 +862,14 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     field: str | None
     warning: str | None
     groups: tuple[GroupPlanView, ...] = ()
+    rent: PlannedRent | None = None
+    """What would be rented for it; null: this controller rents nothing."""
+
+
+class OffersView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the jobs of a run could go, in the order in which the places are tried."""
+
+    places: tuple[OfferedPlace, ...]
 
 
 class ServiceGroupView(_View, frozen=True):

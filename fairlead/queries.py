@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
+from fairlead.model.costs import CostKey
 from fairlead.model.spec import Band
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
@@ -252,3 +253,23 @@ class SearchQuery(Query, frozen=True):
     limit: Limit = 200
     exact_case: bool = False
     regex: bool = False
+
+
+DEFAULT_SECONDS = 30 * 86400.0
+"""How far back costs are looked at, if nothing else is asked for."""
+
+
+class CostsQuery(Query, frozen=True, kw_only=True):
+    """`by`: the names of `CostKey`, separated by commas. `seconds`: how far back."""
+
+    by: str = "user,fleet"
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = DEFAULT_SECONDS
+
+    def keys(self) -> tuple[CostKey, ...]:
+        return tuple(CostKey(one.strip()) for one in self.by.split(","))
+
+    def check(self) -> None:
+        known = tuple(CostKey)
+        for one in self.by.split(","):
+            if one.strip() not in known:
+                raise QueryError(f"{one!r} is none of {', '.join(known)}", field="by")

@@ -11,6 +11,7 @@ from fairlead.documents import (
     CallerView,
     ChangeView,
     ChildView,
+    CostsView,
     DeploymentView,
     DeployView,
     DevEnvironmentView,
@@ -52,8 +53,16 @@ from fairlead.documents import (
     TokenView,
     UnderWayView,
 )
-from fairlead.model.answers import Amounts, NodeAnswer, PlannedPlace, Waiting
+from fairlead.model.answers import (
+    Amounts,
+    NodeAnswer,
+    OfferedPlace,
+    PlannedPlace,
+    PlannedRent,
+    Waiting,
+)
 from fairlead.model.beginning import SameJob, When
+from fairlead.model.costs import CostRow
 from fairlead.model.dev_environment import Ide
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
@@ -82,6 +91,8 @@ __all__ = [
     "CallerView",
     "ChangeView",
     "ChildView",
+    "CostRow",
+    "CostsView",
     "DeployView",
     "DeploymentState",
     "DeploymentView",
@@ -111,11 +122,13 @@ __all__ = [
     "NodeImageView",
     "NodeView",
     "OccurrenceView",
+    "OfferedPlace",
     "OutputFileView",
     "OutputsState",
     "OutputsView",
     "PlanView",
     "PlannedPlace",
+    "PlannedRent",
     "ProbeView",
     "Reason",
     "ReplicaView",

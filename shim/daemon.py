@@ -43,6 +43,7 @@ from shim.gpus.watch import GpuWatch
 from shim.image_cache.access import ImageAccess, PrivateImage
 from shim.image_cache.ahead import ImagesAhead
 from shim.image_cache.images import ImageRecord, Images, Watermarks
+from shim.leash import Leash
 from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
 from shim.node.ledger import Asked, Capacity, Ledger
@@ -173,6 +174,7 @@ class Daemon:
             supervisor.images, supervisor.engine, self.events.node_changed
         )
         self._controller_silence: ControllerSilence | None = None
+        self._leash: Leash | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
 
@@ -234,12 +236,20 @@ class Daemon:
         self._controller_silence = await ControllerSilence.open(
             self.supervisor, self.settings.data, self.executor, self._boot_id, fences
         )
+        if self.settings.leash is not None:
+            silence, supervisor = self._controller_silence, self.supervisor
+            self._leash = Leash(
+                self.settings.leash, lambda: silence.silent_for, lambda: bool(supervisor.infos)
+            )
+            self._leash.start()
         self.supervisor.resume()
 
     async def close(self) -> None:
         """Close the shim; running tasks stay."""
         self.events.close()
         await self._watchdog.close()
+        if self._leash is not None:
+            await self._leash.close()
         if self._controller_silence is not None:
             await self._controller_silence.close()
         if self._jump_keys is not None:

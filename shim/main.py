@@ -37,6 +37,7 @@ from shim.settings import RUNTIME, GatewayAccess, NetworkKind, Settings, SubnetR
 from shim.tasks.steps.folders import make_shared
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_MIN_LEASH_SECONDS = 60.0
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
@@ -58,6 +59,14 @@ def watermarks(text: str) -> tuple[float, float] | None:
     if not (colon and high.isdecimal() and low.isdecimal() and 0 <= int(low) <= int(high) <= 100):
         raise StartError(f"--image-gc {text!r}: expected HIGH:LOW in percent (90:70), or off")
     return int(high) / 100, int(low) / 100
+
+
+def leash(seconds: float | None) -> float | None:
+    """Return the seconds. Raises StartError for less than a minute: a controller that starts again
+    is silent for some time."""
+    if seconds is not None and not seconds >= _MIN_LEASH_SECONDS:
+        raise StartError(f"--leash {seconds:g}: expected at least {_MIN_LEASH_SECONDS:g} seconds")
+    return seconds
 
 
 def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
@@ -182,6 +191,13 @@ def _parser() -> argparse.ArgumentParser:
         "(default: FAIRLEAD_LOG_LEVEL, else info)",
     )
     add("--verbose", action="store_true", help="the same as --log-level debug")
+    add(
+        "--leash",
+        type=float,
+        metavar="SECONDS",
+        help="power the machine off when it has no task and no controller was heard for that long; "
+        "for rented machines (default: never)",
+    )
     return parser
 
 
@@ -368,6 +384,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         controller_keys=arguments.controller_keys and arguments.controller_keys.absolute(),
         gateways=_gateways(arguments),
         image_gc=watermarks(arguments.image_gc),
+        leash=leash(arguments.leash),
         private_images_open=arguments.private_images == "open",
         volume_prefixes=volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,

@@ -147,6 +147,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The URL below which uv finds the interpreters' archives; None: where uv looks by itself."""
     python_downloads: str | None = None
     """The path or URL of the JSON that lists them; None: uv's own list."""
+    leash: float | None = None
+    """Seconds without a task and without a controller after which the machine powers itself off;
+    None: never."""
     engine_patience: float = 60.0
     jump_keys: Path | None = None
     """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""

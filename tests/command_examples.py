@@ -72,7 +72,11 @@ SECTIONS = {
             "fairlead plan -f train.yaml",
             "Nothing is submitted.",
         ),
-        Command("offer", "fairlead offer --gpu H100", "It counts only nodes that take work."),
+        Command(
+            "offer",
+            "fairlead offer -f train.yaml",
+            "Without a file it counts what is free, of nodes that take work: `--gpu H100`.",
+        ),
         Command(
             "schema",
             "fairlead schema > ~/.fairlead-schema.json",
@@ -271,6 +275,11 @@ SECTIONS = {
             "Fleets that [rent machines](machines.md) make them.",
         ),
         Command("machine orphans", "fairlead machine orphans"),
+        Command(
+            "cost",
+            "fairlead cost --by user,run --since 7d",
+            "Users who are no admins see what their own runs have cost.",
+        ),
     ],
     "Gateways": [
         Command(

@@ -143,7 +143,7 @@ class ExecCloud:
                 GpuOffer(name=gpu.name, count=gpu.count, memory=int(gpu.memory_gib * _GIB))
                 for gpu in offered.gpus
             ),
-            reservation=told.reservation,
+            reservation=offered.reservation,
         )
 
     async def create(self, order: Order) -> Created:

@@ -302,6 +302,7 @@ def controller(
         database=find_database(data, database, database_file, os.environ, peers),
         peers=peers,
         providers=operating.providers,
+        spending=operating.spending,
         secrets_key=secrets_key_file,
         most_outputs=outputs.most,
         outputs_bucket=outputs.bucket(),

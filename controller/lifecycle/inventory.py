@@ -5,6 +5,7 @@ Times are Unix seconds, sizes bytes, CPU is in cores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -45,6 +46,9 @@ class MachinesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_price: float | None = None
     boot_limit: float = 1200.0
     """Seconds from the order until the machine must be a node."""
+    leash: float | None = 7200.0
+    """Seconds without a task and without a controller after which a machine powers itself off;
+    None: never."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,19 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     per_hour: float | None = None
     per_month: float | None = None
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machines of all fleets may cost: together, those of each user, and those of the
+    users that are named. A machine is that user's for whose run it was bought."""
+
+    together: Budget = Budget()
+    each_user: Budget = Budget()
+    users: Mapping[str, Budget] = {}
+
+    def of(self, user: str) -> Budget:
+        """Return the limits of this user."""
+        return self.users.get(user, self.each_user)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

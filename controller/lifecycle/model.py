@@ -118,6 +118,19 @@ class CollectedOutputs(msgspec.Struct, frozen=True, kw_only=True):
     left_out_size: int = 0
 
 
+class Unrentable(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    gc=False,
+    rename={"since": "unrentable_since", "why": "unrentable_why"},
+):
+    """No node could hold the waiting job, and no machine is to be had for it (rule 12.14)."""
+
+    since: float
+    why: str
+
+
 class Interruption(
     msgspec.Struct,
     frozen=True,
@@ -302,6 +315,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskDetails = TaskDetails()
     seen: Seen = Seen()
     serving: Serving = Serving()
+    unrentable: Unrentable | None = None
+    """None: a node could hold it, or a machine may come for it."""
     inactivity: Inactivity | None = None
     """None: it is in use, nothing is known yet, or nothing looks."""
     signalled: tuple[SignalledEnd, ...] = ()

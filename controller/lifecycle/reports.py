@@ -229,6 +229,13 @@ class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
     pending_reason: PendingReason
 
 
+class MachineAnswered(_AttemptReport, frozen=True, kw_only=True):
+    """The market was asked for a machine for the waiting attempt. `why`: none is to be had, and no
+    node could hold the attempt; None: there may be one again."""
+
+    why: str | None
+
+
 class TaskAccepted(_AttemptReport, frozen=True, kw_only=True):
     """The shim has recorded the task."""
 
@@ -370,6 +377,7 @@ Report = (
     | SetsStopped
     | SetsRetried
     | SweepResized
+    | MachineAnswered
     | ProbeSeen
     | ReplicaRegistered
     | RegistrationFailed

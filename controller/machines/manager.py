@@ -9,6 +9,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.clouds.base import Cloud, Order
+from controller.lifecycle.inventory import Spending
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Node
@@ -27,6 +28,7 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     clouds: Mapping[str, Cloud]
     boot_data: Callable[[Machine], str]
     pin: Callable[[str], Pinned]
+    spending: Spending = Spending()
 
 
 class MachineManager:

@@ -193,15 +193,20 @@ class Attendance:
         else:
             self._heard(None)
 
+    def _leash(self) -> list[float]:
+        rentals = self._pipeline.rentals
+        machine = None if rentals is None else rentals.committed.get(self._node_id)
+        return [] if machine is None or machine.leash is None else [machine.leash]
+
     def _least_patience(self) -> float | None:
-        """Return the seconds between two greetings; None when no job there must hear from a
-        controller."""
-        if not self._pipeline.may_mind_silence(self._node_id):
-            return None
-        limits = [
-            job.spec.stop_when_unheard
-            for state in self._pipeline.runs_on(self._node_id)
-            for job in state.jobs
-            if job.spec.stop_when_unheard is not None
-        ]
+        """Return the seconds between two greetings; None when nothing there must hear from a
+        controller: no job, and no rented machine that would power itself off."""
+        limits = self._leash()
+        if self._pipeline.may_mind_silence(self._node_id):
+            limits += [
+                job.spec.stop_when_unheard
+                for state in self._pipeline.runs_on(self._node_id)
+                for job in state.jobs
+                if job.spec.stop_when_unheard is not None
+            ]
         return min(limits) / GREETINGS_PER_PATIENCE if limits else None

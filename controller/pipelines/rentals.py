@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration
+from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
-from controller.lifecycle.machines.market import Market, Penalties, Purse
+from controller.lifecycle.machines.market import Market, Penalties, Purses
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -27,8 +28,12 @@ from controller.lifecycle.machines.model import (
     token_of,
 )
 from controller.lifecycle.machines.reasons import MachineReason
-from controller.scheduling.demand import Order, demand
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reports import MachineAnswered
+from controller.scheduling.demand import Demand, Order, demand, offering
 from controller.scheduling.index import CapacityIndex
+from controller.scheduling.queue import Unit
+from fairlead.model.answers import OfferedPlace, PlannedRent
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import NodeStatus
 
@@ -65,6 +70,7 @@ class RentalSettings(msgspec.Struct, frozen=True, kw_only=True):
     pin: Callable[[str], Pinned]
     new_id: Callable[[], str]
     month_of: Callable[[float], float]
+    spending: Spending = Spending()
 
 
 class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +88,20 @@ class Turned(msgspec.Struct, frozen=True, kw_only=True):
     machines: Mapping[str, Machine] = {}
     nodes: Mapping[str, Node | None] = {}
     gone: Sequence[GoneNode] = ()
+    answers: Sequence[MachineAnswered] = ()
 
 
 class Rentals:
     """The records of machines, and the market as providers tell it."""
 
     def __init__(
-        self, index: CapacityIndex, settings: RentalSettings, machines: Iterable[Machine] = ()
+        self,
+        index: CapacityIndex,
+        settings: RentalSettings,
+        machines: Iterable[Machine] = (),
+        could_hold: Callable[[Unit], bool] = lambda unit: False,
     ) -> None:
+        """`could_hold`: whether the nodes could hold the unit if they were free."""
         self.machines = {machine.id: machine for machine in machines}
         """As decided last; what is committed is in `committed`."""
         self.committed = dict(self.machines)
@@ -100,6 +112,7 @@ class Rentals:
         self.penalties = Penalties()
         self._index = index
         self._settings = settings
+        self._could_hold = could_hold
         self._offers: dict[str, Sequence[Offer]] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
@@ -153,16 +166,40 @@ class Rentals:
         if now >= self._next_demand and self._must_look(now):
             self._next_demand, self._is_dirty = now + DEMAND_EVERY_SECONDS, False
             self._looked_at = now
-            shop = Market(
-                offers=self._offers,
-                away=self._away,
-                penalties=self.penalties,
-                month_began=self._settings.month_of(now),
-            )
-            found = demand(self._index, self.machines.values(), shop, now)
+            found = self._demand(now)
             self.reasons = found.reasons
+            turn.answers = found.answers
             turn.order(found.orders)
         return turn.result()
+
+    def market(self, now: float) -> Market:
+        """Return what can be bought."""
+        return Market(
+            offers=self._offers,
+            away=self._away,
+            penalties=self.penalties,
+            month_began=self._settings.month_of(now),
+            spending=self._settings.spending,
+        )
+
+    def _demand(self, now: float) -> Demand:
+        machines = self.machines.values()
+        return demand(self._index, machines, self.market(now), now, self._could_hold)
+
+    def offering(self, state: RunState, now: float) -> tuple[OfferedPlace, ...]:
+        """Return where the jobs of this run could go if it were submitted now."""
+        with self._index.with_run(state):
+            machines = self.machines.values()
+            return offering(self._index, machines, self.market(now), state.run.id, now)
+
+    def rent_of(self, state: RunState, now: float) -> PlannedRent:
+        """Return what would be ordered more if this run were submitted now."""
+        before = Counter(order.offer for order in self._demand(now).orders)
+        with self._index.with_run(state):
+            found = Counter(order.offer for order in self._demand(now).orders)
+        more = sorted((found - before).elements(), key=lambda one: one.key)
+        per_hour = max(0.0, _price(found) - _price(before))
+        return PlannedRent(per_hour=per_hour, machines=tuple(one.words() for one in more))
 
     def _must_look(self, now: float) -> bool:
         """Return whether a look at demand could find something else than the last one."""
@@ -197,29 +234,35 @@ class Rentals:
 
     def standing(self, fleets: Mapping[str, Fleet], now: float) -> dict[str, _Standing]:
         """Return how each fleet stands that rents machines."""
-        month = self._settings.month_of(now)
-        return {
-            name: _Standing(fleet, self.machines.values(), now, month)
-            for name, fleet in fleets.items()
-            if fleet.machines is not None
-        }
+        renting = [fleet for fleet in fleets.values() if fleet.machines is not None]
+        machines = list(self.machines.values())
+        month, spending = self._settings.month_of(now), self._settings.spending
+        purses = Purses(renting, spending, machines, now, month)
+        return {fleet.name: _Standing(fleet, machines, purses) for fleet in renting}
+
+
+def _price(offers: Counter[Offer]) -> float:
+    return sum(offer.price * count for offer, count in offers.items())
 
 
 class _Standing:
     """How a fleet that rents machines stands in this turn."""
 
-    def __init__(
-        self, fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
-    ) -> None:
+    def __init__(self, fleet: Fleet, machines: Iterable[Machine], purses: Purses) -> None:
         assert fleet.machines is not None
         own = [machine for machine in machines if machine.fleet == fleet.name]
         self.policy = fleet.machines
-        self.is_broke = Purse(fleet, own, now, month_began).is_over_month
+        self._is_broke = purses.fleet(fleet.name).is_over_month
+        self._purses = purses
         self.staying = sum(
             one.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED) and not one.closing
             for one in own
         )
         """The machines that nothing has decided to end."""
+
+    def is_broke(self, machine: Machine) -> bool:
+        """Return whether a budget of the month that pays for the machine is used up."""
+        return self._is_broke or self._purses.is_broke(machine.user)
 
 
 def _around(
@@ -232,7 +275,7 @@ def _around(
         is_used=is_used,
         policy=standing.policy,
         may_release=standing.staying > standing.policy.min,
-        is_broke=standing.is_broke,
+        is_broke=standing.is_broke(machine),
     )
 
 
@@ -258,9 +301,15 @@ class _Turn:
         self._machines: dict[str, Machine] = {}
         self._changed_nodes: dict[str, Node | None] = {}
         self._gone: list[GoneNode] = []
+        self.answers: Sequence[MachineAnswered] = ()
 
     def result(self) -> Turned:
-        return Turned(machines=self._machines, nodes=self._changed_nodes, gone=self._gone)
+        return Turned(
+            machines=self._machines,
+            nodes=self._changed_nodes,
+            gone=self._gone,
+            answers=self.answers,
+        )
 
     def move(self, machine: Machine, reports: Sequence[MachineReport]) -> None:
         standing = self._standing.get(machine.fleet)
@@ -286,7 +335,7 @@ class _Turn:
             penalties.forget(after.offer)
         if after.end is not before.end and after.end in _REFUSALS:
             asked = (one.after for one in reports if isinstance(one, life.OrderRefused))
-            penalties.add(after.offer, after.end, self._now, next(asked, None))
+            penalties.add(after.offer, after.end, self._now, next(asked, None), after.message)
 
     def _put(self, before: Machine, after: Machine) -> None:
         self._rentals.machines[after.id] = self._machines[after.id] = after
@@ -369,12 +418,19 @@ class _Turn:
                 offer=order.offer,
                 token=token_of(self._settings.installation, machine_id, order.offer),
                 group=group,
+                leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,
+                user=order.user,
+                run_id=order.run_id,
                 ordered_at=self._now,
             )
             log.info("machine %s is ordered: %s", machine.name, order.offer.words())
             self._rentals.machines[machine.id] = self._machines[machine.id] = machine
             self._changed_nodes[machine.id] = self._expected(machine)
+
+    def _leash_of(self, fleet: str) -> float | None:
+        policy = self._fleets[fleet].machines
+        return None if policy is None else policy.leash
 
     def _expected(self, machine: Machine) -> Node:
         pinned = self._settings.pin(machine.id)

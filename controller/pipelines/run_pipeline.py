@@ -43,7 +43,7 @@ from controller.scheduling.explain import NameOf
 from controller.scheduling.queue import Unit
 from controller.store.base import Changes, Store
 from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
-from fairlead.model.answers import PlannedPlace, Waiting
+from fairlead.model.answers import OfferedPlace, PlannedPlace, Waiting
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 log = logging.getLogger(__name__)
@@ -473,6 +473,8 @@ class RunPipeline:
             self._show_node(node, node_id)
         self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
         self._gone += turned.gone
+        for answer in turned.answers:
+            self.post(answer)
 
     def _is_used(self, node_id: str) -> bool:
         """Return whether something of a run is on the node, or may be, or is about to be."""
@@ -731,6 +733,8 @@ class Scheduler(Placer, Protocol):
     def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
 
     def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
+
+    def offering(self, state: RunState, now: float) -> tuple[OfferedPlace, ...]: ...
 
 
 class TurnListener(Protocol):

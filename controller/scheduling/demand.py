@@ -7,25 +7,33 @@ function of the index, the records of machines and the market.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.inventory import Fleet, MachinesPolicy
 from controller.lifecycle.machines import market
-from controller.lifecycle.machines.market import Market, Purse
-from controller.lifecycle.machines.model import Machine, MachineStatus, Offer, node_of
+from controller.lifecycle.machines.market import Market, Purses
+from controller.lifecycle.machines.model import (
+    Machine,
+    MachineEnd,
+    MachineStatus,
+    Offer,
+    node_of,
+)
 from controller.lifecycle.machines.reasons import (
     BuysMachine,
     MachineReason,
     NoCapacity,
     NoOffer,
     ProviderAway,
+    QuotaOfProvider,
     ReusesOnly,
 )
 from controller.lifecycle.model import Resources
 from controller.lifecycle.pending_reasons import constraint_words
+from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
 from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
@@ -38,6 +46,7 @@ from controller.scheduling.gang_placement import (
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
+from fairlead.model.answers import OfferedPlace
 from fairlead.model.reasons import Reason
 
 Zone = tuple[str, str, str | None]
@@ -48,19 +57,23 @@ MAX_TRIES = 25
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One machine to order. `group`: equal for the machines of one gang. `idle_duration`: that of
-    the run that it is for."""
+    the run that it is for. `user` and `run_id` None: its fleet keeps it."""
 
     fleet: str
     offer: Offer
     group: int | None = None
     idle_duration: float | None = None
+    user: str | None = None
+    run_id: str | None = None
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasons`: what is done, or why nothing is, by the id of the waiting attempt."""
+    """`reasons`: what is done, or why nothing is, by the id of the waiting attempt. `answers`: what
+    has become different for attempts that no node could hold."""
 
     orders: tuple[Order, ...] = ()
     reasons: Mapping[str, MachineReason] = {}
+    answers: tuple[MachineAnswered, ...] = ()
 
 
 class _Bin:
@@ -70,16 +83,21 @@ class _Bin:
         self.fleet = fleet
         self.offer = offer
         # Starts pace a node that is there; they are no reason to buy another one.
-        self.room = replace(free, starts=0)
+        self.room = self.whole = replace(free, starts=0)
         self.attributes = attributes_of(free.node, fleet)
 
     def holds(self, need: Need) -> bool:
+        return self._takes(need, self.room)
+
+    def could_hold(self, need: Need) -> bool:
+        """Return whether the machine holds the need once nothing else is on it."""
+        return self._takes(need, self.whole)
+
+    def _takes(self, need: Need, free: Room) -> bool:
         fleets, constraints = need.scope
         if fleets and self.fleet.name not in fleets:
             return False
-        return unmet(constraints, self.attributes) is None and not shortfalls(
-            need.resources, self.room
-        )
+        return unmet(constraints, self.attributes) is None and not shortfalls(need.resources, free)
 
     def put(self, unit: Unit, member: Member) -> None:
         taken = allocate(unit, member, self.room, None, 0.0, str)
@@ -91,16 +109,45 @@ def _fresh(fleet: Fleet, offer: Offer) -> _Bin:
     return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()))
 
 
-def demand(index: CapacityIndex, machines: Iterable[Machine], shop: Market, now: float) -> Demand:
-    """Return what to order now, and why each waiting job gets no more than that."""
-    return _Look(index, list(machines), shop, now).take()
+def demand(
+    index: CapacityIndex,
+    machines: Iterable[Machine],
+    shop: Market,
+    now: float,
+    could_hold: Callable[[Unit], bool] = lambda unit: False,
+) -> Demand:
+    """Return what to order now, and why each waiting job gets no more than that.
+
+    `could_hold`: whether the nodes that are there could hold the unit if they were free.
+    """
+    return _Look(index, list(machines), shop, now, could_hold).take()
+
+
+def offering(
+    index: CapacityIndex, machines: Iterable[Machine], shop: Market, run_id: str, now: float
+) -> tuple[OfferedPlace, ...]:
+    """Return the free nodes and the offers for the waiting jobs of the run, in the order in which
+    they are tried."""
+    look = _Look(index, list(machines), shop, now, lambda unit: False)
+    alike: dict[Need, list[Member]] = {}
+    user = ""
+    for unit in index.units.get(run_id, ()):
+        user = unit.run.user
+        for member in unit.members:
+            alike.setdefault(member.need, []).append(member)
+    return tuple(place for members in alike.values() for place in look.places(members, user))
 
 
 class _Look:
     """One look at the queue; use it once."""
 
     def __init__(
-        self, index: CapacityIndex, machines: list[Machine], shop: Market, now: float
+        self,
+        index: CapacityIndex,
+        machines: list[Machine],
+        shop: Market,
+        now: float,
+        could_hold: Callable[[Unit], bool],
     ) -> None:
         index.refresh()
         self._index = index
@@ -110,17 +157,16 @@ class _Look:
         self._fleets = {
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
-        self._purses = {
-            name: Purse(fleet, machines, now, shop.month_began)
-            for name, fleet in self._fleets.items()
-        }
+        self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
             _fresh(fleet, one.offer)
             for one in machines
             if (fleet := self._fleets.get(one.fleet)) is not None and self._is_coming(one)
         ]
+        self._could_hold = could_hold
         self._orders: list[Order] = []
+        self._answers: list[MachineAnswered] = []
         self._reasons: dict[str, MachineReason] = {}
         self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
         self._first: dict[Need, int] = {}
@@ -135,18 +181,49 @@ class _Look:
         return node is None or not is_usable(node)
 
     def take(self) -> Demand:
+        every = (unit for units in self._index.units.values() for unit in units)
         if self._fleets:
-            every = (unit for units in self._index.units.values() for unit in units)
             for unit in in_order(every, self._index.use, self._now):
                 if not unit.nominated:
                     self._serve(unit)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
-        return Demand(orders=tuple(self._orders), reasons=self._reasons)
+        else:
+            for unit in every:
+                self._answer(unit, None)
+        return Demand(
+            orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers)
+        )
+
+    def places(self, members: Sequence[Member], user: str) -> Iterator[OfferedPlace]:
+        """Yield where these jobs of the user, whose needs are equal, could go."""
+        need, spec = members[0].need, members[0].job.spec
+        jobs = tuple(f"{one.job.group}/{one.job.cookie}" for one in members)
+        for free in self._trial.sorted(need.scope).fitting(need, self._trial.rooms):
+            offer = self._offers.get(free.node.id)
+            yield _offered(jobs, free.node.fleet, offer, node=free.node.name)
+        if not spec.rent.buys:
+            return
+        for fleet in self._fleets.values():
+            if need.scope[0] and fleet.name not in need.scope[0]:
+                continue
+            found = self._fitting(fleet, need)
+            if not isinstance(found, list):
+                continue
+            on_demand = _lost_a_spot_machine(members[0])
+            for offer in market.in_order(found, on_demand_first=on_demand):
+                yield _offered(jobs, fleet.name, offer, why=self._why_not_now(fleet, offer, user))
+
+    def _why_not_now(self, fleet: Fleet, offer: Offer, user: str) -> str | None:
+        if self._shop.penalties.until(offer, self._now) is not None:
+            return self._no_capacity(fleet, [offer]).sentence()
+        refusal = self._purses.refuses(fleet.name, user, [offer])
+        return None if refusal is None else refusal.sentence()
 
     def _serve(self, unit: Unit) -> None:
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         if not fleets:
+            self._answer(unit, None)
             return
         if unit.kind is Kind.RESERVED:
             return  # It goes where the ranks are, and takes over what they leave.
@@ -156,6 +233,27 @@ class _Look:
             reason = self._serve_one(unit, unit.members[0], fleets)
         if reason is not None:
             self._reasons |= {member.attempt.id: reason for member in unit.members}
+        # A provider that does not answer refuses nothing, and grants nothing.
+        if not isinstance(reason, ProviderAway):
+            self._answer(unit, reason)
+
+    def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
+        """Tell the unit's attempts if it has changed whether a machine may come for them."""
+        is_refused = reason is not None and not isinstance(reason, BuysMachine)
+        why = None
+        if is_refused and not self._is_coming_for(unit) and not self._could_hold(unit):
+            assert reason is not None
+            why = reason.sentence()
+        self._answers += (
+            MachineAnswered(run_id=unit.run.id, attempt_id=member.attempt.id, why=why)
+            for member in unit.members
+            if (member.attempt.unrentable is None) is not (why is None)
+        )
+
+    def _is_coming_for(self, unit: Unit) -> bool:
+        """Return whether each job could go onto a machine that is on order, once it is free."""
+        needs = {member.need for member in unit.members}
+        return all(any(one.could_hold(need) for one in self._bins) for need in needs)
 
     # -- one job ----------------------------------------------------------------------------
 
@@ -175,11 +273,11 @@ class _Look:
             return self._in_vain[key]
         refusal: MachineReason | None = None
         for fleet in fleets:
-            chosen = self._choose(fleet, need, on_demand_first=rather_on_demand)
+            chosen = self._choose(fleet, need, unit.run.user, on_demand_first=rather_on_demand)
             if isinstance(chosen, Offer):
-                self._buy(fleet, chosen, _idle_duration(unit)).put(unit, member)
+                self._buy(fleet, chosen, unit).put(unit, member)
                 return BuysMachine(offer=chosen.words(), fleet=fleet.name)
-            refusal = refusal or chosen
+            refusal = _first_or_away(refusal, chosen)
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
@@ -198,7 +296,7 @@ class _Look:
         return None
 
     def _choose(
-        self, fleet: Fleet, need: Need, *, on_demand_first: bool = False
+        self, fleet: Fleet, need: Need, user: str, *, on_demand_first: bool = False
     ) -> Offer | MachineReason:
         """Return the first offer that may be bought for the need, or why there is none."""
         fitting = self._fitting(fleet, need)
@@ -208,11 +306,11 @@ class _Look:
         open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
         if not open_:
             return self._no_capacity(fleet, ordered)
-        purse = self._purses[fleet.name]
-        affordable = next((one for one in open_ if purse.refuses([one]) is None), None)
-        if affordable is not None:
-            return affordable
-        refusal = purse.refuses(open_[:1])
+        refuses = self._purses.refuses
+        affordable = (one for one in open_ if refuses(fleet.name, user, [one]) is None)
+        if (chosen := next(affordable, None)) is not None:
+            return chosen
+        refusal = refuses(fleet.name, user, open_[:1])
         assert refusal is not None
         return refusal
 
@@ -235,9 +333,15 @@ class _Look:
         holding = [one.offer for one in enough if one.holds(need)]
         return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough))
 
-    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity:
-        until = [self._shop.penalties.until(one, self._now) for one in tried]
-        first = min(at for at in until if at is not None)
+    def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity | QuotaOfProvider:
+        known = [one for offer in tried if (one := self._shop.penalties.of(offer)) is not None]
+        first = min(one.until for one in known)
+        if all(one.end is MachineEnd.QUOTA_REACHED for one in known):
+            return QuotaOfProvider(
+                fleet=fleet.name,
+                detail=known[0].message or "it does not say which",
+                next_try=first - self._now,
+            )
         return NoCapacity(
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
@@ -261,7 +365,7 @@ class _Look:
                 return BuysMachine(
                     offer=first.offer.words(), fleet=fleet.name, count=max(1, len(result.new))
                 )
-            refusal = refusal or result
+            refusal = _first_or_away(refusal, result)
         return refusal
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
@@ -285,9 +389,11 @@ class _Look:
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
             return NoOffer(fleet=fleet.name, lacks=lacks)
-        purse, refusal = self._purses[fleet.name], None
+        refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
-            if (refusal := purse.refuses([one.offer for one in plan.new])) is None:
+            offers_ = [one.offer for one in plan.new]
+            refusal = self._purses.refuses(fleet.name, unit.run.user, offers_)
+            if refusal is None:
                 return plan
         assert refusal is not None
         return refusal
@@ -347,12 +453,12 @@ class _Look:
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
-        self._note(fleet, [one.offer for one in plan.new], group, _idle_duration(unit))
+        self._note(fleet, [one.offer for one in plan.new], group, unit)
 
     # -- orders -----------------------------------------------------------------------------
 
     def _keep_least(self, fleet: Fleet) -> None:
-        purse, policy = self._purses[fleet.name], _policy(fleet)
+        purse, policy = self._purses.fleet(fleet.name), _policy(fleet)
         while purse.count < policy.min:
             chosen = self._fitting(fleet, None)
             if not isinstance(chosen, list):
@@ -361,25 +467,58 @@ class _Look:
                 one
                 for one in market.in_order(chosen)
                 if self._shop.penalties.until(one, self._now) is None
-                and purse.refuses([one]) is None
+                and self._purses.refuses(fleet.name, None, [one]) is None
             ]
             if not open_:
                 return
             self._buy(fleet, open_[0], None)
 
-    def _buy(self, fleet: Fleet, offer: Offer, idle_duration: float | None) -> _Bin:
+    def _buy(self, fleet: Fleet, offer: Offer, unit: Unit | None) -> _Bin:
         bin_ = _fresh(fleet, offer)
         self._bins.append(bin_)
-        self._note(fleet, [offer], None, idle_duration)
+        self._note(fleet, [offer], None, unit)
         return bin_
 
     def _note(
-        self, fleet: Fleet, offers: Sequence[Offer], group: int | None, idle: float | None
+        self, fleet: Fleet, offers: Sequence[Offer], group: int | None, unit: Unit | None
     ) -> None:
-        self._purses[fleet.name].take(offers)
+        user = None if unit is None else unit.run.user
+        self._purses.take(fleet.name, user, offers)
         self._orders += (
-            Order(fleet=fleet.name, offer=one, group=group, idle_duration=idle) for one in offers
+            Order(
+                fleet=fleet.name,
+                offer=one,
+                group=group,
+                idle_duration=None if unit is None else _idle_duration(unit),
+                user=user,
+                run_id=None if unit is None else unit.run.id,
+            )
+            for one in offers
         )
+
+
+def _offered(
+    jobs: tuple[str, ...],
+    fleet: str,
+    offer: Offer | None,
+    *,
+    node: str | None = None,
+    why: str | None = None,
+) -> OfferedPlace:
+    if offer is None:
+        return OfferedPlace(jobs=jobs, node=node, fleet=fleet)
+    return OfferedPlace(
+        jobs=jobs,
+        node=node,
+        fleet=fleet,
+        provider=offer.provider,
+        instance_type=offer.instance_type,
+        region=offer.region,
+        zone=offer.zone,
+        spot=offer.spot,
+        price=offer.price,
+        why=why,
+    )
 
 
 class _Plan:
@@ -407,6 +546,11 @@ def _is_asked(unit: Unit, fleet: Fleet) -> bool:
     return all(
         not member.need.scope[0] or fleet.name in member.need.scope[0] for member in unit.members
     )
+
+
+def _first_or_away(first: MachineReason | None, next_: MachineReason) -> MachineReason:
+    """Return the first fleet's refusal, or that of a provider that may still grant a machine."""
+    return next_ if first is None or isinstance(next_, ProviderAway) else first
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

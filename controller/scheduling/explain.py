@@ -168,11 +168,8 @@ def preview(
 ) -> tuple[PlannedPlace, ...]:
     """Return where each job of this run would go if it were submitted now, in the order of its
     jobs."""
-    index.run_changed(state.run.id, state)
-    try:
+    with index.with_run(state):
         by_run = SchedulingPass(index, now, new_id).decide()
-    finally:
-        index.run_changed(state.run.id, None)
     names = {
         run_id: name_of(index.states[run_id].run)
         for run_id, reports in by_run.items()

@@ -19,7 +19,7 @@ from controller.scheduling.fitting.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
 from controller.scheduling.index import CapacityIndex, TrialCapacity
 from controller.scheduling.packing import Outcome
-from controller.scheduling.queue import Kind, waiting_units
+from controller.scheduling.queue import Kind, Unit, waiting_units
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.engine_abilities import EngineAbility
 
@@ -75,6 +75,20 @@ class Feasibility:
                 why = why_all_wait(TrialCapacity(self._empty), unit).sentence()
                 return "nodes", f"no fleet could ever hold it: {why}"
         return None
+
+    def could_hold(self, unit: Unit) -> bool:
+        """Return whether the nodes that are known could hold the waiting jobs if they were free."""
+        self._refresh()
+        members = tuple(
+            replace(member, need=self._needs.like(member.need)) for member in unit.members
+        )
+        for need in dict.fromkeys(member.need for member in members):
+            if self._empty.sorted(need.scope).best(need, self._empty.rooms) is None:
+                return False
+        if unit.kind is not Kind.TOGETHER:
+            return True
+        whole = replace(unit, members=members, later=(), reserved=(), starting=(), freed=())
+        return fits_when_empty(self._empty, whole) is not Outcome.NEVER
 
     def _refresh(self) -> None:
         changed, self._changed = self._changed, {}

@@ -112,6 +112,15 @@ class CapacityIndex:
             self.units.pop(run_id, None)
         self._put(run_id, state)
 
+    @contextmanager
+    def with_run(self, state: RunState) -> Iterator[None]:
+        """Let the index have a run that is not submitted, for a preview."""
+        self.run_changed(state.run.id, state)
+        try:
+            yield
+        finally:
+            self.run_changed(state.run.id, None)
+
     def run_trimmed(self, state: RunState) -> None:
         """Replace the state by one with less history; what the run used stays counted."""
         self._put(state.run.id, state)

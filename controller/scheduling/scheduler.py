@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
+from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.model import Fleet, Node, RunState, Use
+from controller.scheduling.demand import offering
 from controller.scheduling.explain import NameOf, explain, preview
 from controller.scheduling.feasibility import Feasibility
 from controller.scheduling.index import CapacityIndex
 from controller.scheduling.placement import ReportsByRun, SchedulingPass
 from controller.scheduling.queue import Unit, in_order
-from fairlead.model.answers import PlannedPlace, Waiting
+from fairlead.model.answers import OfferedPlace, PlannedPlace, Waiting
 
 
 class JobSubmittedPipeline:
@@ -82,6 +84,10 @@ class JobSubmittedPipeline:
         they could."""
         return self._possible.why_never(state)
 
+    def could_hold(self, unit: Unit) -> bool:
+        """Return whether the nodes that are known could hold the unit if they were free."""
+        return self._possible.could_hold(unit)
+
     def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
         """Return why each waiting job of this run waits."""
         return explain(self.index, run_id, now, name_of)
@@ -98,6 +104,11 @@ class JobSubmittedPipeline:
     def preview(self, state: RunState, now: float, name_of: NameOf) -> tuple[PlannedPlace, ...]:
         """Return where the jobs of this run would go; the run is not submitted."""
         return preview(self.index, state, now, self._new_id, name_of)
+
+    def offering(self, state: RunState, now: float) -> tuple[OfferedPlace, ...]:
+        """Return the nodes that have room for the jobs of this run, the first to be tried first."""
+        with self.index.with_run(state):
+            return offering(self.index, (), Market(penalties=Penalties()), state.run.id, now)
 
     def nominated(self, state: RunState) -> frozenset[str]:
         """Return the allocations of this run that another run has nominated."""

@@ -31,6 +31,7 @@ from controller.service.jobs.metrics import MetricsService
 from controller.service.jobs.outputs import OutputService
 from controller.service.jobs.ports import PortService
 from controller.service.jobs.terminals import TerminalService
+from controller.service.machines.costs import CostService
 from controller.service.machines.faults import FaultService
 from controller.service.machines.fleets import FleetService
 from controller.service.machines.gateways import GatewayService
@@ -145,6 +146,7 @@ class ControllerService:
         gate.listen(parts.gateways.revoked)
         self._of_runs(stores, parts, settings, clock, chance)
         self._of_nodes(parts, settings, vault, host_keys, clock, chance)
+        self.costs = CostService(pipeline, self.rented, store, clock)
 
     def _of_accounts(
         self,

@@ -19,6 +19,7 @@ from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.services.readiness import is_registered
 from controller.outputs.store import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.machines.rented import LIVE_STATUSES, status_of
 from controller.service.machines.use import NodeUse, node_uses
 from fairlead.model.statuses import AttemptStatus, NodeStatus, RunStatus
 
@@ -109,6 +110,7 @@ class ControllerNumbers:
         yield from self._of_runs(self._clock.now())
         yield from self._of_services()
         yield from self._of_nodes()
+        yield from self._of_machines()
         yield from self._of_outputs()
 
     def _of_outputs(self) -> Iterable[Metric]:
@@ -188,6 +190,30 @@ class ControllerNumbers:
         for (name, state), number in sorted(found.items()):
             gpus.add_metric([name, state], number)
         yield gpus
+
+    def _of_machines(self) -> Iterable[Metric]:
+        """Yield nothing where no provider is named."""
+        if self._pipeline.rentals is None:
+            return
+        live = [one for one in self._pipeline.rentals.committed.values() if one.is_live]
+        machines = GaugeMetricFamily(
+            "fairlead_machines", "Rented machines that may cost money", labels=["status"]
+        )
+        count = Counter(status_of(one) for one in live)
+        for status in LIVE_STATUSES:
+            machines.add_metric([status], count[status])
+        yield machines
+        price = GaugeMetricFamily(
+            "fairlead_machines_price_per_hour",
+            "What the rented machines of a fleet cost an hour",
+            labels=["fleet"],
+        )
+        by_fleet: dict[str, float] = {}
+        for one in live:
+            by_fleet[one.fleet] = by_fleet.get(one.fleet, 0.0) + one.offer.price
+        for fleet, each in sorted(by_fleet.items()):
+            price.add_metric([fleet], each)
+        yield price
 
 
 class _WhenAsked:

@@ -11,13 +11,14 @@ from common.refusals import Invalid
 from controller.api.http.paging import PageQuery
 from controller.api.machines import nodes as api
 from controller.api.machines.fleets import list_fleets
+from controller.api.machines.rented import MachinesQuery, list_machines
 from controller.api.views import iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.machines.faults import Hit
 from controller.service.machines.use import Holder
 from controller.web.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from controller.web.pages import Done, Page, PageRoute, Visit
-from fairlead.documents import FleetView, GpuView, NodeView
+from fairlead.documents import FleetView, GpuView, MachineView, NodeView
 from fairlead.queries import EventQuery
 
 PAGE_OF_NODES = 1000
@@ -70,6 +71,22 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
     placement: str | None
     nodes: tuple[NodeRow, ...]
     summary: str
+
+
+class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A rented machine. `node_id` None: it is no node yet, or no more. `note`: why it ends, or what
+    its provider said last."""
+
+    name: str
+    node_id: str | None
+    fleet: str
+    status: str
+    what: str
+    where: str
+    price: str
+    cost: str
+    idle_since: str | None
+    note: str
 
 
 class JobHere(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +241,21 @@ def _summary(rows: Sequence[NodeRow]) -> str:
     return f"{nodes}, {len(states)} GPUs ({gpus})" if states else nodes
 
 
+def machine_row(machine: MachineView) -> MachineRow:
+    return MachineRow(
+        name=machine.name,
+        node_id=machine.id if machine.status in ("idle", "busy") else None,
+        fleet=machine.fleet,
+        status=machine.status,
+        what=machine.instance_type + (" (spot)" if machine.spot else ""),
+        where=machine.zone or machine.region,
+        price=f"{machine.price:.2f}",
+        cost=f"{machine.cost:.2f}",
+        idle_since=machine.idle_since,
+        note=machine.trouble or machine.message or "",
+    )
+
+
 def actions_of(node: NodeView) -> tuple[Action, ...]:
     """Return what an admin can do with the node now."""
     name = node.name
@@ -284,6 +316,8 @@ async def list_nodes(visit: Visit) -> Page:
     broken = visit.service.faults.broken_nodes()
     holders = visit.service.nodes.holders(visit.user)
     rows = fleets_of(fleets.fleets, answer.nodes, holders, broken)
+    query = MachinesQuery(limit=PAGE_OF_NODES)
+    rented = (await list_machines(visit.as_call(query=query))).machines
     return Page(
         template="nodes.html",
         title="Nodes",
@@ -293,6 +327,8 @@ async def list_nodes(visit: Visit) -> Page:
             "has_nodes": bool(answer.nodes),
             "broken_rows": [row for fleet in rows for row in fleet.nodes if row.is_broken],
             "are_more": answer.next_cursor is not None,
+            "machines": [machine_row(one) for one in rented],
+            "per_hour": f"{sum(one.price for one in rented):.2f}",
         },
     )
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "ps": ("runs.show:ps", "List runs."),
     "inspect": ("runs.show:inspect", "Show a run in full."),
     "offer": ("runs.scheduling:offer", "Show what is free."),
+    "cost": ("nodes.machines:cost", "Show what rented machines have cost."),
     "explain": ("runs.scheduling:explain", "Show why a run waits."),
     "plan": ("runs.scheduling:plan", "Show where a run would go."),
     "schema": ("completion:schema", "Write the JSON Schema of the YAML."),

@@ -42,6 +42,34 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     shm_size: int | None
 
 
+class OfferedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where some jobs of a run could go: a node that has room now (`node`), or a machine
+    that would be rented.
+
+    `price` is per hour; null: the node costs nothing. `jobs`: those with the same needs. `why`: why
+    the machine is not rented now; null: it may be.
+    """
+
+    jobs: tuple[str, ...]
+    node: str | None = None
+    fleet: str
+    provider: str | None = None
+    instance_type: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    spot: bool = False
+    price: float | None = None
+    why: str | None = None
+
+
+class PlannedRent(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that a run would have rented for it. `per_hour`: what they cost together;
+    `machines`: each in words."""
+
+    per_hour: float = 0.0
+    machines: tuple[str, ...] = ()
+
+
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The node that a job of a preview would get.
 

@@ -290,7 +290,7 @@ ROWS: Mapping[Reason, Row] = {
         event=RetryEvent.NO_CAPACITY,
         iris=IrisState.UNSCHEDULABLE,
         run=RunReason.UNSCHEDULABLE,
-        sentence="No offer of an elastic fleet was left for the job.",
+        sentence="No node could hold the job, and no machine was to be had for it.",
     ),
     Reason.UNSCHEDULABLE: Row(
         final=AttemptStatus.FAILED,

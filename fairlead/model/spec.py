@@ -88,6 +88,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     short_life: float = 60.0
     waits: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
     no_capacity_wait: float = 15.0
+    no_capacity: float = 900.0
+    """Seconds without any machine to rent for a job that no node could hold."""
     jitter: float = 0.2
 
 

@@ -73,8 +73,13 @@ class WatchedStore(MemoryStore):
         if self._chance.random() < self._weather.failing:
             raise StoreUnavailable("the disk is full")
         await super().commit(changes)
-        self._checks.committed(changes)
+        self.seen(changes)
         await asyncio.sleep(self._chance.uniform(0.0, self._weather.slowest))
+
+    def seen(self, changes: Changes) -> None:
+        """Check what was just committed. Nothing is awaited between the two: a controller that is
+        killed afterwards has committed all the same."""
+        self._checks.committed(changes)
 
 
 class Gone(Exception):

@@ -33,8 +33,9 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
+from controller.lifecycle.ranges import in_ranges
 from controller.lifecycle.runs.submission import PlannedJob, new_run
-from controller.lifecycle.sweeps.sets import in_ranges, status_of
+from controller.lifecycle.sweeps.sets import status_of
 from controller.links.base import NodeConnection
 from controller.logs.store import LogStore
 from controller.pipelines.effects import EffectRunner, Performer

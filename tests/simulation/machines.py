@@ -30,14 +30,26 @@ from controller.clouds.base import (
 )
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine, MachineEnd, Offer
+from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, attributes_of_offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.lifecycle.model import Group, JobSpec, Node, Resources, RunPolicy, RunState
+from controller.lifecycle.model import (
+    Attempt,
+    Group,
+    Job,
+    JobSpec,
+    Limits,
+    Node,
+    Resources,
+    RunPolicy,
+    RunState,
+)
 from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.links.base import NodeConnection, NodeLink
 from controller.machines.manager import MachineSettings
 from controller.pipelines.rentals import Pinned
+from controller.scheduling.fitting.constraints import unmet
 from controller.store.base import Changes
+from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AttemptStatus
@@ -56,6 +68,15 @@ MOST, PER_HOUR = 12, 14.0
 FOREIGN = "i-foreign"
 DUPLICATE_SECONDS = 300.0
 _LAG_SECONDS = 45.0
+_NEVER = 1e6
+_NO_LIMITS = (RentLimits(),) * 4
+_LIMITS = (
+    RentLimits(spot_policy=SpotPolicy.ON_DEMAND),
+    RentLimits(spot_policy=SpotPolicy.SPOT, idle_duration=20.0),
+    RentLimits(max_price=1.0),
+    RentLimits(availability_zones=("n2",)),
+    RentLimits(creation_policy=CreationPolicy.REUSE),
+)
 T = TypeVar("T")
 
 
@@ -241,6 +262,12 @@ class WaywardCloud:
         return answer
 
 
+def _is_hopeless(spec: JobSpec) -> bool:
+    """Return whether none of the provider's offers would do: those of 8 cores cost more."""
+    limit = spec.rent.max_price
+    return limit is not None and limit <= 1.0 and spec.resources.cpu > 4.0
+
+
 class _NowhereLink:
     async def connect(self) -> NodeConnection:
         raise LinkError("no route to host")
@@ -251,8 +278,8 @@ class _MachineStore(WatchedStore):
 
     watch: Callable[[Changes], None]
 
-    async def commit(self, changes: Changes) -> None:
-        await super().commit(changes)
+    def seen(self, changes: Changes) -> None:
+        super().seen(changes)
         self.watch(changes)
 
 
@@ -269,6 +296,8 @@ class MachineWorld(World):
         self._machines: dict[str, Machine] = {}
         self._doubles: dict[str, float] = {}
         self._taken_back: set[str] = set()
+        self._must_fail: set[str] = set()
+        self._may_fail: set[str] = set()
         least = self.chance("least").choice((0, 0, 1))
         policy = MachinesPolicy(
             provider="wayward", min=least, max=MOST, idle_duration=60.0, boot_limit=400.0
@@ -318,6 +347,17 @@ class MachineWorld(World):
             resources=Resources(cpu=chance.choice((0.5, 1.0, 4.0, 8.0)), memory=GIB),
         )
         now, new_id = self.clock.now(), seeded_chance(chance).new_id
+        rent = chance.choice((*_NO_LIMITS, *_LIMITS))
+        spec = msgspec.structs.replace(spec, rent=rent)
+        hopeless = _is_hopeless(spec)
+        limits = Limits() if hopeless or not rent.buys else Limits(no_capacity=_NEVER)
+        policy = RunPolicy(limits=limits)
+        if not rent.buys:
+            self._may_fail.add(name)
+        elif hopeless:
+            self._must_fail.add(name)
+            jobs = [PlannedJob(cookie=0, replica=0, spec=spec)]
+            return new_run(name=name, user="ada", jobs=jobs, now=now, new_id=new_id, policy=policy)
         if chance.random() < 0.35:
             size = chance.choice((2, 3, 5))
             whole = msgspec.structs.replace(
@@ -326,10 +366,10 @@ class MachineWorld(World):
             group = Group(name="main", nodes=size, gang_size=size)
             groups = [PlannedGroup(group=group, spec=whole)]
             return new_run(
-                name=name, user="ada", groups=groups, now=now, new_id=new_id, policy=RunPolicy()
+                name=name, user="ada", groups=groups, now=now, new_id=new_id, policy=policy
             )
         jobs = [PlannedJob(cookie=n, replica=n, spec=spec) for n in range(chance.randint(1, 6))]
-        return new_run(name=name, user="ada", jobs=jobs, now=now, new_id=new_id)
+        return new_run(name=name, user="ada", jobs=jobs, now=now, new_id=new_id, policy=policy)
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -485,5 +525,24 @@ class MachineWorld(World):
                     )
                     if lost and attempt.node_id not in self._taken_back:
                         self.checks.violated(f"{attempt.id} lost a machine that was never lost")
-                if job.attempts and job.attempts[-1].status is not AttemptStatus.DONE:
-                    self.checks.violated(f"job {job.id} of {state.run.name} was not done")
+                    self._check_limits(job, attempt)
+                if job.attempts:
+                    self._check_end(state.run.name, job.attempts[-1])
+
+    def _check_limits(self, job: Job, attempt: Attempt) -> None:
+        """A job was on no machine that its run does not allow."""
+        machine = self._machines.get(attempt.node_id or "")
+        if machine is None:
+            return
+        broken = unmet(job.spec.rent.constraints(), attributes_of_offer(machine.offer))
+        if broken is not None:
+            self.checks.violated(f"{attempt.id} was on {machine.offer.words()}: {broken}")
+
+    def _check_end(self, run: str, last: Attempt) -> None:
+        found_none = last.reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
+        if run in self._must_fail and not found_none:
+            self.checks.violated(f"{last.id} of {run} ended as {last.reason}, and nothing fits it")
+        elif last.status is not AttemptStatus.DONE and not (
+            found_none and run in self._must_fail | self._may_fail
+        ):
+            self.checks.violated(f"{last.id} of {run} was not done: {last.reason}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import Attempt, Job, Run, RunState, StartupOrder
 from controller.lifecycle.sweeps.sets import has_run
-from fairlead.model.reasons import ROWS, Budget, GraceClass, Reason, RunReason
+from fairlead.model.reasons import ROWS, Budget, GraceClass, Reason, RetryEvent, RunReason
 from fairlead.model.statuses import AttemptStatus, IrisState
 
 NEARLY = 1.0
@@ -91,6 +91,12 @@ def not_by_policy(state: RunState, job: Job, attempt: Attempt) -> str | None:
                 return f"it waited for {waited:.1f} s, scheduling_timeout is {timeout}"
             if attempt.incarnation is not None and attempt.rank is None:
                 return "it is a reserved job, which waits beyond scheduling_timeout"
+        case Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY:
+            if attempt.unrentable is None or policy.retry.on_events >= {RetryEvent.NO_CAPACITY}:
+                return "a machine could come for it, or its retry lets it wait"
+            waited = ended - attempt.unrentable.since
+            if waited < policy.limits.no_capacity - NEARLY:
+                return f"it had no machine for {waited:.1f} s of {policy.limits.no_capacity}"
         case Reason.SIBLING_FAILED:
             replica = [one for one in state.all_jobs if _replica(one) == _replica(job)]
             of_service = bool(state.run.deployments) or state.run.sweep is not None

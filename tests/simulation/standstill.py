@@ -46,6 +46,7 @@ def too_far_away(state: RunState, now: float) -> Iterator[str]:
     service = state.run.deployments[-1].service if state.run.deployments else None
     lengths = {
         "scheduling_timeout": policy.scheduling_timeout or 0.0,
+        "no_capacity": max(policy.limits.no_capacity, policy.retry.duration or 0.0),
         "waiting_instance": policy.limits.waiting_instance,
         "waiting_container": policy.limits.waiting_container,
         "gateway": policy.limits.gateway,

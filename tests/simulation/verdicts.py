@@ -50,6 +50,7 @@ _BY_POLICY = frozenset(
         Reason.SIBLING_FAILED,
         Reason.MAX_DURATION_EXCEEDED,
         Reason.UNSCHEDULABLE,
+        Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY,
         Reason.INACTIVITY_DURATION_EXCEEDED,
         Reason.DEPENDENCY_FAILED,
     }

@@ -87,3 +87,10 @@ def test_a_provider_refuses_what_is_too_long_for_it() -> None:
         render(long, Provider.AWS)
     assert caught.value.field == "provider"
     assert render(long, Provider.AZURE)
+
+
+def test_a_rented_machine_has_its_leash_and_no_other_node_has_one() -> None:
+    files = yaml.safe_load(render(msgspec.structs.replace(DATA, leash=7200.0)))["write_files"]
+    found = {file["path"]: file["content"] for file in files}
+    assert found["/etc/fairlead/rented.env"] == "FAIRLEAD_RENTED_OPTIONS=--leash 7200\n"
+    assert "rented.env" not in render(DATA)

@@ -12,7 +12,9 @@ from controller.api.machines.fleets import fleet_view
 from controller.api.views import derived
 from controller.clock import iso
 from controller.lifecycle.machines.model import Machine
-from fairlead.documents import FleetView, MachineView, OrphanView
+from controller.service.machines.rented import status_of
+from fairlead.documents import CostsView, FleetView, MachineView, OrphanView
+from fairlead.queries import CostsQuery
 
 
 class MachinesBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,12 @@ async def list_machines(call: Call) -> MachinesAnswer:
     )
 
 
+async def list_costs(call: Call) -> CostsView:
+    query: CostsQuery = call.query
+    rows = await call.service.costs.costs(query.keys(), seconds=query.seconds, user=call.caller)
+    return CostsView(rows=tuple(rows), total=sum(one.cost for one in rows))
+
+
 async def list_orphans(call: Call) -> OrphansAnswer:
     return OrphansAnswer(
         orphans=tuple(
@@ -73,7 +81,7 @@ def _machine(call: Call, machine: Machine) -> MachineView:
     return derived(
         MachineView,
         machine,
-        status=rented.status_of(machine),
+        status=status_of(machine),
         provider=offer.provider,
         instance_type=offer.instance_type,
         region=offer.region,
@@ -102,6 +110,14 @@ ROUTES: tuple[Route, ...] = (
         handler=list_machines,
         query=MachinesQuery,
         answer=MachinesAnswer,
+    ),
+    Route(
+        method="GET",
+        path="/v1/costs",
+        summary="What rented machines have cost, by user, fleet and run",
+        handler=list_costs,
+        query=CostsQuery,
+        answer=CostsView,
     ),
     Route(
         method="GET",

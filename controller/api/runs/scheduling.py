@@ -11,7 +11,7 @@ from controller.api.views import derived, iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.submissions import Submission
-from fairlead.documents import ExplainView, GroupPlanView, PlanView, UnderWayView
+from fairlead.documents import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 
 
 class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,14 @@ async def plan_run(call: Call) -> PlanView:
         field=found.field,
         warning=found.warning,
         groups=_groups(found.state),
+        rent=found.rent,
     )
+
+
+async def offers_for_run(call: Call) -> OffersView:
+    body: PlanBody = call.body
+    submission = Submission(configuration=body.configuration, name=body.name)
+    return OffersView(places=call.service.plans.offers(submission, user=call.caller))
 
 
 def _groups(state: RunState) -> tuple[GroupPlanView, ...]:
@@ -74,5 +81,13 @@ ROUTES: tuple[Route, ...] = (
         handler=plan_run,
         body=PlanBody,
         answer=PlanView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/offers",
+        summary="The free nodes and the machines to rent for a configuration, in order",
+        handler=offers_for_run,
+        body=PlanBody,
+        answer=OffersView,
     ),
 )

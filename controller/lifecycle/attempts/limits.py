@@ -26,7 +26,7 @@ from controller.lifecycle.model import (
     Run,
     Serving,
 )
-from fairlead.model.reasons import Reason
+from fairlead.model.reasons import Reason, RetryEvent
 from fairlead.model.service import ProbeResult
 from fairlead.model.statuses import AttemptStatus
 
@@ -54,7 +54,7 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
         return None
     match attempt.status:
         case AttemptStatus.SUBMITTED:
-            return _scheduling(run, attempt)
+            return _earlier(_scheduling(run, attempt), _no_capacity(run, attempt))
         case AttemptStatus.PROVISIONING:
             return _waiting_instance(run, attempt)
         case AttemptStatus.PULLING if not attempt.seen.container_started:
@@ -118,6 +118,27 @@ def scheduling_ends_at(run: Run, attempt: Attempt) -> float | None:
     if timeout is None or is_reserved(attempt):
         return None
     return attempt.submitted_at + attempt.limit_pause.total + timeout
+
+
+def _no_capacity(run: Run, attempt: Attempt) -> Deadline | None:
+    """Return the end of an attempt that no node could hold and no machine is to be had for.
+
+    A `retry` that covers no-capacity lets it wait as long as its `duration` says.
+    """
+    unrentable, policy = attempt.unrentable, run.policy
+    if unrentable is None or is_reserved(attempt):
+        return None
+    at = unrentable.since + policy.limits.no_capacity
+    if RetryEvent.NO_CAPACITY in policy.retry.on_events:
+        if policy.retry.duration is None:
+            return None
+        at = max(unrentable.since, attempt.submitted_at + policy.retry.duration)
+    return Deadline(
+        at=at,
+        reason=Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY,
+        name="no_capacity",
+        message=f"no machine was to be had for {at - unrentable.since:.0f} s: {unrentable.why}",
+    )
 
 
 def start_limit_began_at(attempt: Attempt) -> float | None:

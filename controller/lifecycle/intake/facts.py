@@ -18,7 +18,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
 from controller.lifecycle.gangs.incarnation import with_descriptor
-from controller.lifecycle.model import Attempt, LimitPause, TaskDetails
+from controller.lifecycle.model import Attempt, LimitPause, TaskDetails, Unrentable
 from controller.lifecycle.reports import (
     AllocationReleased,
     ControllerStarted,
@@ -27,6 +27,7 @@ from controller.lifecycle.reports import (
     JobSignalled,
     LinksFound,
     LogsComplete,
+    MachineAnswered,
     NodeDisconnected,
     Nominated,
     NominationEnded,
@@ -54,6 +55,7 @@ _ORDER: dict[type, int] = {
     NodeDisconnected: 0,
     Placed: 1,
     NotPlaced: 2,
+    MachineAnswered: 2,
     TaskMissing: 3,
     TaskAccepted: 4,
     RunnerStarted: 5,
@@ -93,6 +95,17 @@ def apply(draft: Draft, reports: Sequence[Report]) -> None:
         _apply_one(draft, report)
 
 
+def _market_answered(draft: Draft, report: MachineAnswered) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.status is not AttemptStatus.SUBMITTED:
+        return
+    if report.why is None:
+        draft.change_attempt(attempt, unrentable=None)
+    elif attempt.unrentable is None:
+        found = Unrentable(since=draft.now, why=report.why)
+        draft.change_attempt(attempt, unrentable=found)
+
+
 def _place_in_turn(report: Report) -> tuple[int, str, int]:
     # An event and the answer to a request can overtake each other; the shim's version orders them.
     version = report.version if isinstance(report, TaskSeen) else 0
@@ -109,6 +122,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             attempt = draft.attempt(report.attempt_id)
             if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
                 draft.change_attempt(attempt, pending_reason=report.pending_reason)
+        case MachineAnswered():
+            _market_answered(draft, report)
         case Nominated():
             allocations.nominate(draft, report)
         case NominationEnded():

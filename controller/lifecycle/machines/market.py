@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spot
+from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, cost_between
 from controller.lifecycle.machines.reasons import FleetAtMost, OverBudget
 
@@ -22,10 +22,12 @@ _HOUR = 3600.0
 
 
 class Penalty(msgspec.Struct, frozen=True, kw_only=True):
-    """An offer that was refused is not tried again before `until`."""
+    """An offer that was refused is not tried again before `until`. `message`: the refusal."""
 
     until: float
     wait: float
+    end: MachineEnd
+    message: str | None = None
 
 
 class Penalties:
@@ -35,7 +37,14 @@ class Penalties:
     def __init__(self) -> None:
         self._known: dict[str, Penalty] = {}
 
-    def add(self, offer: Offer, end: MachineEnd, now: float, after: float | None = None) -> None:
+    def add(
+        self,
+        offer: Offer,
+        end: MachineEnd,
+        now: float,
+        after: float | None = None,
+        message: str | None = None,
+    ) -> None:
         """Leave the offer out for some time; each refusal in a row doubles it.
 
         `after`: the least time that the provider asks for.
@@ -48,7 +57,7 @@ class Penalties:
         is_in_a_row = before is not None and now - before.until < before.wait
         wait = min(_MAX_PENALTY, 2 * before.wait) if before and is_in_a_row else first
         wait = max(wait, after or 0.0)
-        self._known[offer.key] = Penalty(until=now + wait, wait=wait)
+        self._known[offer.key] = Penalty(until=now + wait, wait=wait, end=end, message=message)
 
     def forget(self, offer: Offer) -> None:
         """Forget refusals of the offer: a machine of it came."""
@@ -58,6 +67,10 @@ class Penalties:
         """Return when the offer may be tried again; None: now."""
         known = self._known.get(offer.key)
         return None if known is None or known.until <= now else known.until
+
+    def of(self, offer: Offer) -> Penalty | None:
+        """Return the latest refusal of the offer."""
+        return self._known.get(offer.key)
 
     def next_end(self, now: float) -> float | None:
         """Return when the next penalty ends."""
@@ -73,6 +86,7 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     penalties: Penalties
     month_began: float = 0.0
     """The start of the present month (Unix time)."""
+    spending: Spending = Spending()
 
 
 def allowed(policy: MachinesPolicy, offers: Iterable[Offer]) -> list[Offer]:
@@ -99,17 +113,23 @@ def in_order(offers: Iterable[Offer], *, on_demand_first: bool = False) -> list[
 
 
 class Purse:
-    """What a fleet may still buy, counted down by each order of one turn."""
+    """What its owner (a fleet, a user, the installation) may still buy, counted down by each order
+    of one turn. `machines`: the owner's; `most`: how many there may be."""
 
     def __init__(
-        self, fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
+        self,
+        owner: str,
+        budget: Budget,
+        machines: Iterable[Machine],
+        now: float,
+        month_began: float,
+        most: int | None = None,
     ) -> None:
-        assert fleet.machines is not None
-        own = [one for one in machines if one.fleet == fleet.name]
+        own = list(machines)
         live = [one for one in own if one.is_live]
-        self._fleet = fleet.name
-        self._most = fleet.machines.max
-        self._budget: Budget = fleet.budget
+        self._owner = owner
+        self._most = most
+        self._budget = budget
         self._count = len(live)
         self._per_hour = sum(one.offer.price for one in live)
         self._spent = sum(cost_between(one, month_began, now) for one in own)
@@ -117,8 +137,8 @@ class Purse:
     def refuses(self, offers: Sequence[Offer]) -> FleetAtMost | OverBudget | None:
         """Return why these offers together may not be bought; None: they may."""
         price = sum(offer.price for offer in offers)
-        if self._count + len(offers) > self._most:
-            return FleetAtMost(fleet=self._fleet, most=self._most)
+        if self._most is not None and self._count + len(offers) > self._most:
+            return FleetAtMost(owner=self._owner, most=self._most)
         if (most := self._budget.per_hour) is not None and self._per_hour + price > most:
             return self._over("an hour", most, self._per_hour, price)
         # All that is live may go on for an hour, the longest step in which providers bill.
@@ -142,4 +162,64 @@ class Purse:
         return self._budget.per_month is not None and self._spent >= self._budget.per_month
 
     def _over(self, limit: str, most: float, spent: float, asked: float) -> OverBudget:
-        return OverBudget(fleet=self._fleet, limit=limit, allowed=most, spent=spent, asked=asked)
+        return OverBudget(owner=self._owner, limit=limit, allowed=most, spent=spent, asked=asked)
+
+
+def purse_of_fleet(
+    fleet: Fleet, machines: Iterable[Machine], now: float, month_began: float
+) -> Purse:
+    """Return what the fleet may buy."""
+    assert fleet.machines is not None
+    own = (one for one in machines if one.fleet == fleet.name)
+    most = fleet.machines.max
+    return Purse(f"fleet {fleet.name}", fleet.budget, own, now, month_began, most)
+
+
+class Purses:
+    """The purses from which an order is paid: its fleet's, its user's, the installation's."""
+
+    def __init__(
+        self,
+        fleets: Iterable[Fleet],
+        spending: Spending,
+        machines: Sequence[Machine],
+        now: float,
+        month_began: float,
+    ) -> None:
+        self._machines = machines
+        self._spending = spending
+        self._now = now
+        self._month_began = month_began
+        self._users: dict[str, Purse] = {}
+        self._fleets = {one.name: purse_of_fleet(one, machines, now, month_began) for one in fleets}
+        self._together = Purse("this installation", spending.together, machines, now, month_began)
+
+    def fleet(self, name: str) -> Purse:
+        return self._fleets[name]
+
+    def refuses(
+        self, fleet: str, user: str | None, offers: Sequence[Offer]
+    ) -> FleetAtMost | OverBudget | None:
+        """Return why these offers together may not be bought; None: they may."""
+        every = (one.refuses(offers) for one in self._of(fleet, user))
+        return next((one for one in every if one is not None), None)
+
+    def take(self, fleet: str, user: str | None, offers: Sequence[Offer]) -> None:
+        for one in self._of(fleet, user):
+            one.take(offers)
+
+    def is_broke(self, user: str | None) -> bool:
+        """Return whether the month's budget of the user, or of the installation, is used up."""
+        broke = self._together.is_over_month
+        return broke or (user is not None and self._user(user).is_over_month)
+
+    def _of(self, fleet: str, user: str | None) -> list[Purse]:
+        always = [self._fleets[fleet], self._together]
+        return always if user is None else [*always, self._user(user)]
+
+    def _user(self, user: str) -> Purse:
+        if user not in self._users:
+            own = (one for one in self._machines if one.user == user)
+            budget = self._spending.of(user)
+            self._users[user] = Purse(f"user {user}", budget, own, self._now, self._month_began)
+        return self._users[user]

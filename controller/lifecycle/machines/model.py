@@ -101,6 +101,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The same at each try of the same order, so that a provider with idempotent requests makes one
     machine."""
     status: MachineStatus = MachineStatus.PROVISIONING
+    user: str | None = None
+    """The user for whose run it was bought; None: it is one of those that its fleet keeps."""
+    run_id: str | None = None
     group: str | None = None
     """The order of a gang: its machines come together, or none stays."""
     instance_id: str | None = None
@@ -110,6 +113,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ends, as a sentence."""
     trouble: str | None = None
     """Why the last call about it failed, as a sentence; None: it did not."""
+    leash: float | None = None
+    """The fleet's `leash` when it was ordered, in seconds: its user-data stays the same."""
     idle_duration: float | None = None
     """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
     closing: bool = False

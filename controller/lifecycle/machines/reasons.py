@@ -47,10 +47,26 @@ class NoCapacity(_Reason, frozen=True, kw_only=True):
         )
 
 
-class OverBudget(_Reason, frozen=True, kw_only=True):
-    """One more machine would cost more than the fleet may. `limit`: its name in the file."""
+class QuotaOfProvider(_Reason, frozen=True, kw_only=True):
+    """The account may have no more machines of each offer that would do. `detail`: the provider's
+    words, which name the quota."""
 
     fleet: str
+    detail: str
+    next_try: float
+
+    def sentence(self) -> str:
+        return (
+            f"the account of fleet {self.fleet} at its provider has reached a quota: {self.detail};"
+            f" the next try is in {max(0.0, self.next_try):.0f} s"
+        )
+
+
+class OverBudget(_Reason, frozen=True, kw_only=True):
+    """One more machine would cost more than its fleet, its user or this installation may.
+    `owner`: which, in words; `limit`: its time."""
+
+    owner: str
     limit: str
     allowed: float
     spent: float
@@ -58,17 +74,17 @@ class OverBudget(_Reason, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return (
-            f"fleet {self.fleet} may cost {self.allowed:g} {self.limit}; its machines cost "
+            f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
             f"{self.spent:.2f}, and one more would add {self.asked:g}"
         )
 
 
 class FleetAtMost(_Reason, frozen=True, kw_only=True):
-    fleet: str
+    owner: str
     most: int
 
     def sentence(self) -> str:
-        return f"fleet {self.fleet} has its most machines ({self.most})"
+        return f"{self.owner} has its most machines ({self.most})"
 
 
 class ProviderAway(_Reason, frozen=True, kw_only=True):
@@ -90,5 +106,12 @@ class ReusesOnly(_Reason, frozen=True, kw_only=True):
 
 
 MachineReason = (
-    BuysMachine | NoOffer | NoCapacity | OverBudget | FleetAtMost | ProviderAway | ReusesOnly
+    BuysMachine
+    | NoOffer
+    | NoCapacity
+    | QuotaOfProvider
+    | OverBudget
+    | FleetAtMost
+    | ProviderAway
+    | ReusesOnly
 )

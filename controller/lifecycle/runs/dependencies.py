@@ -144,7 +144,7 @@ def why_waits(run: Run, job: Job | None = None) -> str | None:
     """Return for which runs the run, or this job of it, waits; None: for none."""
     waiting = [one for one in run.after if not one.met]
     if run.sweep is not None and not waits_for_runs(run):
-        told = [one.sentence() for one in waiting] if not sets.is_empty(run.sweep) else []
+        sentences = [one.sentence() for one in waiting] if not sets.is_empty(run.sweep) else []
     elif job is None or waits_for_runs(run):
         waiting = [one for one in waiting if one.job is SameJob.ALL]
         sentences = [one.sentence() for one in waiting]

@@ -70,7 +70,14 @@ class Needs:
         resources = spec.resources
         if host_network or gateway:
             resources = replace(resources, host_network=host_network, gateway=gateway)
-        key = (resources, (spec.fleets, spec.constraints + besides))
+        return self._one(resources, (spec.fleets, spec.constraints + besides))
+
+    def like(self, need: Need) -> Need:
+        """Return the equal need of these; what a need knows of shapes is of one index alone."""
+        return self._one(need.resources, need.scope)
+
+    def _one(self, resources: Resources, scope: Scope) -> Need:
+        key = (resources, scope)
         found = self._known.get(key)
         if found is None:
             if len(self._known) > _MAX_SHAPES:
@@ -223,6 +230,19 @@ class Shelf:
                 smaller = smaller or room
         return smaller
 
+    def fitting(self, need: Need, rooms: Mapping[str, Room]) -> Iterator[Room]:
+        """Yield the rooms that fit, the best first, as `best` finds them one after the other."""
+        smaller: list[Room] = []
+        for shape in self._order:
+            found = [rooms[node_id] for _, node_id in self._bins[shape]]
+            if not need.fits(shape, found[0]):
+                continue
+            if takes_less(need.resources, found[0].node.capacity):
+                smaller += found
+            else:
+                yield from found
+        yield from smaller
+
     def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
         """Yield each shape, one of its rooms, and how many there are."""
         for shape in self._order:
@@ -275,6 +295,11 @@ class Tiers:
             if found is not None:
                 return found
         return None
+
+    def fitting(self, need: Need, rooms: Mapping[str, Room]) -> Iterator[Room]:
+        """Yield the rooms that fit, in the order in which they are tried."""
+        for tier in sorted(self._shelves):
+            yield from self._shelves[tier].fitting(need, rooms)
 
     def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
         for tier in sorted(self._shelves):

@@ -24,6 +24,13 @@ from fairlead.configuration.values.resources import ResourcesFields
 from fairlead.model.needs import GpuNeed, Resources
 
 _IDLE, _BUSY = "idle", "busy"
+LIVE_STATUSES = (
+    MachineStatus.PROVISIONING.value,
+    _IDLE,
+    _BUSY,
+    MachineStatus.TERMINATING.value,
+)
+"""The statuses, as users read them, of machines that may cost money."""
 
 
 class RentedService:
@@ -88,12 +95,6 @@ class RentedService:
             raise Unavailable("this controller has no providers of machines")
         return self._manager.orphans
 
-    def status_of(self, machine: Machine) -> str:
-        """Return the status as users read it."""
-        if machine.status is MachineStatus.JOINED:
-            return _BUSY if machine.idle_since is None else _IDLE
-        return machine.status.value
-
     def cost_of(self, machine: Machine) -> float:
         """Return what the machine has cost so far."""
         return cost_between(machine, 0.0, self._clock.now())
@@ -106,6 +107,13 @@ class RentedService:
             for one in self.all(with_ended=True)
             if one.fleet == fleet
         )
+
+
+def status_of(machine: Machine) -> str:
+    """Return the status as users read it."""
+    if machine.status is MachineStatus.JOINED:
+        return _BUSY if machine.idle_since is None else _IDLE
+    return machine.status.value
 
 
 def policy_of(
@@ -127,6 +135,7 @@ def policy_of(
         spot=Spot(fields.spot),
         idle_duration=float(fields.idle_duration),
         boot_limit=float(fields.boot_limit),
+        leash=fields.leash.seconds,
         max_price=fields.max_price,
     )
     return policy, Budget(per_hour=limits.per_hour, per_month=limits.per_month)

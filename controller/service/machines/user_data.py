@@ -89,6 +89,8 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     volume_prefixes: tuple[str, ...] = ()
     registry_mirror: str | None = None
     job_metadata: Literal["open", "closed"] | None = None
+    leash: float | None = None
+    """Seconds after which a rented machine without a controller ends itself; None: never."""
     join: JoinPoint | None = None
     token: str | None = None
     """The node's one-time token, needed when `join` is set."""
@@ -149,6 +151,7 @@ def document(data: UserData) -> dict[str, Any]:
                 "permissions": "0644",
                 "content": yaml.safe_dump(node, sort_keys=False),
             },
+            *_leash_files(data),
             *_join_files(data),
         ],
         "runcmd": [
@@ -156,6 +159,19 @@ def document(data: UserData) -> dict[str, Any]:
             *([] if data.join is None else [_START_JOIN]),
         ],
     }
+
+
+def _leash_files(data: UserData) -> list[dict[str, str]]:
+    """Return the options of the shim of a rented machine; its unit reads them."""
+    if data.leash is None:
+        return []
+    return [
+        {
+            "path": "/etc/fairlead/rented.env",
+            "permissions": "0644",
+            "content": f"FAIRLEAD_RENTED_OPTIONS=--leash {data.leash:g}\n",
+        }
+    ]
 
 
 def _join_files(data: UserData) -> list[dict[str, str]]:

@@ -7,9 +7,10 @@ from collections.abc import Container
 import msgspec
 
 from controller.clock import Clock
+from controller.lifecycle.attempts import limits
 from controller.lifecycle.attempts.awaited import Awaited, awaited
 from controller.lifecycle.gangs import incarnation
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.runs import beginning
 from controller.lifecycle.runs.schedules import waits_for_trigger
 from controller.lifecycle.services.replicas import SLEEPS, sleeps
@@ -49,12 +50,23 @@ class ExplainService:
             return waiting
         labels = set(waiting.jobs)
         attempts = (
-            job.attempts[-1].id
+            job.attempts[-1]
             for job in state.jobs
             if job.attempts and f"{job.group}/{job.cookie}" in labels
         )
-        sentences = (rentals.reasons[one].sentence() for one in attempts if one in rentals.reasons)
+        sentences = (
+            rentals.reasons[one.id].sentence() + self._how_it_ends(state, one)
+            for one in attempts
+            if one.id in rentals.reasons
+        )
         return msgspec.structs.replace(waiting, machines=next(sentences, None))
+
+    def _how_it_ends(self, state: RunState, attempt: Attempt) -> str:
+        """Return when the attempt ends for want of a machine, as the end of a sentence."""
+        limit = limits.deadline(state.run, attempt)
+        if limit is None or limit.reason is not Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY:
+            return ""
+        return f"; it ends as {limit.reason} in {max(0.0, limit.at - self._clock.now()):.0f} s"
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):

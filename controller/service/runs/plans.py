@@ -11,7 +11,7 @@ from controller.scheduling.feasibility import as_begun, why_queued
 from controller.service.accounts.rights import names_for
 from controller.service.runs.submissions import Submission, SubmissionService
 from controller.store.accounts import User
-from fairlead.model.answers import PlannedPlace
+from fairlead.model.answers import OfferedPlace, PlannedPlace, PlannedRent
 
 
 class PlanService:
@@ -34,7 +34,18 @@ class PlanService:
         allocations = tuple(scheduler.preview(state, now, names_for(user)))
         warnings = (self._submissions.why_not_named_so(state, user), why_queued(state, nodes))
         warning = "; ".join(one for one in warnings if one is not None)
-        return Preview(state=state, allocations=allocations, warning=warning or None)
+        rentals = self._pipeline.rentals
+        rent = None if rentals is None else rentals.rent_of(state, now)
+        return Preview(state=state, allocations=allocations, warning=warning or None, rent=rent)
+
+    def offers(self, submission: Submission, *, user: User) -> tuple[OfferedPlace, ...]:
+        """Return where the jobs of a submission could go, in the order in which it is tried. Raises
+        ConfigurationError, Invalid, Refused."""
+        state = as_begun(self._submissions.would_make(submission, user=user))
+        now, rentals = self._clock.now(), self._pipeline.rentals
+        if rentals is None:
+            return self._pipeline.scheduler.offering(state, now)
+        return rentals.offering(state, now)
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,3 +57,5 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
     field: str | None = None
     warning: str | None = None
+    rent: PlannedRent | None = None
+    """What would be rented for it; None: the controller has no providers."""

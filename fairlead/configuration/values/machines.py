@@ -9,7 +9,14 @@ import msgspec
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import Field
 from fairlead.configuration.values.resources import ResourcesFields
-from fairlead.configuration.values.units import DURATION_ALLOWED, Duration, Positive, shown
+from fairlead.configuration.values.units import (
+    DURATION_ALLOWED,
+    OFF_ALLOWED,
+    Duration,
+    DurationOrOff,
+    Positive,
+    shown,
+)
 
 _NODES = "a mapping of min and max, a range such as 0..16, or a number"
 _MAX_MACHINES = 10_000
@@ -70,6 +77,10 @@ class MachinesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     boot_limit: Annotated[
         Duration, Field(f"{DURATION_ALLOWED}, within which a machine must be a node")
     ] = Duration(1200)
+    leash: Annotated[
+        DurationOrOff,
+        Field(f"{OFF_ALLOWED}, after which a machine without jobs and controller powers off"),
+    ] = DurationOrOff(7200)
     max_price: Annotated[Positive | None, Field("a price an hour, more than 0")] = None
 
 
@@ -87,6 +98,10 @@ def check_machines(machines: MachinesFields, budget: BudgetFields) -> None:
     """Refuse what could never rent anything. Raises ConfigurationError."""
     if not machines.boot_limit > 0:
         raise ConfigurationError("machines.boot_limit", "is 0", "a duration of more than 0")
+    leash = machines.leash.seconds
+    if leash is not None and leash < 60:
+        allowed = "at least 1m, or off"
+        raise ConfigurationError("machines.leash", f"is {leash:g} s", allowed)
     hour, month = budget.per_hour, budget.per_month
     if hour is not None and month is not None and hour > month:
         raise ConfigurationError(

@@ -7,10 +7,13 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.reports import ProbeSeen
+from controller.scheduling.index import CapacityIndex
 from tests.unit.api.asking import submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
+from tests.unit.machines.parts import NOW, machine, offer, rentals_of
 from tests.unit.scheduling.cluster import gpu_node
 
 
@@ -83,3 +86,20 @@ async def test_only_an_admin_reads_the_numbers(server: TestServer) -> None:
             headers = {"Authorization": f"Bearer {token}"}
             async with client.get("/metrics", headers=headers) as answer:
                 assert answer.status == status
+
+
+async def test_rented_machines_are_counted_by_status_with_what_they_cost(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    assert not any("fairlead_machines" in name for name in await numbers(api))
+    controller.pipeline.rentals = rentals_of(
+        CapacityIndex(),
+        machine("m1", status=MachineStatus.JOINED, joined_at=NOW, idle_since=NOW),
+        machine("m2", offer=offer(price=2.5)),
+        machine("m3", status=MachineStatus.TERMINATED, terminated_at=NOW),
+    )
+    found = await numbers(api)
+    assert found['fairlead_machines{status="idle"}'] == 1
+    assert found['fairlead_machines{status="provisioning"}'] == 1
+    assert found['fairlead_machines{status="busy"}'] == 0
+    assert found['fairlead_machines_price_per_hour{fleet="burst"}'] == 3.5

@@ -51,3 +51,10 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
         assert (await answer.json())["machines"] == []
     async with api.get("/v1/machine-orphans") as answer:
         assert answer.status == 503
+
+
+async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/costs", params={"by": "user,run", "seconds": "60"}) as answer:
+        assert await answer.json() == {"rows": [], "total": 0.0}
+    async with api.get("/v1/costs", params={"by": "user,team"}) as answer:
+        assert await shape_of(answer) == (400, "invalid", "by")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller import server_config
-from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.inventory import Budget, NodeFailure
 from controller.lifecycle.model import Limits
 from controller.server_config import Operating, OperatingFields
 from fairlead.configuration.convert import ConfigurationError
@@ -125,3 +125,19 @@ def test_a_wrong_value_is_named(written: object, complaint: str) -> None:
 def test_every_field_is_explained_in_the_docs() -> None:
     page = (CHECKOUT / "docs/controller.md").read_text()
     assert [field for field in fields_of(OperatingFields) if f"`{field}`" not in page] == []
+
+
+def test_the_budgets_of_users_and_of_all_are_read() -> None:
+    found = server_config.parse(
+        {"budget": {"per_month": 9, "each_user": {"per_hour": 2}, "users": {"ada": {}}}}
+    ).spending
+    assert found.together == Budget(per_month=9.0)
+    assert found.of("bob") == Budget(per_hour=2.0)
+    assert found.of("ada") == Budget()
+
+
+def test_a_budget_that_contradicts_itself_is_refused_by_its_field() -> None:
+    written = {"budget": {"users": {"ada": {"per_hour": 5, "per_month": 2}}}}
+    with pytest.raises(ConfigurationError) as refused:
+        server_config.parse(written)
+    assert refused.value.field == "budget.users.ada.per_hour"

@@ -7,6 +7,8 @@ from typing import Any
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.machines.model import GpuOffer, Machine, Offer
+from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
+from controller.scheduling.index import CapacityIndex
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0
@@ -46,3 +48,14 @@ def shop(*offers: Offer, **more: Any) -> Market:
     for one in offers:
         by_provider.setdefault(one.provider, []).append(one)
     return Market(offers=by_provider, **({"penalties": Penalties()} | more))
+
+
+def rentals_of(index: CapacityIndex, *machines: Machine) -> Rentals:
+    """The records of a controller that rents nothing more."""
+    settings = RentalSettings(
+        installation="here",
+        pin=lambda one: Pinned(host_key=one, token_digest=one),
+        new_id=lambda: "id",
+        month_of=lambda now: 0.0,
+    )
+    return Rentals(index, settings, machines)

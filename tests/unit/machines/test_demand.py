@@ -7,13 +7,27 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.inventory import Budget, Fleet, Spot
+from controller.lifecycle.attempts import limits
+from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
 from controller.lifecycle.machines.market import Market
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
-from controller.lifecycle.model import Constraint, Group, NodeStatus, Operator, Resources
-from controller.scheduling.demand import Demand, demand
+from controller.lifecycle.model import (
+    Constraint,
+    Group,
+    NodeStatus,
+    Operator,
+    Resources,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+)
+from controller.lifecycle.reports import Tick
+from controller.scheduling.demand import Demand, demand, offering
+from fairlead.model.answers import PlannedRent
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
-from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, shop
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import RunStatus
+from tests.unit.machines.parts import GIB, NOW, fleet, gpu_offer, machine, offer, rentals_of, shop
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import node
 
@@ -256,3 +270,166 @@ def test_a_gang_that_only_reuses_buys_nothing() -> None:
 def test_the_idle_duration_of_a_run_goes_with_its_machine() -> None:
     (order,) = look(limited(idle_duration=30.0), shop(offer())).orders
     assert order.idle_duration == 30.0
+
+
+def answers(found: Demand) -> list[str | None]:
+    return [one.why for one in found.answers]
+
+
+def test_a_job_that_nothing_could_hold_is_told_once() -> None:
+    cluster = waiting(1, cpu=99.0)
+    found = look(cluster, shop(offer()))
+    (why,) = answers(found)
+    assert why is not None
+    assert "it needs 99 CPU" in why
+    cluster.tell(found.answers[0].run_id, *found.answers)
+    assert look(cluster, shop(offer())).answers == ()
+
+
+def test_a_job_is_told_that_a_machine_may_come_again() -> None:
+    cluster = waiting(1, cpu=2.0)
+    (nothing,) = look(cluster, shop(offer(cpu=1.0))).answers
+    cluster.tell(nothing.run_id, nothing)
+    assert answers(look(cluster, shop(offer(cpu=4.0)))) == [None]
+
+
+def test_a_provider_that_is_away_refuses_nothing() -> None:
+    cluster = waiting(1)
+    assert look(cluster, shop(away={"lab": "connection refused"})).answers == ()
+
+
+def test_a_job_waits_for_what_is_there_or_on_order() -> None:
+    full = waiting(12, fleet(max=1), cpu=4.0)
+    assert look(full, shop(offer()), machine()).answers == ()
+    there = waiting(1, cpu=99.0)
+    found = demand(there.pipeline.index, (), shop(offer()), NOW, lambda unit: True)
+    assert found.answers == ()
+
+
+def test_a_fleet_that_rents_no_more_takes_back_what_it_told() -> None:
+    cluster = waiting(1, cpu=99.0)
+    (nothing,) = look(cluster, shop(offer())).answers
+    cluster.tell(nothing.run_id, nothing)
+    cluster.pipeline.fleet_changed("burst", Fleet(name="burst", created_at=0.0))
+    assert answers(look(cluster, shop(offer()))) == [None]
+
+
+def test_a_quota_is_named_with_the_providers_words() -> None:
+    market = shop(offer())
+    (only,) = market.offers["lab"]
+    market.penalties.add(only, MachineEnd.QUOTA_REACHED, NOW, message="vCPU limit in north")
+    assert sentences(look(waiting(1), market)) == {
+        "the account of fleet burst at its provider has reached a quota: vCPU limit in north; "
+        "the next try is in 600 s"
+    }
+
+
+@pytest.mark.parametrize(
+    ("retry", "ends_after"),
+    [
+        (RetryPolicy(), 900.0),
+        (RetryPolicy(on_events=frozenset()), 900.0),
+        (RetryPolicy(on_events=frozenset({RetryEvent.NO_CAPACITY})), None),
+        (RetryPolicy(on_events=frozenset({RetryEvent.NO_CAPACITY}), duration=3600.0), 3600.0),
+        (RetryPolicy(on_events=frozenset({RetryEvent.NO_CAPACITY}), duration=60.0), 60.0),
+    ],
+    ids=str,
+)
+def test_a_job_without_a_machine_ends_after_its_limit(
+    retry: RetryPolicy, ends_after: float | None
+) -> None:
+    cluster = waiting(1, cpu=99.0, policy=RunPolicy(retry=retry))
+    (nothing,) = look(cluster, shop(offer())).answers
+    cluster.tell(nothing.run_id, nothing)
+    state = cluster.states[nothing.run_id]
+    attempt = state.jobs[0].attempts[-1]
+    limit = limits.deadline(state.run, attempt)
+    assert (None if limit is None else limit.at - attempt.submitted_at) == ends_after
+    if limit is None:
+        return
+    cluster.now = limit.at
+    cluster.tell(nothing.run_id, Tick(run_id=nothing.run_id))
+    job = cluster.states[nothing.run_id].jobs[0]
+    assert job.attempts[-1].reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
+    assert len(job.attempts) == 1
+    assert cluster.states[nothing.run_id].run.status in (RunStatus.TERMINATING, RunStatus.FAILED)
+
+
+def offered(cluster: Cluster, market: Market, *machines: Machine) -> list[tuple[str, object]]:
+    (run_id,) = cluster.states
+    found = offering(cluster.pipeline.index, machines, market, run_id, NOW)
+    return [(one.node or one.instance_type or "", one.price) for one in found]
+
+
+def test_free_nodes_come_before_offers_and_offers_by_how_they_are_tried() -> None:
+    cluster = waiting(1, cpu=2.0)
+    cluster.set_node(node("own"))
+    market = shop(offer("b", price=2.0), offer("a", price=1.0), offer("c", price=3.0, spot=True))
+    assert offered(cluster, market) == [("own", None), ("c", 3.0), ("a", 1.0), ("b", 2.0)]
+
+
+def test_offers_say_why_they_are_not_rented_now() -> None:
+    cluster = waiting(1, fleet(budget=Budget(per_hour=1.5)), cpu=2.0)
+    market = shop(offer("a", price=1.0), offer("b", price=2.0))
+    market.penalties.add(market.offers["lab"][0], MachineEnd.NO_CAPACITY, NOW)
+    (run_id,) = cluster.states
+    first, second = offering(cluster.pipeline.index, (), market, run_id, NOW)
+    assert "has refused a in" in (first.why or "")
+    assert "may cost 1.5 an hour" in (second.why or "")
+
+
+def test_a_run_that_only_reuses_is_offered_nodes_alone() -> None:
+    cluster = limited(creation_policy=CreationPolicy.REUSE)
+    cluster.set_node(node("own"))
+    assert offered(cluster, shop(offer())) == [("own", None)]
+
+
+def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
+    cluster = waiting(3, cpu=4.0)
+    state = cluster.states.popitem()[1]
+    cluster.pipeline.index.run_changed(state.run.id, None)
+    rentals = rentals_of(cluster.pipeline.index)
+    rentals.set_offers("lab", [offer(price=1.5)])
+    assert rentals.rent_of(state, NOW) == PlannedRent(
+        per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
+    )
+    assert [one.price for one in rentals.offering(state, NOW)] == [1.5]
+    assert state.run.id not in cluster.pipeline.index.units
+
+
+@pytest.mark.parametrize(
+    ("spending", "bought", "why"),
+    [
+        (Spending(), 3, None),
+        (Spending(together=Budget(per_hour=2.0)), 2, "this installation may cost 2 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0)), 1, "user ada may cost 1 an hour"),
+        (Spending(each_user=Budget(per_hour=1.0), users={"ada": Budget()}), 3, None),
+        (Spending(users={"ada": Budget(per_month=1.0)}), 1, "user ada may cost 1 a month"),
+    ],
+    ids=str,
+)
+def test_users_and_the_installation_have_budgets(
+    spending: Spending, bought: int, why: str | None
+) -> None:
+    found = look(waiting(3, cpu=4.0), shop(offer(), spending=spending))
+    assert len(found.orders) == bought
+    assert {(one.user, one.run_id is not None) for one in found.orders} == {("ada", True)}
+    told = [one for one in sentences(found) if "may cost" in one]
+    assert (why is None) is (told == [])
+    assert why is None or told[0].startswith(why)
+
+
+def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
+    spending = Spending(each_user=Budget(per_hour=1.5))
+    found = look(
+        waiting(1, cpu=4.0),
+        shop(offer(), spending=spending),
+        machine("m1", user="ada", status=MachineStatus.TERMINATING),
+        machine("m2", user="bob"),
+    )
+    assert found.orders == ()
+
+
+def test_what_a_fleet_keeps_is_no_users() -> None:
+    found = look(Cluster(fleets=(fleet(min=1),)), shop(offer()))
+    assert [(one.user, one.run_id) for one in found.orders] == [(None, None)]

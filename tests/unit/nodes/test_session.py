@@ -13,12 +13,14 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Limits, NodeStatus
 from controller.nodes import silence
+from controller.scheduling.index import CapacityIndex
 from fairlead.model.statuses import AllocationState, AttemptStatus
 from fairlead.wire.shim import DrainRequest, EventType
 from shim.client import ShimUnavailable
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
 from tests.support.waiting import eventually
+from tests.unit.machines.parts import machine, rentals_of
 from tests.unit.nodes.world import FENCE, World, listing, world
 from tests.unit.pipelines.parts import a_node, attempt_of, placed, task_of
 
@@ -273,6 +275,20 @@ async def test_a_controller_is_heard_by_a_job_that_would_be_stopped_otherwise(
     spec = msgspec.structs.replace(job.spec, stop_when_unheard=0.1)
     wants = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
     async with world(wants, before=listing(task_of(wants))) as it:
+        await eventually(lambda: len(it.shim.greetings) >= 3)
+        assert set(it.shim.greetings) == {FENCE}
+
+
+async def test_a_rented_machine_hears_its_controller_often_enough_for_its_leash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "MIN_LOOK_SECONDS", 0.01)
+    state = placed(AttemptStatus.RUNNING)
+
+    def is_rented(it: World) -> None:
+        it.pipeline.rentals = rentals_of(CapacityIndex(), machine("n1", leash=0.1))
+
+    async with world(state, before=is_rented) as it:
         await eventually(lambda: len(it.shim.greetings) >= 3)
         assert set(it.shim.greetings) == {FENCE}
 

@@ -11,6 +11,7 @@ import pytest
 from controller.api.machines.nodes import node_view
 from controller.api.views import run_view
 from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.machines.model import MachineStatus
 from controller.lifecycle.model import (
     Allocation,
     Band,
@@ -21,6 +22,7 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.reports import Placed
+from controller.scheduling.index import CapacityIndex
 from controller.service.machines.use import Holder, NodeUse
 from controller.service.runs.queue import QueueEntry
 from controller.store.base import Changes
@@ -35,6 +37,7 @@ from fairlead.model.statuses import AllocationState
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
+from tests.unit.machines.parts import NOW, machine, rentals_of
 from tests.unit.web.conftest import Browser, submit
 
 XSS = "<img src=x onerror=alert(1)>"
@@ -434,3 +437,18 @@ async def test_a_log_is_downloaded_as_a_file_and_never_as_a_page(
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert answer.headers["Content-Disposition"].startswith('attachment; filename="train-')
     assert (await ada.open(path)).status == 404
+
+
+async def test_rented_machines_are_shown_with_status_price_and_idle_time(
+    admin: Browser, controller: Controller
+) -> None:
+    assert "Rented machines" not in await admin.fragment("/dashboard/nodes", "fleets")
+    idle = machine("m1", status=MachineStatus.JOINED, joined_at=NOW, idle_since=NOW)
+    coming = machine("m2", trouble="its provider does not answer")
+    controller.pipeline.rentals = rentals_of(CapacityIndex(), idle, coming)
+    shown = await admin.fragment("/dashboard/nodes", "fleets")
+    assert "2.00 an hour" in shown
+    assert 'href="/dashboard/nodes/m1"' in shown
+    assert 'href="/dashboard/nodes/m2"' not in shown
+    assert "its provider does not answer" in shown
+    assert "2023-11-14T22:13:20" in shown

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from csv import writer as csv_writer
+
 import msgspec
 
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
-from fairlead.documents import MachineView, OrphanView
+from fairlead.cli.durations import seconds_of
+from fairlead.documents import CostsView, MachineView, OrphanView
+from fairlead.model.costs import CostRow
+from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 from fairlead.rest import decode
 
 
@@ -72,3 +78,49 @@ def orphans(*, json: Json = False) -> int:
         ],
     )
     return 0
+
+
+def cost(
+    *, by: str = "user,fleet", since: str = "30d", csv: bool = False, json: Json = False
+) -> int:
+    """Show what rented machines have cost.
+
+    While jobs are on a machine they share its price; while none is, the run pays for which it was
+    rented.
+
+    Parameters
+    ----------
+    by
+        How it is summed up: user, fleet and run, separated by commas.
+    since
+        How far back, such as 12h or 30d; ended machines are kept for 35 days.
+    csv
+        Write comma-separated values.
+    """
+    seconds = seconds_of(since, "--since") or DEFAULT_SECONDS
+    query = CostsQuery(by=by, seconds=seconds)
+    data = settings.client().get("/v1/costs", **query.parameters())
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, CostsView)
+    keys = [one.strip() for one in by.split(",")]
+    head = (*(key.upper() for key in keys), "HOURS", "COST")
+    rows = [
+        (*(_key_of(one, key) for key in keys), f"{one.hours:.2f}", f"{one.cost:.2f}")
+        for one in found.rows
+    ]
+    if csv:
+        text = io.StringIO()
+        writer = csv_writer(text, lineterminator="\n")
+        writer.writerows([[one.lower() for one in head], *rows])
+        output.emit(text.getvalue().rstrip("\n"))
+        return 0
+    output.emit_table(head, rows)
+    output.emit(f"together {found.total:.2f}")
+    return 0
+
+
+def _key_of(one: CostRow, key: str) -> str:
+    found = {"user": one.user, "fleet": one.fleet, "run": one.run_name or one.run}
+    return found[key] or "-"

@@ -4,6 +4,7 @@ shows what is free."""
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,8 +15,15 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import ConfigurationFile, Json
 from fairlead.cli.commands.runs.applying import read_configuration, tell_translation
 from fairlead.cli.errors import EXIT_FAILED
-from fairlead.documents import ExplainView, GroupPlanView, NodeView, PlanView, UnderWayView
-from fairlead.model.answers import NodeAnswer, Waiting
+from fairlead.documents import (
+    ExplainView,
+    GroupPlanView,
+    NodeView,
+    OffersView,
+    PlanView,
+    UnderWayView,
+)
+from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
 from fairlead.offers import Offer, offers
 from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
@@ -133,6 +141,9 @@ def _show_plan(found: PlanView) -> None:
         output.emit(sentence)
     for group in found.groups:
         output.emit(_begins_with(group))
+    if found.rent is not None and found.rent.machines:
+        machines = ", ".join(found.rent.machines)
+        output.emit(f"it rents {machines}: {found.rent.per_hour:g} an hour")
 
 
 def _begins_with(group: GroupPlanView) -> str:
@@ -156,14 +167,24 @@ class _Offers(msgspec.Struct, frozen=True):
     offers: list[Offer]
 
 
-def offer(*, gpu: str | None = None, json: Json = False) -> int:
-    """Show what is free now, by the kind of GPU.
+def offer(
+    *,
+    file: Annotated[Path | None, Parameter(name=["-f", "--file"])] = None,
+    gpu: str | None = None,
+    json: Json = False,
+) -> int:
+    """Show what is free now, by the kind of GPU; with a configuration, the nodes and the machines
+    to rent that its jobs could have, in the order in which they are tried.
 
     Parameters
     ----------
+    file
+        The configuration, a YAML file; - for standard input.
     gpu
         Only kinds of GPU whose name contains this.
     """
+    if file is not None:
+        return _offers_for(file, json=json)
     nodes = decode(settings.client().get("/v1/nodes"), _Nodes).nodes
     found = [one for one in offers(nodes) if gpu is None or gpu.lower() in (one.gpu or "").lower()]
     if json:
@@ -185,3 +206,33 @@ def offer(*, gpu: str | None = None, json: Json = False) -> int:
         ],
     )
     return 0
+
+
+def _offers_for(file: Path, *, json: bool) -> int:
+    document, configuration = read_configuration(file, (), os.environ)
+    tell_translation(configuration)
+    planned = with_code_unsent(
+        configuration, file.resolve().parent, str(file), os.environ, document
+    )
+    data = settings.client().post("/v1/offers", {"configuration": planned, "name": None})
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit_table(
+        ("JOBS", "NODE", "FLEET", "TYPE", "WHERE", "PRICE/H", "NOT NOW, BECAUSE"),
+        [_place(one) for one in decode(data, OffersView).places],
+    )
+    return 0
+
+
+def _place(one: OfferedPlace) -> tuple[str, ...]:
+    spot = " (spot)" if one.spot else ""
+    return (
+        _names(one.jobs),
+        one.node or "-",
+        one.fleet,
+        f"{one.instance_type}{spot}" if one.instance_type else "-",
+        one.zone or one.region or "-",
+        "-" if one.price is None else f"{one.price:.2f}",
+        one.why or "",
+    )

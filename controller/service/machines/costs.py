@@ -1,0 +1,86 @@
+"""What rented machines have cost, by user, fleet and run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle.machines.cost import Stay, shares
+from controller.lifecycle.machines.model import Machine
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.machines.rented import RentedService
+from controller.store.accounts import User
+from controller.store.base import MACHINES_SECONDS, Store
+from fairlead.model.costs import CostKey, CostRow
+from fairlead.model.spec import Role
+
+_MAX_STAYS = 10_000
+
+
+class CostService:
+    def __init__(
+        self, pipeline: RunPipeline, rented: RentedService, store: Store, clock: Clock
+    ) -> None:
+        self._pipeline = pipeline
+        self._rented = rented
+        self._store = store
+        self._clock = clock
+
+    async def costs(self, by: tuple[CostKey, ...], *, seconds: float, user: User) -> list[CostRow]:
+        """Return what the machines have cost in the last `seconds`, the dearest first.
+
+        Who is no admin sees what runs of his own have cost. Records of ended machines are kept
+        for MACHINES_SECONDS. Raises StoreUnavailable.
+        """
+        now = self._clock.now()
+        start = now - min(seconds, MACHINES_SECONDS)
+        owners: dict[str | None, _Owner] = {None: _Owner()}
+        found: dict[tuple[str | None, ...], CostRow] = {}
+        for machine in self._rented.all(with_ended=True):
+            for share in shares(machine, await self._stays(machine, start), start, now):
+                if share.run_id not in owners:
+                    owners[share.run_id] = await self._owner(share.run_id, machine)
+                owner = owners[share.run_id]
+                if owner.user != user.name and user.role is not Role.ADMIN:
+                    continue
+                row = CostRow(
+                    user=owner.user if CostKey.USER in by else None,
+                    fleet=machine.fleet if CostKey.FLEET in by else None,
+                    run=owner.run_id if CostKey.RUN in by else None,
+                    run_name=owner.run_name if CostKey.RUN in by else None,
+                    hours=share.hours,
+                    cost=share.cost,
+                )
+                key = (row.user, row.fleet, row.run)
+                found[key] = row if key not in found else _sum(found[key], row)
+        return sorted(found.values(), key=lambda one: -one.cost)
+
+    async def _stays(self, machine: Machine, start: float) -> list[Stay]:
+        if machine.joined_at is None:
+            return []
+        attempts = await self._store.attempts_on(machine.id, since=start, limit=_MAX_STAYS)
+        return [
+            Stay(run_id=run_id, start=attempt.provisioned_at, end=attempt.finished_at)
+            for run_id, attempt in attempts
+            if attempt.provisioned_at is not None
+        ]
+
+    async def _owner(self, run_id: str | None, machine: Machine) -> _Owner:
+        """Return whose run it is; one that is forgotten has no name any more."""
+        if run_id is None:
+            return _Owner()
+        state = self._pipeline.runs.get(run_id) or await self._store.find_run(run_id)
+        if state is not None:
+            return _Owner(user=state.run.user, run_id=run_id, run_name=state.run.name)
+        user = machine.user if machine.run_id == run_id else None
+        return _Owner(user=user, run_id=run_id)
+
+
+class _Owner(msgspec.Struct, frozen=True, kw_only=True):
+    user: str | None = None
+    run_id: str | None = None
+    run_name: str | None = None
+
+
+def _sum(one: CostRow, other: CostRow) -> CostRow:
+    return msgspec.structs.replace(one, hours=one.hours + other.hours, cost=one.cost + other.cost)

@@ -1,0 +1,30 @@
+"""What rented machines have cost, as the API, the client and the command tell it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class CostKey(StrEnum):
+    """By what costs are summed up."""
+
+    USER = "user"
+    FLEET = "fleet"
+    RUN = "run"
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of some hours of machines, in the currency of the providers' offers.
+
+    A field by which it is not summed up is null, and so is the user of machines that their fleet
+    kept without a run. `run` is the id.
+    """
+
+    user: str | None
+    fleet: str | None
+    run: str | None
+    run_name: str | None
+    hours: float
+    cost: float
