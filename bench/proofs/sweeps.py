@@ -31,6 +31,7 @@ def main() -> None:
         ("parameter sets", f"{len(done) * given.sets:,}"),
         *((f"sets {name}", f"{sum(getattr(one, name) for one in done):,}") for name in _ENDS),
         ("jobs started", f"{sum(one.attempts for one in done):,}"),
+        ("of these preempted", f"{sum(one.preempted for one in done):,}"),
         ("kills of the controller", f"{sum(one.kills for one in done):,}"),
         ("commits", f"{sum(one.commits for one in done):,}"),
     ]

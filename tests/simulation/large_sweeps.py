@@ -56,7 +56,8 @@ STEP = 0.5
 """Virtual seconds; everything happens at a multiple of it, so that a turn has many reports."""
 SETTLING_SECONDS = 4 * 3600.0
 NODES = 5
-CPU = 64.0
+CPU = 24.0
+"""Of each node; all of them have less than the sweep may take, so that it is preempted."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     stopped: int
     attempts: int
+    preempted: int
     kills: int
     commits: int
 
@@ -186,7 +188,7 @@ class LargeSweep:
             (self._kill, 10),
             (self._reboot, 3),
             (self._drain, 3),
-            (self._urgent, 4),
+            (self._urgent, 8),
             (self._resize, 4),
             (self._retry, 4),
             (self._stop, 2),
@@ -541,6 +543,7 @@ def play(seed: int, sets: int) -> Outcome:
         failed=tally.failed,
         stopped=tally.stopped,
         attempts=tally.started,
+        preempted=tally.preempted,
         kills=world.kills,
         commits=tally.commits,
     )

@@ -26,7 +26,8 @@ class Tally:
         self.violations: list[str] = []
         self.done: dict[int, str] = {}
         """By the set's number: the attempt that is done."""
-        self.started = self.retried = self.failed = self.stopped = self.commits = 0
+        self.started = self.retried = self.failed = self.stopped = 0
+        self.preempted = self.commits = 0
         self._numbers: dict[str, int] = {}
         """By a job's id: the number of its newest attempt."""
         self._active = 0
@@ -49,9 +50,10 @@ class Tally:
         limit = sweep.stop_after_failures
         if limit is not None and found.failed >= limit and not is_ending(after.run):
             yield f"it goes on after {found.failed} failures, and stop_after_failures is {limit}"
-        waiting = (job.attempts[-1].status is AttemptStatus.SUBMITTED for job in after.jobs)
-        if sum(waiting) > MAX_QUEUED:
-            yield "more sets wait for an allocation than may"
+        # Those that come back, for example all of a node, may be more: they have begun before.
+        firsts = (job.attempts[-1] for job in after.jobs if job.attempts[-1].number == 0)
+        if sum(first.status is AttemptStatus.SUBMITTED for first in firsts) > MAX_QUEUED:
+            yield "more sets have begun to wait for an allocation than may"
 
     def _begun_wrongly(self, after: RunState) -> Iterator[str]:
         sweep = after.run.sweep
@@ -87,6 +89,8 @@ class Tally:
         """Look at the whole, once its run has ended."""
         found = counts(state)
         self.failed, self.stopped = found.failed, found.stopped
+        reasons = [attempt.reason for job in state.all_jobs for attempt in job.attempts]
+        self.preempted = reasons.count(Reason.PREEMPTED)
         statuses = {
             number: status_of(state.run, jobs) for number, jobs in by_set(state.all_jobs).items()
         }

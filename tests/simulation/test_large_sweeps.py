@@ -29,10 +29,10 @@ def test_a_sweep_ends_each_set_once_whatever_becomes_of_its_nodes_and_controller
     assert found.done + found.failed + found.stopped == 120
 
 
-def test_a_sweep_goes_on_after_kills_of_its_controller(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sweep_goes_on_after_kills_and_preemption(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    found = play(1, 200)
-    assert (found.violations, found.kills > 5) == ((), True)
+    found = play(6, 200)
+    assert (found.violations, found.kills > 5, found.preempted > 0) == ((), True, True)
 
 
 def test_one_seed_gives_one_story(caplog: pytest.LogCaptureFixture) -> None:
