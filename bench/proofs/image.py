@@ -103,8 +103,10 @@ def _two(
         options = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "host"]
         options += ["--security-opt", "no-new-privileges", "-v", f"{data}:/data"]
         options += ["-v", f"{folder / 'pg'}:/pg"]
-        own = ["--database", url, "--url", f"http://127.0.0.1:{port}"]
-        own += ["--listen", f"127.0.0.1:{port}"]
+        # On one network, two need a port each, which the image's own command fixes.
+        options += ["--entrypoint", "fairlead"]
+        own = ["controller", "--data", "/data", "--listen", f"127.0.0.1:{port}"]
+        own += ["--database", url, "--url", f"http://127.0.0.1:{port}"]
         docker.docker("run", "-d", "--name", name, *options, _IMAGE, *own)
         try:
             wait_until(partial(_is_healthy, port), 120, f"{name} to answer")
