@@ -54,6 +54,7 @@ from fairlead.documents import (
 from fairlead.model.answers import Amounts, NodeAnswer, PlannedPlace, Waiting
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.dev_environment import Ide
+from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
@@ -97,9 +98,11 @@ __all__ = [
     "Ide",
     "IncarnationView",
     "IrisState",
+    "JobLink",
     "JobMetricsHistory",
     "JobUseView",
     "JobView",
+    "LinkKind",
     "MetricPoint",
     "MetricsAnswer",
     "MetricsHistoryAnswer",
