@@ -163,6 +163,26 @@ def _invalid(
     return InvalidConfiguration(document.explain(error) if document else f"{name}: {error}")
 
 
+def with_code_digested(
+    configuration: object,
+    base: Path,
+    name: str,
+    environ: Mapping[str, str],
+    document: Document | None = None,
+) -> object:
+    """Return the configuration as `with_code` would; nothing is sent. Raises
+    InvalidConfiguration."""
+    configuration = _with_sets(configuration, base, name, document)
+    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+        return configuration
+    from fairlead.upload import digested  # few runs bring code
+
+    try:
+        return digested(configuration, base, environ)
+    except ConfigurationError as error:
+        raise _invalid(error, name, document) from None
+
+
 def with_code_unsent(
     configuration: object,
     base: Path,

@@ -583,6 +583,19 @@ def send_code(
     return sent
 
 
+def digested(configuration: object, base: Path, environ: Mapping[str, str]) -> object:
+    """Return what `send_code` would return. Everything is packed and nothing is sent. Raises
+    ConfigurationError."""
+    parsed = parse(configuration)
+    if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
+        return configuration
+    with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
+        found: dict[str, Any] = pack(
+            configuration, parsed, base, environ, Path(scratch)
+        ).configuration
+    return found
+
+
 _SENT_WHOLE_AFTER = (
     HTTPStatus.NOT_FOUND,  # an older controller
     HTTPStatus.CONFLICT,  # it has just removed an old upload

@@ -64,6 +64,7 @@ from fairlead.model.answers import (
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.costs import CostRow
 from fairlead.model.dev_environment import Ide
+from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
@@ -109,9 +110,11 @@ __all__ = [
     "Ide",
     "IncarnationView",
     "IrisState",
+    "JobLink",
     "JobMetricsHistory",
     "JobUseView",
     "JobView",
+    "LinkKind",
     "MetricPoint",
     "MetricsAnswer",
     "MetricsHistoryAnswer",

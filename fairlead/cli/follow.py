@@ -76,13 +76,17 @@ class _Failed:
         self.error = error
 
 
+class _Left:
+    """The run is followed no further, although it lives."""
+
+
 class _LogEnded:
     def __init__(self, job_id: str, attempt_id: str) -> None:
         self.job_id = job_id
         self.attempt_id = attempt_id
 
 
-_Told = WatchLine | _LogEnded | _Failed
+_Told = WatchLine | _LogEnded | _Left | _Failed
 
 
 def attach(
@@ -94,6 +98,7 @@ def attach(
     start: Start = FROM_FIRST,
     shown: Shown = Shown.USUAL,
     timestamps: bool = False,
+    until: Callable[[threading.Event], bool] | None = None,
 ) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
@@ -101,12 +106,14 @@ def attach(
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
     it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `start`:
     where the output of each job's present attempt begins; not given: with its first attempt.
+    `until`: called in a thread of its own; the run is left as it is once it returns True. The event
+    that it gets says that nobody waits for it any more.
     """
     writer = partial(output.log_writer, beside_json=beside_json, timestamps=timestamps)
     attachment = _Attachment(client, run, display(), job, shown=shown, writer=writer)
     if start.is_given:
         attachment.begin_with(start)
-    return attachment.until_final()
+    return attachment.until_final(until)
 
 
 class _Attachment:
@@ -155,7 +162,10 @@ class _Attachment:
             if present is not None:
                 self._starts[present.id] = start
 
-    def until_final(self) -> RunView:
+    def until_final(self, until: Callable[[threading.Event], bool] | None = None) -> RunView:
+        over = threading.Event()
+        if until is not None:
+            self._in_thread(partial(self._leave, until, over))
         self._in_thread(self._watch)
         self._take_up(WatchLine(run=self._run))
         try:
@@ -163,6 +173,8 @@ class _Attachment:
                 line = next_of(self._inbox)
                 if isinstance(line, _Failed):
                     raise line.error
+                if isinstance(line, _Left):
+                    break
                 if isinstance(line, _LogEnded):
                     self._following.discard(line.job_id)
                     self._carried.add(line.attempt_id)
@@ -170,6 +182,7 @@ class _Attachment:
                     line = WatchLine(run=self._run)
                 self._take_up(line)
         finally:
+            over.set()
             self._display.pause()
             if self._forwarding is not None:
                 self._forwarding.stop()
@@ -266,6 +279,10 @@ class _Attachment:
                 writer = self._writer(name, alone=self._is_alone)
                 self._in_thread(partial(self._carry, job.id, attempt.id, writer))
                 return
+
+    def _leave(self, until: Callable[[threading.Event], bool], over: threading.Event) -> None:
+        if until(over):
+            self._inbox.put(_Left())
 
     def _watch(self) -> None:
         for line in follow_run(self._client, self._run.id, self._outages):

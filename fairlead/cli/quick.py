@@ -66,6 +66,7 @@ COMMANDS: dict[str, Quick] = {
             **dict.fromkeys(("-e", "--env"), Option("env", repeated=True)),
             "--if-exists": Option("if_exists", among=("error", "keep", "replace")),
             "--parent": Option("parent"),
+            "--watch": _WATCH,
             **_JSON,
         },
     ),

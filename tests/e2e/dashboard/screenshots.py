@@ -27,6 +27,7 @@ def main() -> None:
             )
             page = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
             take_all(page, controller)
+            take_sweep(page, controller, folder)
             browser.close()
     print(json.dumps({path.name: path.stat().st_size for path in sorted(PICTURES.iterdir())}))
 
@@ -47,6 +48,33 @@ def take_all(page: Page, controller: ControllerProcess) -> None:
     page.locator("#plots").screenshot(path=PICTURES / "use.png")
     page.locator("#log").get_by_text("step 18400").wait_for()
     page.locator("#log").screenshot(path=PICTURES / "log.png")
+
+
+SWEEP = """
+type: task
+name: lrs
+commands:
+  - test "$FAIRLEAD_PARAM_SET" -lt 7 || sleep 600
+  - sleep 0.${{ params.seed }}; test "$FAIRLEAD_PARAM_SEED$FAIRLEAD_PARAM_LR" != 20.001
+resources: {cpu: 0.05, memory: 100MB}
+sweep: {matrix: {model: [small, large], lr: [1e-3, 3e-4], seed: 0..2}, max_parallel: 3}
+"""
+
+
+def take_sweep(page: Page, controller: ControllerProcess, folder: Path) -> None:
+    """The table of a sweep's sets: done, failed, active and waiting ones."""
+    file = folder / "lrs.yaml"
+    file.write_text(SWEEP)
+    controller.cli("apply", "-d", "-f", file).succeeded()
+    try:
+        page.emulate_media(color_scheme="light")
+        page.goto(f"{controller.url}/dashboard/runs/lrs")
+        table = page.locator("#jobs")
+        expect(table).to_contain_text("failed")
+        expect(table).to_contain_text("active")
+        table.screenshot(path=PICTURES / "sweep.png")
+    finally:
+        controller.cli("stop", "lrs", "--abort")
 
 
 def take(page: Page, name: str) -> None:

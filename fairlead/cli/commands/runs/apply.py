@@ -31,6 +31,7 @@ def apply(
     upgrade: Annotated[
         bool, Parameter(negative=(), help="For a fleet: replace other versions.")
     ] = False,
+    watch: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
     """Submit a run and follow it; the exit status is the job's exit code.
@@ -53,13 +54,18 @@ def apply(
         A live run (id or name). When it ends other than done, this run is stopped.
     failed_of
         For a sweep: run only the parameter sets that failed in this run (id or name).
+    watch
+        For a task: whenever its file or its code changes, stop the run and submit it again with
+        what changed, until Ctrl-C.
     """
     require_files(file)
     if len(file) > 1:
         from fairlead.cli.commands.runs.together import apply_together  # few are several
 
-        if name is not None or if_exists != "error" or failed_of is not None:
-            raise CliError("--name, --if-exists and --failed-of are for a single file", EXIT_USAGE)
+        if name is not None or if_exists != "error" or failed_of is not None or watch:
+            raise CliError(
+                "--name, --if-exists, --failed-of and --watch are for a single file", EXIT_USAGE
+            )
         return apply_together(file, env, override, parent=parent, detach=detach, json=json)
     return applying.apply(
         file[0],
@@ -74,6 +80,7 @@ def apply(
         yes=yes,
         upgrade=upgrade,
         json=json,
+        watch=watch,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.cli.errors import EXIT_INTERRUPTED, CliError
+from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.cli.log_start import tail_of
 from fairlead.configuration.text.dstack import is_of_dstack, translated
 from fairlead.configuration.text.source import Document
@@ -55,8 +55,17 @@ def apply(
     yes: bool = False,
     upgrade: bool = False,
     json: bool = False,
+    watch: bool = False,
 ) -> int:
     """Submit the file's run (or fleet, or gateway) and follow it. Return the exit status."""
+    if watch:
+        from fairlead.cli.commands.runs.watching import apply_watched  # few are watched
+
+        if detach or json or failed_of is not None:
+            raise CliError("--watch goes without --detach, --json and --failed-of", EXIT_USAGE)
+        return apply_watched(
+            file, name=name, env=env, override=override, if_exists=if_exists, parent=parent
+        )
     document = with_overrides(read_document(file), override)
     if is_fleet(document):
         from fairlead.daemons import load  # few files are fleets
@@ -241,7 +250,7 @@ def follow_here(
         start = Start(tail=tail)
         final = follow.attach(client, run, job, beside_json=json, start=start, shown=shown)
     except KeyboardInterrupt:
-        return _interrupted(client, run, may_stop)
+        return interrupted(client, run, may_stop)
     if json:
         output.emit_json(client.get(run_path(run.id)))
     if final.sweep is not None:
@@ -252,7 +261,8 @@ def follow_here(
     return exit_status(final)
 
 
-def _interrupted(client: ControllerClient, run: RunView, may_stop: bool) -> int:
+def interrupted(client: ControllerClient, run: RunView, may_stop: bool) -> int:
+    """Leave the run after Ctrl-C, or stop it if its user wants that. Return the exit status."""
     with output.alone_on_terminals():
         output.write_all(output.STDERR_FD, b"\n")
         if may_stop and _wants_stop(run.name):
