@@ -99,6 +99,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "Placed": "the scheduler placed the job",
     "FreedAllocationLost": "the node takes no more work",
     "NotPlaced": "no node has room",
+    "MachineAnswered": "the providers were asked for a machine",
     "TaskAccepted": "the node accepted the task",
     "TaskRefused": "the node refused the task",
     "TaskSeen": "the node reported on the task",
