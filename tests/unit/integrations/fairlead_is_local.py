@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 from submitit.local import local
 
@@ -17,4 +18,4 @@ class Here(FairleadExecutor):
         super().__init__(folder, max_num_timeout, python=sys.executable)
 
 
-local.LocalExecutor = Here
+mock.patch.object(local, "LocalExecutor", Here).start()
