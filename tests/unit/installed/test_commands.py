@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.installed import Environment
+from tests.support.installed import Environment, build_wheel
 from tests.support.processes import ControllerProcess
 
 NAMES = """
@@ -84,14 +85,19 @@ def test_the_help_lists_the_commands_that_are_not_installed(
         assert listed in done.stdout
 
 
-def test_the_client_brings_its_own_name_and_a_plugin_of_hydra(
-    for_users: Environment, tmp_path: Path
-) -> None:
+def test_the_client_brings_one_importable_name(for_users: Environment, tmp_path: Path) -> None:
     done = for_users.run("python", "-c", NAMES, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("fairlead hydra_plugins\n", "")
+    assert (done.stdout, done.stderr) == ("fairlead\n", "")
     for name in OUR_NAMES:
         done = for_users.run("python", "-c", f"import {name}", cwd=tmp_path)
         assert f"No module named '{name}'" in done.stderr
+
+
+def test_the_launcher_of_hydra_is_a_distribution_of_its_own(checkout: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(build_wheel(checkout / "hydra_plugins", tmp_path)) as wheel:
+        code = sorted(name for name in wheel.namelist() if ".dist-info/" not in name)
+    modules = ("__init__", "config", "in_job", "launcher")
+    assert code == [f"hydra_plugins/fairlead_launcher/{name}.py" for name in modules]
 
 
 @pytest.fixture
