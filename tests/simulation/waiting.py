@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.ranges import numbers_in
 from controller.lifecycle.sweeps.sets import by_set, has_run
 from fairlead.model.beginning import SameJob, When
 from fairlead.model.reasons import Reason, RunReason
@@ -62,10 +63,17 @@ def _sets_out_of_turn(
                 continue
             if one.when is When.DONE and reasons != {Reason.DONE_BY_RUNNER}:
                 yield f"{named} began out of turn: {about}"
-            if one.when in (When.ENDED, When.FAILED) and not (is_over or has_ended):
+            never_began = one.when is When.ENDED and _was_stopped(state, job.replica)
+            if one.when in (When.ENDED, When.FAILED) and not (is_over or has_ended or never_began):
                 yield f"{named} began out of turn: {about}"
             if one.when is When.RUNNING and not has_run(theirs.get(job.replica, ())):
                 yield f"{named} began out of turn: {about}"
+
+
+def _was_stopped(state: RunState, number: int) -> bool:
+    """Return whether a user stopped the set before it began: it has ended without a job."""
+    sweep = state.run.sweep
+    return sweep is not None and number in numbers_in(sweep.stopped)
 
 
 def _status(one: Predecessor, runs: Mapping[str, RunState]) -> RunStatus | None:

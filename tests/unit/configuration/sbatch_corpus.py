@@ -192,7 +192,7 @@ wait
             "stop_duration": 300,
             "on_time_limit": "requeue",
         },
-        notes=("the signal comes at each stop", "the job comes back by itself"),
+        notes=("the job comes back by itself",),
     ),
     "mail at the end": Shape(
         """\

@@ -42,8 +42,8 @@ from runner.job import outcome
 adopt_orphans()
 scope = outcome.DescendantScope(adopts_orphans=True)
 looks = []
-real = outcome._process_table
-outcome._process_table = lambda: looks.append(1) or real()
+real = outcome.process_table
+outcome.process_table = lambda: looks.append(1) or real()
 scope.kill_all(os.getpid() + 1)
 assert not looks, "it looks at all processes although it has no child"
 job = subprocess.Popen(["sleep", "600"], start_new_session=True)
