@@ -33,7 +33,7 @@ async def taken(
     Raises NotFound (another user's run, too), Invalid, Conflict, Gone, StoreUnavailable, each with
     the field.
     """
-    found = []
+    found: list[TakenOutputs] = []
     for number, key in enumerate(plan.policy.outputs_from):
         field = f"outputs_from[{number}]"
         state = together.get(key) or await _found(runs, key, user, field)
@@ -44,6 +44,12 @@ async def taken(
             raise Invalid(
                 f"run {run.name} has more than {MAX_JOBS} jobs: pull their outputs with `fairlead "
                 f"outputs {run.name} --pull DIR`, and send what the job needs as `files`",
+                field=field,
+            )
+        if any(one.name == run.name for one in found):
+            raise Invalid(
+                f"another run of the list is named {run.name} too, and both would be the folder "
+                f"inputs/{run.name}: leave one of them out",
                 field=field,
             )
         found.append(TakenOutputs(run_id=run.id, name=run.name))

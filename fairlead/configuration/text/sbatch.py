@@ -253,6 +253,11 @@ def _complete(job: _Job, text: str) -> None:
         job.notes.append(
             "the job comes back by itself after --time: `scontrol requeue` does nothing"
         )
+    if "signal" in job.fields:
+        job.notes.append(
+            f"{job.fields['signal']['name']} comes also before a drain and at a preemption, to "
+            "those processes of the job that catch it; SIGTERM follows at the end"
+        )
 
 
 def _limit_time(job: _Job) -> None:
@@ -272,7 +277,6 @@ def _signal_at_the_end(job: _Job, seconds: int) -> None:
         job.fields["stop_signal"] = job.fields.pop("signal")["name"]
         job.fields["stop_duration"] = job.signal_before
         job.fields["max_duration"] = seconds - job.signal_before
-        del job.notes[job.notes.index(_said_of_signal(job.fields["stop_signal"]))]
 
 
 def _complete_array(job: _Job, text: str) -> None:
@@ -445,14 +449,6 @@ def _signal(job: _Job, value: str) -> None:
     name = "SIG" + match[1].upper().removeprefix("SIG")
     job.signal_before = int(match[2] or 60)
     job.fields["signal"] = {"name": name, "before": job.signal_before}
-    job.notes.append(_said_of_signal(name))
-
-
-def _said_of_signal(name: str) -> str:
-    return (
-        f"{name} comes also before a drain and at a preemption, to those processes of the job that "
-        "catch it; SIGTERM follows at the end"
-    )
 
 
 def _no_requeue(job: _Job, value: str) -> None:

@@ -73,6 +73,14 @@ async def test_a_run_of_too_many_jobs_is_refused(api: TestClient[Any, Any]) -> N
     assert "more than 100 jobs" in refused["error"]["message"]
 
 
+async def test_two_runs_of_one_name_are_refused(api: TestClient[Any, Any]) -> None:
+    made = await submit(api, name="prepare")
+    both = ["prepare", made["id"]]
+    status, refused = await post(api, name="train", outputs_from=both, after="prepare")
+    assert (status, refused["error"]["field"]) == (400, "outputs_from[1]")
+    assert "both would be the folder inputs/prepare" in refused["error"]["message"]
+
+
 @pytest.mark.parametrize("wrong", ["", ["a", "a"], 7, [["a"]], ["no name!"]])
 async def test_what_is_no_run_is_refused(api: TestClient[Any, Any], wrong: object) -> None:
     status, refused = await post(api, name="train", outputs_from=wrong)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Defaults, to_run
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.sbatch import SbatchError, convert
 from tests.unit.configuration.sbatch_corpus import SHAPES, Shape
@@ -156,6 +157,15 @@ def test_the_options_of_the_command_win_over_the_lines() -> None:
     made = read("--array=x", given={"array": "0-1", "dependency": "afterok:a"})
     assert made["sweep"]["matrix"] == {"array_task_id": "0..1"}
     assert made["after"] == [{"run": "a", "when": "done"}]
+
+
+def test_a_task_of_an_array_gets_its_signal_before_its_time_and_before_a_drain() -> None:
+    lines = "#SBATCH --array=0-3 -t 10 --signal=B:USR1@60 --begin=now+2hours\n"
+    made = convert(f"#!/bin/bash\n{lines}true\n", "job.sh").configuration
+    assert made["commands"][0].startswith("timeout -s USR1 -k 60 540 ")
+    assert (made["signal"], made["begin"]) == ({"name": "SIGUSR1", "before": 60}, "2h")
+    assert "max_duration" not in made
+    assert to_run(parse(made), made, Defaults()).sweep is not None
 
 
 def test_a_job_that_asks_to_be_requeued_comes_back() -> None:
