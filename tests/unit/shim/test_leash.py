@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
 
+import msgspec
 import pytest
 
+from shim import daemon
 from shim.errors import StartError
 from shim.leash import Leash
 from shim.main import leash
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import Node
 
 
 class Machine:
@@ -64,3 +71,23 @@ def test_a_leash_is_at_least_a_minute() -> None:
     assert leash(60.0) == 60.0
     with pytest.raises(StartError, match="--leash 5: expected at least 60"):
         leash(5.0)
+
+
+@pytest.fixture
+def ends() -> Iterator[list[str]]:
+    """The ends that a shim asks for; nothing here may power a machine off."""
+    found: list[str] = []
+
+    def of_test(seconds: float, *conditions: object) -> Leash:
+        silent_for, has_tasks = conditions
+        return Leash(seconds, silent_for, has_tasks, lambda: found.append("off"))  # type: ignore[arg-type]
+
+    with mock.patch.object(daemon, "Leash", of_test):
+        yield found
+
+
+async def test_a_shim_with_a_leash_keeps_it(tmp_path: Path, ends: list[str]) -> None:
+    node = Node(tmp_path)
+    node.settings = msgspec.structs.replace(node.settings, leash=0.0)
+    async with node.shim():
+        await eventually(lambda: ends == ["off"])
