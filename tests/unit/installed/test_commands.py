@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,12 @@ def test_the_client_brings_one_importable_name(for_users: Environment, tmp_path:
 def test_the_launcher_of_hydra_is_a_distribution_of_its_own(checkout: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build_wheel(checkout / "hydra_plugins", tmp_path)) as wheel:
         code = sorted(name for name in wheel.namelist() if ".dist-info/" not in name)
+        (about,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        lines = wheel.read(about).decode().splitlines()
     modules = ("__init__", "config", "in_job", "launcher")
     assert code == [f"hydra_plugins/fairlead_launcher/{name}.py" for name in modules]
+    version = metadata.version("fairlead")
+    assert {f"Version: {version}", f"Requires-Dist: fairlead[submitit]=={version}"} <= {*lines}
 
 
 @pytest.fixture
