@@ -48,7 +48,7 @@ async def test_it_is_left_out_and_comes_back_when_it_answers(tmp_path: Path) -> 
             await ask(gateway)
             return bad.asked > before
 
-        left_out: bool = await eventually(is_left_out, 30)
+        left_out: bool = await eventually(is_left_out)
         bad.status = b"200"
-        back: bool = await eventually(is_back, 30)
+        back: bool = await eventually(is_back)
         assert (left_out, back) == (True, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ControllerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -60,6 +60,6 @@ def test_a_task_of_an_array_that_takes_too_long_fails_alone(
         run = controller.cli("inspect", "slow", "--json").succeeded().json
         return run if run["status"] in ("done", "failed") else None
 
-    run: object = wait_until(ended, 120, "the end of the array")
+    run: object = wait_until(ended, LONG, "the end of the array")
     assert isinstance(run, dict)
     assert (run["status"], run["sweep"]["done"], run["sweep"]["failed"]) == ("failed", 1, 1)

@@ -17,6 +17,7 @@ from playwright.async_api import async_playwright
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.e2e.origins.bed import Certificate
+from tests.support.waiting import LONG
 
 CHROMIUM, FIREFOX = "/usr/bin/chromium", "/usr/bin/firefox-esr"
 NAMES = (
@@ -29,7 +30,7 @@ NAMES = (
     "evil.shared.test",
     "notes.shared.test",
 )
-_DEADLINE = 60.0
+_DEADLINE = LONG
 
 
 class Tab(Protocol):

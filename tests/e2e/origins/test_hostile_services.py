@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.origins.bed import MODES, SECRET, Bed, Certificate, Mode, hostile, unprotected
 from tests.e2e.origins.browsers import FIREFOX, Open, Tab, chromium, firefox
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,7 @@ async def shown(tab: Tab, script: str) -> str:
         except Exception:
             return None
 
-    found: str = await eventually(once, 60.0, script)
+    found: str = await eventually(once, LONG, script)
     return found
 
 
@@ -122,7 +122,7 @@ async def test_the_bed_sees_an_origin_that_is_not_confined(
         assert {one.method for one in bed.notes} >= {"GET", "POST"}
         assert SECRET in "\n".join(bed.stolen)
         if browser == "chromium":  # Firefox has no network error logging
-            await eventually(lambda: any(DASHBOARD in one for one in bed.reports), 60.0, "a report")
+            await eventually(lambda: any(DASHBOARD in one for one in bed.reports), LONG, "a report")
 
 
 async def test_over_a_plain_connection_nobody_logs_in(

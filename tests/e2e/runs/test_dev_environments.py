@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from tests.e2e.runs.visitor import Visitor, line_from
 from tests.support.lab import RunLab
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -112,7 +112,7 @@ def pack(folder: Path) -> Path:
 
 def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:
     open_one(lab, "notes", ide="jupyter", init=STAND_IN)
-    wait_until(lambda: ask(lab, "notes", lab.controller.token)[0] == 200, 60, "the IDE")
+    wait_until(lambda: ask(lab, "notes", lab.controller.token)[0] == 200, LONG, "the IDE")
 
     status, seen = ask(lab, "notes", lab.controller.token)
     assert (status, seen.split()[0]) == (200, "/services/notes/lab")
@@ -122,7 +122,7 @@ def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:
     headers = {"Authorization": f"Bearer {lab.controller.token}"}
     with connect(url, additional_headers=headers, proxy=None) as kernel:
         kernel.send("1 + 1")
-        assert kernel.recv(timeout=60) == "1 + 1 of /services/notes/api/kernels/1/channels"
+        assert kernel.recv(timeout=LONG) == "1 + 1 of /services/notes/api/kernels/1/channels"
     assert lab.inspect("notes")["dev_environment"]["path"] == "/services/notes/"
 
 
