@@ -126,7 +126,7 @@ async def test_nothing_is_left_when_the_page_closes(
 async def test_a_quiet_terminal_ends(
     api: TestClient[Any, Any], job: JobsSsh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.api.jobs.terminals.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("controller.api.jobs.terminals.IDLE_SECONDS", 1.0)
     async with api.ws_connect(TERMINAL) as socket:
         await shown(socket, "root")
         assert "nothing happened" in (await socket.receive_json())["error"]
