@@ -22,7 +22,8 @@ from tests.support.waiting import LONG, wait_until
 pytestmark = pytest.mark.e2e
 
 SMALL = {"cpu": 0.1, "memory": "64MB"}
-LIMIT = 10.0
+LIMIT = 15.0
+"""Seconds: long enough for a visitor who comes after the job began, on a busy machine."""
 _PYTHON = "/opt/fairlead/runtime/bin/python3.11 -I -S -X utf8=1"
 _APP = (Path(__file__).parent / "notebooks.py").read_text()
 STAND_IN = [
@@ -61,7 +62,7 @@ def test_a_session_keeps_a_dev_environment_and_without_one_it_stops(
     wait_until(lambda: lab.attempts("desk")[-1]["ports"].get("ssh"), what="the port of ssh")
     lab.cli("ssh-config", "desk", "--install").succeeded()
     config = str(tmp_path / ".ssh/config")
-    worked = user.openssh("ssh", "-F", config, "desk", f"sleep {LIMIT * 1.2}; cat /workflow/made")
+    worked = user.openssh("ssh", "-F", config, "desk", f"sleep {LIMIT * 1.1}; cat /workflow/made")
     left_at = time.time()
 
     assert (worked.returncode, worked.stdout) == (0, b"made\n")

@@ -172,15 +172,16 @@ def test_the_autoscaler_follows_the_load_from_1_to_3_and_back_and_loses_no_reque
     lab: RunLab,
 ) -> None:
     soon = {"window": "30s", "scale_up_delay": "1s", "scale_down_delay": "1s"}
-    scaling = {"metric": "rps", "target": 2, **soon}
+    # Low, since a busy machine answers few requests in a second.
+    scaling = {"metric": "rps", "target": 0.5, **soon}
     serve(lab, "scaled", replicas="1..3", scaling=scaling)
     (first,) = wait_until(lambda: replicas_seen(lab, "scaled", 1), LONG, "a replica")
     always, rush = load_of(lab, "scaled"), load_of(lab, "scaled")
-    with always.running(1, pause=1.0):
+    with always.running(1, pause=3.0):
         with rush.running(4, pause=0.2):
             wait_until(lambda: len(_nodes(lab, "scaled")) == 3, LONG, "three replicas")
         wait_until(lambda: len(_nodes(lab, "scaled")) == 1, LONG, "one replica")
-        always.wait_for(2)
+        always.wait_for(1)
     assert (always.failed, rush.failed) == ([], [])
     assert replicas_seen(lab, "scaled") == {first}
 

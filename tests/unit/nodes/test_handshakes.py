@@ -9,7 +9,7 @@ from tests.support.waiting import LONG
 
 
 async def test_only_so_many_connect_at_once_and_all_have_their_turn() -> None:
-    handshakes, now, most, done = Handshakes(at_once=3, lent=60.0), 0, 0, 0
+    handshakes, now, most, done = Handshakes(at_once=3, lent=3600.0), 0, 0, 0
 
     async def connect() -> None:
         nonlocal now, most, done
