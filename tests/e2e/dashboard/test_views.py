@@ -368,7 +368,12 @@ def test_a_terminal_has_the_size_of_its_window_and_its_text_can_be_copied(
         return int(found[1])
 
     wide = columns("wide")
+    width = page.evaluate("document.querySelector('.xterm-screen').clientWidth")
     page.set_viewport_size({"width": 640, "height": 720})
+    # A ResizeObserver hears of it with the next frame, which may come after what is typed.
+    page.wait_for_function(
+        "width => document.querySelector('.xterm-screen').clientWidth < width", arg=width
+    )
     page.locator(".xterm-helper-textarea").focus()
     narrow = columns("narrow")
     assert 40 < narrow < wide
