@@ -52,7 +52,7 @@ def test_an_array_runs_and_what_depends_on_it_after_it(
 def test_a_task_of_an_array_that_takes_too_long_fails_alone(
     controller: ControllerProcess, tmp_path: Path
 ) -> None:
-    text = "#!/bin/bash\n#SBATCH -J slow -a 0-1 -t 0:02\n"
+    text = "#!/bin/bash\n#SBATCH -J slow -a 0-1 -t 0:10\n"
     text += '[ "$SLURM_ARRAY_TASK_ID" = 0 ] || sleep 60\n'
     controller.cli("sbatch", script(tmp_path, "slow.sh", text)).succeeded()
 

@@ -19,9 +19,11 @@ BROWSERS: dict[str, Open] = {"chromium": chromium}
 if "CI" in os.environ or Path(FIREFOX).exists():
     BROWSERS["firefox"] = firefox
 LOG_IN = """(() => {
-  document.querySelector("input[name=token]").value = TOKEN;
-  document.querySelector("input[name=token]").form.requestSubmit();
+  const token = document.querySelector("input[name=token]");
+  token.value = TOKEN;
+  setTimeout(() => token.form.requestSubmit());
 })()"""
+"""The answer comes before the page that gives it is left."""
 EVIL = "document.scripts[0].textContent.includes('What a hostile page tries') && 'it is there'"
 ICON = "/favicon.ico"
 """Browsers ask for it for the visitor's own page, late."""
