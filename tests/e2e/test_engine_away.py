@@ -14,7 +14,7 @@ from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.processes import ShimProcess
 from tests.support.ssh_daemon import SshDaemon
 from tests.support.testbed import ControllerFactory
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +63,7 @@ def test_a_job_that_an_absent_engine_took_along_is_tried_again_and_charged_no_fa
     top = lab.dockerd.docker("inspect", "-f", "{{.State.Pid}}", lab.container("taken"))
     lab.dockerd.kill9()
     run(["kill", "-KILL", top])
-    wait_until(lambda: len(lab.attempts("taken")) == 2, 120, "a second attempt")
+    wait_until(lambda: len(lab.attempts("taken")) == 2, LONG, "a second attempt")
     first, second = lab.attempts("taken")
     assert (first["termination_reason"], first["status"]) == ("instance_unreachable", "failed")
     assert second["status"] == "submitted"

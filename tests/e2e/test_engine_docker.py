@@ -28,7 +28,7 @@ from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.engine_world import EngineWorld, settings_in
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -272,7 +272,7 @@ async def test_exits_are_told_also_after_the_engine_was_killed_and_came_back(
         await loop.run_in_executor(threads, dockerd.kill9)
         (docker_world.folder / "t1" / "job" / "go").touch()
         await loop.run_in_executor(threads, dockerd.start)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         assert await waiter == 4
 
 

@@ -21,7 +21,7 @@ from tests.e2e.shim_client import client_of, until
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.kill_lab import FENCE, KillLab, path_with
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -106,7 +106,7 @@ async def test_the_shim_reads_nothing_outside_does_not_hang_and_stays_small(
     await asyncio.to_thread(lab.shim.start)
     await running(lab, harm.format(secret=secret, folder=secret.parent))
     before = psutil.Process(lab.shim.pid).memory_info().rss
-    async with client_of(lab.shim) as client, asyncio.timeout(30):
+    async with client_of(lab.shim) as client, asyncio.timeout(LONG):
         log = await read_log(client)
         await client.terminate("t0", KILL, run_id="run-0", fence=FENCE)
         ended = await until(client, "t0", TaskStatus.TERMINATED)

@@ -253,7 +253,7 @@ async def test_a_full_disk_loses_the_images_that_nobody_uses_and_no_other(
         async def idle_is_gone() -> bool:
             return await small_engine.local_image(idle) is None
 
-        gone: bool = await eventually(idle_is_gone, 30)
+        gone: bool = await eventually(idle_is_gone)
         assert gone
         await images.collect()
         here = [name for name in (used, wanted, last) if await small_engine.local_image(name)]

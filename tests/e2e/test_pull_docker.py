@@ -14,8 +14,12 @@ from shim.engines.docker.engine import DockerEngine
 from shim.settings import Settings
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.registry import Registry
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
+
+BEFORE_THE_ENGINE = 25.0
+"""Seconds: the engine itself waits for half a minute before it answers."""
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ async def test_a_cancelled_pull_ends_at_once(engine: DockerEngine, registry: Reg
     pull = asyncio.create_task(
         engine.pull(registry.name, None, lambda now: moving.set() if now.downloaded else None)
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         await moving.wait()
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -82,10 +86,9 @@ def silent() -> Iterator[str]:
 async def test_a_pull_from_a_silent_registry_is_cancelled_at_once(
     engine: DockerEngine, silent: str
 ) -> None:
-    """The engine itself waits for half a minute before it answers."""
     pull = asyncio.create_task(engine.pull(f"{silent}/x:1", None, lambda now: None))
     await engine.version()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BEFORE_THE_ENGINE):
         pull.cancel()
         await asyncio.wait({pull})
     assert pull.cancelled()
@@ -96,7 +99,7 @@ async def test_any_number_of_silent_registries_hold_up_nothing_else(
 ) -> None:
     names = [f"{silent}/x{number}:1" for number in range(20)]
     pulls = [asyncio.create_task(engine.pull(name, None, lambda now: None)) for name in names]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BEFORE_THE_ENGINE):
         assert await engine.version() is not None
         assert await engine.list() == ()
     assert (await engine.pull(registry.name, None, lambda now: None)).cmd == ("/data",)

@@ -43,7 +43,7 @@ async def test_a_task_outlives_kill_nine_of_its_shim(shim: ShimProcess, busybox_
         assert (after.status, after.container_id) == (TaskStatus.RUNNING, before.container_id)
         assert after.times == before.times
         assert os.stat(runner).st_ctime_ns == created
-        await client.terminate("t1", TerminateRequest(grace=5), run_id=RUN, fence=FENCE)
+        await client.terminate("t1", TerminateRequest(grace=3600), run_id=RUN, fence=FENCE)
         ended = await until(client, "t1", TaskStatus.TERMINATED)
         await client.remove_task("t1", run_id=RUN, fence=FENCE)
         await client.release_allocation("place-1", run_id=RUN, fence=FENCE)

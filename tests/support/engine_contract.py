@@ -12,9 +12,9 @@ from typing import Protocol
 
 from fairlead.wire.shim import NetworkMode
 from shim.engines.base import ContainerSpec, ContainerState, Engine
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
-DEADLINE = 60.0
+DEADLINE = LONG
 _PREAMBLE = """cd "$(dirname "$0")"
 ready() { : > ready; }
 wait_forever() { while :; do sleep 0.05; done; }

@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.haproxy import Places, Ports, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 _PROGRAMS = Path(sys.executable).parent
 
@@ -114,7 +114,7 @@ class GatewayMachine:
                 return True
             return False
 
-        wait_until(shows, 60, f"a certificate for {name}")
+        wait_until(shows, LONG, f"a certificate for {name}")
 
     def get(
         self,
@@ -155,7 +155,7 @@ class GatewayMachine:
         return {line.split()[1].partition("|")[2] for line in told.splitlines() if line.strip()}
 
     def wait_until_fast(self, name: str) -> None:
-        wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), 60, f"{name} to be fast")
+        wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), LONG, f"{name} to be fast")
 
     def has_door(self, proof: str) -> bool:
         """Return whether the token with this SHA-256 passes the agent, at some service."""

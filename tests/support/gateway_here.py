@@ -34,10 +34,10 @@ from gateway.state import AgentState
 from tests.support.gateway import haproxy_daemon
 from tests.support.replicas import Serve, accepting
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 DOMAIN = "apps.test"
-SOON = 15.0
+SOON = LONG
 _decode = msgspec.json.Decoder(FromAgent)
 
 

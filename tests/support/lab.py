@@ -61,7 +61,7 @@ class ControllerLab:
     def attempts(self, name: str) -> Any:
         return self.inspect(name)["jobs"][0]["attempts"]
 
-    def wait_for(self, name: str, *statuses: str, timeout: float = 120) -> Any:
+    def wait_for(self, name: str, *statuses: str, timeout: float = LONG) -> Any:
         """The run, once it has one of the statuses, which by default are the final ones."""
         wanted = statuses or ENDED
 
@@ -87,7 +87,7 @@ class ControllerLab:
     def log(self, name: str) -> bytes:
         return b"".join(frame.payload for frame in self.frames(name))
 
-    def wait_for_log(self, name: str, text: bytes, timeout: float = 120) -> None:
+    def wait_for_log(self, name: str, text: bytes, timeout: float = LONG) -> None:
         wait_until(lambda: text in self.log(name), timeout, f"{text!r} in the log of {name}")
 
     def node(self, name: str = "n1") -> Any:

@@ -16,6 +16,7 @@ from common.object_storage import open_bucket
 from controller.outputs.bucket import Bucket
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
+from tests.support.waiting import LONG
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "fairlead-tests",
@@ -60,7 +61,7 @@ class ObjectStorage:
 
     def _has_bucket(self) -> bool:
         make = urllib.request.Request(f"{self.endpoint}/{_NAME}", method="PUT")
-        with suppress(OSError), urllib.request.urlopen(make, timeout=5) as answer:
+        with suppress(OSError), urllib.request.urlopen(make, timeout=LONG) as answer:
             return bool(answer.status == 200)
         return False
 

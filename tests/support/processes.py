@@ -24,7 +24,7 @@ from tests.support.daemons import (
     processes_of,
 )
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 _PROGRAMS = Path(sys.executable).parent
 
@@ -214,6 +214,7 @@ class ControllerProcess:
         )
 
     def _is_healthy(self) -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/health", timeout=2) as got:
-            return bool(got.status == 200)
+        health = f"{self.url}/v1/health"
+        with suppress(OSError), urllib.request.urlopen(health, timeout=LONG) as answer:
+            return bool(answer.status == 200)
         return False

@@ -26,8 +26,9 @@ from fairlead.wire.shim import (
     TerminateRequest,
 )
 from shim.client import ShimError
+from tests.support.waiting import LONG
 
-DEADLINE = 60.0
+DEADLINE = LONG
 OLDER, FENCE = Fence(1, 1), Fence(1, 2)
 STOP = TerminateRequest(grace=0.0, reason="aborted_by_user")
 

@@ -22,6 +22,7 @@ from fairlead.model.statuses import AllocationState, RunStatus
 from fairlead.queries import EventQuery, RunQuery
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
+from tests.support.waiting import LONG
 from tests.unit.store.samples import a_place, a_run, an_event, submission
 
 KEEP = RetentionTimes(runs=90 * DAY, logs=30 * DAY)
@@ -160,7 +161,7 @@ async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
     monkeypatch.setattr(store, "forget", fail)
     monkeypatch.setattr(RetentionTimes, "sweep_every", 0.0)
     work = asyncio.create_task(Retention(store, logs, outputs, ManualClock(), KEEP, tuple).run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         assert await tries.get() == await tries.get()
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)

@@ -54,14 +54,14 @@ for number in itertools.count():
 DRAWINGS = """(wanted) => new Promise((done) => {
     const view = document.querySelector("[data-log-part=view]");
     const last = () => Number([...view.querySelectorAll(".log-number")].at(-1).dataset.number);
-    const first = last();
+    const [first, began] = [last(), performance.now()];
     let drawings = 0;
     new MutationObserver(() => {
         drawings += 1;
-        if (last() - first >= wanted) done([drawings, last() - first]);
+        if (last() - first >= wanted) done([drawings, (performance.now() - began) / 1000]);
     }).observe(view, {childList: true, subtree: true});
 })"""
-"""How often the view was drawn until so many lines had come, and the lines."""
+"""How often the view was drawn until so many lines had come, and in how many seconds."""
 COMMANDS = f"""\
 commands:
 - printf '{TROUBLE}\\n'
@@ -264,10 +264,9 @@ def test_a_log_that_grows_fast_is_drawn_a_few_times_a_second(
     opened(page, bed, "chatty")
     page.locator(".log-row").first.wait_for()
 
-    drawings, lines = page.evaluate(DRAWINGS, 1000)
+    drawings, seconds = page.evaluate(DRAWINGS, 1000)
 
-    assert lines >= 1000
-    assert drawings < lines / 20
+    assert drawings <= 2 + 8 * seconds
     page.locator("[data-log-part=view]").hover()
     page.mouse.wheel(0, -2000)
     expect(page.locator("[data-log-part=follow]")).not_to_be_checked()
@@ -368,7 +367,12 @@ def test_a_terminal_has_the_size_of_its_window_and_its_text_can_be_copied(
         return int(found[1])
 
     wide = columns("wide")
+    width = page.evaluate("document.querySelector('.xterm-screen').clientWidth")
     page.set_viewport_size({"width": 640, "height": 720})
+    # A ResizeObserver hears of it with the next frame, which may come after what is typed.
+    page.wait_for_function(
+        "width => document.querySelector('.xterm-screen').clientWidth < width", arg=width
+    )
     page.locator(".xterm-helper-textarea").focus()
     narrow = columns("narrow")
     assert 40 < narrow < wide

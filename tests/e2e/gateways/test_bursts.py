@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway_here import GatewayHere, gateway_here
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 pytestmark = pytest.mark.e2e
 FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine"
 MANY = 500
-SOON = 60.0
+SOON = LONG
 
 
 class Replica:

@@ -30,7 +30,7 @@ from tests.support.daemons import Daemon, run
 from tests.support.gateway import GatewayMachine, haproxy_daemon
 from tests.support.lab import RunLab
 from tests.support.processes import CommandResult
-from tests.support.waiting import eventually, wait_until
+from tests.support.waiting import LONG, eventually, wait_until
 
 pytestmark = pytest.mark.e2e
 DOMAIN = "apps.test"
@@ -177,7 +177,7 @@ async def test_an_authority_gives_each_host_a_certificate_and_another_name_has_n
     )
     await caddy.apply(config, str(town.admin))
     agent.update([host], town.storage)
-    await eventually(lambda: agent.found() and agent.found()[0].error is None, 60)
+    await eventually(lambda: agent.found() and agent.found()[0].error is None)
     assert "CN=Caddy Local Authority" in (agent.found()[0].issuer or "")
     answered = await asyncio.to_thread(town.ask, host)
     assert answered.stdout == f"https at {host}\n", answered.stderr
@@ -220,12 +220,12 @@ def test_a_certificate_from_files_is_checked_served_and_followed_when_it_is_rene
     apply({"cert": str(cert), "key": str(key)}).succeeded()
     lab.submit("held", **fields_of(gateway="own"))
     context = ssl.create_default_context(cafile=str(authority.file))
-    wait_until(lambda: gateway.get("held", headers=as_admin(lab), context=context)[0] == 200, 120)
+    wait_until(lambda: gateway.get("held", headers=as_admin(lab), context=context)[0] == 200)
     assert _serial(gateway, context) == serial
-    (shown,) = wait_until(lambda: lab.get("/v1/gateways/own")["certificates"], 30, "the look")
+    (shown,) = wait_until(lambda: lab.get("/v1/gateways/own")["certificates"], LONG, "the look")
     assert (shown["host"], shown["issuer"]) == ("held.files.test", "CN=test authority")
     renewed = authority.issue(cert, key, "*.files.test", days=30)
-    wait_until(lambda: _serial(gateway, context) == renewed, 30, "the renewed certificate")
+    wait_until(lambda: _serial(gateway, context) == renewed, LONG, "the renewed certificate")
     apply("none").succeeded()
     assert gateway.get("held", headers=as_admin(lab))[0] == 200
     in_use = lab.cli("gateway", "remove", "own")

@@ -14,7 +14,7 @@ from tests.e2e.gateways.test_gateway import fields_of, nodes_of, trusted
 from tests.support.gateway import GatewayMachine
 from tests.support.lab import RunLab
 from tests.support.load import Load
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -42,14 +42,14 @@ def test_requests_go_on_while_the_agent_is_dead_or_restarted(
     gateway.wait_until_fast("open")
     load = load_of(gateway, "open", context)
     with load.running():
-        wait_until(lambda: requests_of(lab, "open") > 1 or load.failed, 60, "counted requests")
+        wait_until(lambda: requests_of(lab, "open") > 1 or load.failed, LONG, "counted requests")
         gateway.agent.kill9()
         load.wait_for(50)
         gateway.start_agent()
         load.wait_for(50)
         gateway.wait_until_fast("open")
         lab.apply("open", **public(env={"VERSION": "2"})).succeeded()
-        wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "the new version")
+        wait_until(lambda: len(load.seen) == 2 or load.failed, LONG, "the new version")
         load.wait_for(30)
         gateway.agent.stop()
         gateway.start_agent()
@@ -81,10 +81,10 @@ def test_replicas_come_go_and_die_without_a_lost_request_past_the_agent(
     load = load_of(gateway, "busy", context)
     with load.running():
         lab.apply("busy", **public(resources=half, replicas=2)).succeeded()
-        wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "two replicas")
+        wait_until(lambda: len(load.seen) == 2 or load.failed, LONG, "two replicas")
         lab.cli("node", "drain", "n1").succeeded()
         drained = ["n2", "n2"]
-        wait_until(lambda: nodes_of(lab, "busy") == drained or load.failed, 120, "the drain")
+        wait_until(lambda: nodes_of(lab, "busy") == drained or load.failed, LONG, "the drain")
         load.wait_for(50)
         attempts = [one for job in lab.inspect("busy")["jobs"] for one in job["attempts"]]
         killed = next(one["id"] for one in attempts if one["status"] == "running")
@@ -109,7 +109,7 @@ def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
         return gateway.get("closed", "/seen", headers=sent, context=context)[:2]
 
     passed = partial(gateway.has_door, digest(key))
-    wait_until(lambda: ask(key)[0] == 200 and passed(), 30, "an open door")
+    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an open door")
     gateway.agent.kill9()
     status, seen = ask(key)
     assert (status, "authorization" in seen) == (200, False)
@@ -119,9 +119,9 @@ def test_a_token_that_was_let_in_passes_the_agent_and_others_do_not(
         assert ask(token, X_Fairlead_Admitted="1")[0] == 401
     assert gateway.get("closed", headers={"X-Fairlead-Admitted": "1"}, context=context)[0] == 401
     gateway.wait_until_fast("closed")
-    wait_until(lambda: ask(key)[0] == 200 and passed(), 30, "an open door")
+    wait_until(lambda: ask(key)[0] == 200 and passed(), LONG, "an open door")
     lab.cli("service", "key", "revoke", made["id"]).succeeded()
-    wait_until(lambda: not passed(), 30, "the revocation")
+    wait_until(lambda: not passed(), LONG, "the revocation")
     assert ask(key)[0] == 401
 
 

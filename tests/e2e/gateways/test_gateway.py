@@ -18,7 +18,7 @@ from tests.support.gateway import GatewayMachine
 from tests.support.lab import RunLab
 from tests.support.load import Load
 from tests.support.ssh_daemon import GATEWAY_USER
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +42,7 @@ def trusted(gateway: GatewayMachine, lab: RunLab, name: str) -> ssl.SSLContext:
             return context if status == 200 else None
         return None
 
-    found = wait_until(answers, 120, f"{name} at the gateway")
+    found = wait_until(answers, LONG, f"{name} at the gateway")
     assert found is not None
     return found
 
@@ -104,7 +104,7 @@ def test_a_service_answers_at_its_host_name_over_tls(lab: RunLab, gateway: Gatew
     assert (shown["gateway"], shown["url"]) == ("main", "https://web.apps.test/")
     with talking(lab, gateway, "web", context) as ws:
         ws.send("hello")
-        assert ws.recv(timeout=30) == "HELLO"
+        assert ws.recv(timeout=LONG) == "HELLO"
 
 
 def test_restarts_and_a_rollout_lose_no_request_at_the_gateway(
@@ -122,7 +122,7 @@ def test_restarts_and_a_rollout_lose_no_request_at_the_gateway(
         gateway.start_agent()
         load.wait_for(100)
         lab.apply("steady", **fields_of(env={"VERSION": "2"})).succeeded()
-        wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "the new version")
+        wait_until(lambda: len(load.seen) == 2 or load.failed, LONG, "the new version")
         load.wait_for(30)
     assert load.failed == []
     assert len(load.seen) == 2
@@ -140,13 +140,13 @@ def test_a_drained_node_loses_no_request_and_no_open_stream_at_the_gateway(
         with streams[0] as ws, streams[1] as numbers:
             first = next(numbers)
             lab.cli("node", "drain", "n1").succeeded()
-            wait_until(lambda: nodes_of(lab, "handed") == ["n2"], 120, "a replica on n2")
+            wait_until(lambda: nodes_of(lab, "handed") == ["n2"], LONG, "a replica on n2")
             load.wait_for(30)
             ws.send("still there")
-            assert ws.recv(timeout=30) == "STILL THERE"
+            assert ws.recv(timeout=LONG) == "STILL THERE"
             assert [next(numbers) for _ in range(3)] == [first + 1, first + 2, first + 3]
             assert lab.attempts("handed")[-1]["status"] == "terminating"
-        wait_until(lambda: _has_ended(lab, "handed"), 30, "the drained replica to end")
+        wait_until(lambda: _has_ended(lab, "handed"), LONG, "the drained replica to end")
     assert load.failed == []
     assert lab.attempts("handed")[-1]["termination_reason"] == "node_drained"
 
@@ -165,10 +165,10 @@ def test_from_one_replica_to_three_on_two_nodes_and_back_loses_no_request_at_the
     load = load_of(lab, gateway, "scaled", context)
     with load.running():
         lab.apply("scaled", **fields_of(resources=half, replicas=3)).succeeded()
-        wait_until(lambda: len(load.seen) == 3 or load.failed, 60, "three replicas")
+        wait_until(lambda: len(load.seen) == 3 or load.failed, LONG, "three replicas")
         assert set(nodes_of(lab, "scaled")) == {"n1", "n2"}
         lab.apply("scaled", **fields_of(resources=half)).succeeded()
-        wait_until(lambda: len(nodes_of(lab, "scaled")) == 1, 60, "one replica")
+        wait_until(lambda: len(nodes_of(lab, "scaled")) == 1, LONG, "one replica")
         load.wait_for(30)
     assert load.failed == []
 
@@ -180,7 +180,7 @@ def test_a_replica_that_is_killed_under_load_loses_no_request_at_the_gateway(
     context = trusted(gateway, lab, "pair")
     load = load_of(lab, gateway, "pair", context)
     with load.running():
-        wait_until(lambda: len(load.seen) == 2 or load.failed, 60, "two replicas")
+        wait_until(lambda: len(load.seen) == 2 or load.failed, LONG, "two replicas")
         first = lab.attempts("pair")[-1]["id"]
         container = lab.dockerd.docker("ps", "-q", "--filter", f"name={first}")
         lab.dockerd.docker("kill", "-s", "KILL", container)

@@ -21,6 +21,7 @@ from tests.support.odd_requests import (
     echo,
     headers_of,
 )
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 PLAIN = ODD_REQUESTS[0]
@@ -30,7 +31,7 @@ async def test_a_gateway_judges_each_by_the_table(tmp_path: Path) -> None:
     async with gateway_here(tmp_path) as gateway:
         await gateway.serve("api", echo)
         for odd in ODD_REQUESTS:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LONG):
                 status, head = await ask(gateway.http, odd, DOMAIN)
             check(odd, DOMAIN, status, head, at_gateway=True)
 

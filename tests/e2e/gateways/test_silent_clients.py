@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway_here import gateway_here
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 HOST = b"Host: api.apps.test\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-SOON = 10.0
+SOON = LONG
 
 
 def quick(configuration: str) -> str:

@@ -17,9 +17,8 @@ from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.nvml import StandIn, hook, uuid
-from tests.support.processes import ShimProcess
+from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import SshDaemon
-from tests.support.testbed import ControllerFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -43,36 +42,65 @@ def gpu_dockerd(testbed_folder: Path) -> Iterator[DockerDaemon]:
     run(["ip", "netns", "delete", namespace])
 
 
+@pytest.fixture(scope="module")
+def state(testbed_folder: Path) -> Path:
+    """The file of the driver's answers."""
+    return testbed_folder / "gd" / "nvml-state"
+
+
 @pytest.fixture
-def gpu_lab(
+def machine(whole_gpu_lab: RunLab, state: Path) -> Iterator[StandIn]:
+    """Two sound GPUs, whatever the test before has made of them."""
+    standin = StandIn(state)
+    yield standin
+    standin.tell()
+
+
+@pytest.fixture(scope="module")
+def whole_gpu_lab(
     gpu_dockerd: DockerDaemon,
     runtime: Path,
     nvml_library: Path,
-    machine: StandIn,
+    state: Path,
     testbed_folder: Path,
     numbers: Iterator[int],
-    controller_process: ControllerFactory,
     sshd: SshDaemon,
-    tmp_path: Path,
 ) -> Iterator[RunLab]:
-    image = gpu_dockerd.import_image("busybox:gpu", images.busybox_root(tmp_path / "busybox"))
+    StandIn(state)
+    folder = testbed_folder / f"g{next(numbers)}"
+    image = gpu_dockerd.import_image("busybox:gpu", images.busybox_root(folder / "busybox"))
     tools = testbed_folder / "gd" / "tools"
     env = {
         **gpu_dockerd.env,
-        nvml.STATE: str(machine.state),
+        nvml.STATE: str(state),
         "LD_LIBRARY_PATH": str(nvml_library.parent),
         "PATH": f"{tools}:{os.environ['PATH']}",
     }
     options = ("--runtime", runtime, "--cpus", "4", "--memory", "4GB")
-    shim = ShimProcess(testbed_folder / f"g{next(numbers)}", "docker", *options, env=env)
+    shim = ShimProcess(folder / "node", "docker", *options, env=env, outlasts_tests=True)
+    controller = ControllerProcess(folder / "controller", outlasts_tests=True)
     shim.start()
-    controller = controller_process()
+    controller.start()
     sshd.authorize(controller.public_key)
-    lab = RunLab(controller, shim, gpu_dockerd, sshd, sshd.port, tmp_path, image)
+    lab = RunLab(controller, shim, gpu_dockerd, sshd, sshd.port, folder, image)
     lab.connect_node("n1", "--host-key", sshd.host_key)
     yield lab
+    controller.close()
     shim.close()
     gpu_dockerd.remove_containers()
+
+
+@pytest.fixture
+def gpu_lab(whole_gpu_lab: RunLab, machine: StandIn) -> Iterator[RunLab]:
+    """Both GPUs are offered. A test ends its runs; those that it has left are ended after it."""
+    if len(whole_gpu_lab.node()["gpus"]) != 2:
+        whole_gpu_lab.shim.restart()  # it lists them now, and else twice a minute
+    wait_until(lambda: _gpus(whole_gpu_lab) == [(True, False)] * 2, what="both GPUs to be offered")
+    yield whole_gpu_lab
+    machine.tell()
+    if not whole_gpu_lab.shim.daemon.is_alive():
+        whole_gpu_lab.shim.start()
+    whole_gpu_lab.end_runs()
 
 
 def _gpus(lab: RunLab) -> list[tuple[bool, bool]]:
@@ -180,6 +208,7 @@ def test_a_card_that_is_split_anew_is_no_loss_and_its_instances_go_to_whom_asks_
     machine.lines.clear()
     machine.gpus[1]["mig"] = 0
     machine.tell()
+    gpu_lab.shim.restart()
     wait_until(lambda: _offered(gpu_lab) == {uuid(0), uuid(1)}, what="two whole GPUs")
     assert gpu_lab.node()["unfit"] is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ControllerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -52,7 +52,7 @@ def test_an_array_runs_and_what_depends_on_it_after_it(
 def test_a_task_of_an_array_that_takes_too_long_fails_alone(
     controller: ControllerProcess, tmp_path: Path
 ) -> None:
-    text = "#!/bin/bash\n#SBATCH -J slow -a 0-1 -t 0:02\n"
+    text = "#!/bin/bash\n#SBATCH -J slow -a 0-1 -t 0:10\n"
     text += '[ "$SLURM_ARRAY_TASK_ID" = 0 ] || sleep 60\n'
     controller.cli("sbatch", script(tmp_path, "slow.sh", text)).succeeded()
 
@@ -60,6 +60,6 @@ def test_a_task_of_an_array_that_takes_too_long_fails_alone(
         run = controller.cli("inspect", "slow", "--json").succeeded().json
         return run if run["status"] in ("done", "failed") else None
 
-    run: object = wait_until(ended, 120, "the end of the array")
+    run: object = wait_until(ended, LONG, "the end of the array")
     assert isinstance(run, dict)
     assert (run["status"], run["sweep"]["done"], run["sweep"]["failed"]) == ("failed", 1, 1)

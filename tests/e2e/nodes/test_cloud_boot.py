@@ -17,7 +17,7 @@ from tests.support.machines import Switch
 from tests.support.processes import ControllerProcess
 from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.testbed import ControllerFactory
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 _APART = "network: {config: disabled}\ndatasource_list: [NoCloud]\n"
@@ -52,7 +52,7 @@ def wait_until_ready(controller: ControllerProcess) -> None:
         node = controller.cli("node", "show", "n1", "--json").json
         return bool(node["status"] == "connected" and node["unfit"] is None)
 
-    wait_until(is_ready, 120, "n1 to be ready")
+    wait_until(is_ready, LONG, "n1 to be ready")
 
 
 def test_an_image_that_boots_with_user_data_tells_its_address_and_is_a_ready_node(
@@ -69,9 +69,9 @@ def test_an_image_that_boots_with_user_data_tells_its_address_and_is_a_ready_nod
     wait_until_ready(controller)
     assert image_machine.run("hostname") == "n1\n"
     left = "find /etc -name '*join*' -newer /etc/fairlead/node.yaml"
-    wait_until(lambda: image_machine.run("sh", "-c", left) == "", 60, "the unit to remove itself")
+    wait_until(lambda: image_machine.run("sh", "-c", left) == "", LONG, "the unit to remove itself")
     assert "--volume-prefix /srv" in (image_machine.root / "etc/fairlead/node.env").read_text()
-    wait_until((image_machine.root / "root/own").exists, 60, "own user-data to be run")
+    wait_until((image_machine.root / "root/own").exists, LONG, "own user-data to be run")
     job = tmp_path / "job.yaml"
     job.write_text("type: task\ncommands: [echo hello]\nresources: {cpu: 1, memory: 100MB}\n")
     assert "hello" in controller.cli("apply", "-f", job).succeeded().output

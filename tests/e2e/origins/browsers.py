@@ -17,6 +17,7 @@ from playwright.async_api import async_playwright
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.e2e.origins.bed import Certificate
+from tests.support.waiting import LONG, eventually
 
 CHROMIUM, FIREFOX = "/usr/bin/chromium", "/usr/bin/firefox-esr"
 NAMES = (
@@ -29,7 +30,7 @@ NAMES = (
     "evil.shared.test",
     "notes.shared.test",
 )
-_DEADLINE = 60.0
+_DEADLINE = LONG
 
 
 class Tab(Protocol):
@@ -66,7 +67,8 @@ class _ChromiumTab:
 async def chromium(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
     """A new profile, without what playwright switches off. Its network error reports are sent at
     once, not after a minute."""
-    process = await asyncio.create_subprocess_exec(
+    process, said = await _started(
+        folder,
         CHROMIUM,
         "--headless",
         "--no-sandbox",
@@ -80,11 +82,9 @@ async def chromium(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]
         "--host-resolver-rules=MAP *.test 127.0.0.1",
         f"--ignore-certificate-errors-spki-list={certificate.pin}",
         "about:blank",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
     )
     try:
-        address = await _address(process, r"DevTools listening on (ws://\S+)")
+        address = await _address(process, said, r"DevTools listening on (ws://\S+)")
         async with async_playwright() as playwright:
             browser = await playwright.chromium.connect_over_cdp(address)
             page = browser.contexts[0].pages[0]
@@ -155,18 +155,10 @@ async def firefox(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
         f"user_pref({json.dumps(name)}, {json.dumps(one)});" for name, one in preferences.items()
     ]
     await asyncio.to_thread((folder / "user.js").write_text, "\n".join(lines))
-    process = await asyncio.create_subprocess_exec(
-        FIREFOX,
-        "--headless",
-        "--no-remote",
-        "--profile",
-        folder,
-        "--remote-debugging-port=0",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    options = ("--headless", "--no-remote", "--profile", str(folder), "--remote-debugging-port=0")
+    process, said = await _started(folder, FIREFOX, *options)
     try:
-        address = await _address(process, r"WebDriver BiDi listening on (ws://\S+)")
+        address = await _address(process, said, r"WebDriver BiDi listening on (ws://\S+)")
         async with connect(f"{address}/session", max_size=1 << 26, proxy=None) as socket:
             tab = _FirefoxTab(socket)
             await tab.begin()
@@ -175,16 +167,27 @@ async def firefox(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
         await _ended(process)
 
 
-async def _address(process: asyncio.subprocess.Process, sign: str) -> str:
-    assert process.stderr is not None
-    async with asyncio.timeout(_DEADLINE):
-        async for line in process.stderr:
-            if (found := re.search(sign, line.decode())) is not None:
-                return found[1]
-    raise AssertionError("the browser ended before it listened")
+async def _started(folder: Path, *argv: str) -> tuple[asyncio.subprocess.Process, Path]:
+    """Start a browser; return it and the file of what it says. Nobody would read a pipe to its end,
+    and a browser that has filled one stands still (pipe(7))."""
+    said = folder.with_suffix(".log")
+    with await asyncio.to_thread(said.open, "wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdout=asyncio.subprocess.DEVNULL, stderr=log
+        )
+    return process, said
+
+
+async def _address(process: asyncio.subprocess.Process, said: Path, sign: str) -> str:
+    def address() -> str:
+        found = re.search(sign, said.read_text(errors="replace"))
+        assert found is not None or process.returncode is None, "it ended before it listened"
+        return found[1] if found is not None else ""
+
+    return await eventually(address)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    await process.communicate()
+    await process.wait()

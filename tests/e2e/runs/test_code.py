@@ -21,6 +21,7 @@ from tests.support.images import busybox_root
 from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.planted_secrets import leaks
 from tests.support.processes import CommandResult, run_cli
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
@@ -38,12 +39,12 @@ class _ServedInThread:
 
     def __enter__(self) -> GitServer:
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(LONG)
         return self._server
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(60)
+        self._thread.join(LONG)
         self._loop.close()
 
     async def _run(self) -> None:

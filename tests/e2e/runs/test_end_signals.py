@@ -15,7 +15,7 @@ FOREVER = "while :; do sleep 0.05; done"
 
 
 def test_the_example_saves_its_state_and_comes_back(plain_lab: PlainLab, tmp_path: Path) -> None:
-    shorter = {"max_duration": "8s", "signal.before": "6s", "env.STEPS": "5"}
+    shorter = {"max_duration": "32s", "signal.before": "30s", "env.STEPS": "5"}
     given = {**shorter, "env.STATE": str(tmp_path / "state")}
     options = [part for name, value in given.items() for part in ("--override", f"{name}={value}")]
     done = plain_lab.cli("apply", "-f", EXAMPLE, *options).succeeded()

@@ -87,8 +87,10 @@ def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) 
 
 def test_ranks_of_a_run_on_one_node_reach_each_other(lab: RunLab) -> None:
     """At the address that torchrun and its like are told."""
+    # From a file: a listener whose text is still on its way ends at the caller's end of file.
+    listen = 'echo "rank 1 got this" > /tmp/note; nc -l -p $MASTER_PORT < /tmp/note'
     meet = (
-        'if [ "$NODE_RANK" = 0 ]; then echo "rank 1 got this" | nc -l -p $MASTER_PORT; '
+        f'if [ "$NODE_RANK" = 0 ]; then {listen}; '
         "else until nc $MASTER_ADDR $MASTER_PORT </dev/null; do sleep 0.2; done; fi"
     )
     result = lab.apply(

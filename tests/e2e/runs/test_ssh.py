@@ -21,7 +21,7 @@ from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.processes import CommandResult
 from tests.support.ssh_daemon import JUMP_USER, free_port
 from tests.support.testbed import ControllerFactory, ShimFactory
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -226,7 +226,7 @@ def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: 
 
 async def greeting_of(lab: RunLab, user: Visitor, host: str, port: int) -> bytes:
     """The first line of a job's server, also if it is started for this visitor alone."""
-    async with as_jump_user(lab, user) as connection, asyncio.timeout(60):
+    async with as_jump_user(lab, user) as connection, asyncio.timeout(LONG):
         reader, writer = await connection.open_connection(host, port)
         said: bytes = await reader.readexactly(8)
         writer.close()

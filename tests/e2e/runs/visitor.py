@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import UNTIL_ASKED, RunLab
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 Done = subprocess.CompletedProcess[bytes]
 
@@ -59,7 +59,7 @@ class Visitor:
         return self.openssh("ssh", "-F", str(self.config(name)), *arguments, stdin=stdin)
 
     def openssh(self, *argv: str, stdin: bytes = b"") -> Done:
-        return subprocess.run(argv, input=stdin, capture_output=True, timeout=60, check=False)
+        return subprocess.run(argv, input=stdin, capture_output=True, timeout=LONG, check=False)
 
     @contextlib.contextmanager
     def connected(self, name: str, *options: str) -> Iterator[None]:
@@ -70,12 +70,12 @@ class Visitor:
                 yield
             finally:
                 process.terminate()
-                process.wait(60)
+                process.wait(LONG)
 
 
 def make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
-    subprocess.run(command, check=True, timeout=20)
+    subprocess.run(command, check=True, timeout=LONG)
 
 
 def line_from(port: int, socks_to: int | None = None) -> bytes:

@@ -18,7 +18,7 @@ from controller.pipelines.performers.cluster import cluster_key, terminal_key
 from controller.service.jobs import terminals
 from tests.doubles.proxy import NodeHere
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.api.asking import HELLO, error_of
 from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -93,7 +93,7 @@ async def job(
 async def shown(socket: ClientWebSocketResponse, text: str) -> None:
     """Wait until the terminal shows the text."""
     seen = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LONG):
         while text not in seen:
             message = await socket.receive()
             assert message.type is WSMsgType.BINARY, message
@@ -126,7 +126,7 @@ async def test_nothing_is_left_when_the_page_closes(
 async def test_a_quiet_terminal_ends(
     api: TestClient[Any, Any], job: JobsSsh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.api.jobs.terminals.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("controller.api.jobs.terminals.IDLE_SECONDS", 1.0)
     async with api.ws_connect(TERMINAL) as socket:
         await shown(socket, "root")
         assert "nothing happened" in (await socket.receive_json())["error"]

@@ -20,11 +20,12 @@ from controller.links.base import NodeConnection
 from fairlead.configuration.values.container import port_mapping
 from runner.client import RunnerClient
 from tests.support.ssh_daemon import free_port
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import Command, Fairlead, PlayedNode
 from tests.unit.runner.harness import a_runner
 
-DEADLINE = 60.0
+DEADLINE = LONG
 
 
 class ConnectedNode:

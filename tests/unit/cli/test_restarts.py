@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from common.http import error_response
 from controller.api.app import make_app
 from fairlead.wire.errors import Refused
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 
@@ -72,7 +73,7 @@ async def test_events_are_followed_over_restarts_each_told_once(
     await command.hears("trying again")
     asked = asyncio.Event()
     async with restarted.busy(asked):
-        await asyncio.wait_for(asked.wait(), 60)
+        await asyncio.wait_for(asked.wait(), LONG)
     await node.runs("hello")
     async with restarted.again():
         await command.hears(BACK)

@@ -24,6 +24,7 @@ from fairlead.wire.gateway import (
     GatewayService,
     Snapshot,
 )
+from gateway import fast_path
 from gateway.fast_path import FastPath, LogSocket
 from gateway.fast_plan import FastService, fast_services
 from gateway.haproxy import (
@@ -151,6 +152,7 @@ class Bed:
         self.emptied: list[str] = []
         loop = asyncio.get_running_loop()
         self.traffic = GatewayTraffic(loop.time, lambda id: None)
+        self.time = 0.0
         self._folder = folder
 
     def replica(self, id: str) -> Replica:
@@ -174,7 +176,7 @@ class Bed:
             self.traffic,
             self.emptied.append,
             self.places.server,
-            Outliers(asyncio.get_running_loop().time),
+            Outliers(lambda: self.time),
         )
         running = asyncio.create_task(made.run())
         try:
@@ -182,6 +184,8 @@ class Bed:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            # What is still in flight there would be waited for.
+            self.haproxy.counts.clear()
             await made.close(5.0)
 
     def server_of(self, id: str) -> tuple[str, str]:
@@ -203,7 +207,10 @@ class Bed:
 
 
 @pytest.fixture
-async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    """It is looked at often, so that no test waits for the next look."""
+    monkeypatch.setattr(fast_path, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(fast_path, "AGAIN_SECONDS", 0.1)
     made = Bed(tmp_path)
     async with made.haproxy.serving():
         yield made
@@ -237,7 +244,7 @@ async def test_a_replica_gets_so_many_new_requests_and_more_once_it_has_them(bed
 
 async def test_a_replica_that_only_fails_gets_no_requests_for_some_time(bed: Bed) -> None:
     wanted = bed.service("a", "b")
-    wanted = {"r": msgspec.structs.replace(wanted["r"], eject_for=0.5)}
+    wanted = {"r": msgspec.structs.replace(wanted["r"], eject_for=60.0)}
     async with bed.running() as path:
         await update(path, wanted)
         await eventually(lambda: bed.are_up("a", "b"))
@@ -248,6 +255,7 @@ async def test_a_replica_that_only_fails_gets_no_requests_for_some_time(bed: Bed
         path.heard([f"{slot} {name} 30 CD 500".encode()])
         await eventually(lambda: bed.state_of("a") == "MAINT")
         assert bed.state_of("b") == "UP"
+        bed.time += 60.0
         await eventually(lambda: bed.state_of("a") == "UP")
 
 

@@ -23,10 +23,10 @@ from fairlead.wire.gateway import (
     Wake,
 )
 from tests.doubles.gateway import FakeGateway, a_gateway
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.pipelines.parts import steady_chance
 
-DEADLINE = 10.0
+DEADLINE = LONG
 
 
 class PlannedOwner:

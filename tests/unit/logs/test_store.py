@@ -14,7 +14,7 @@ from common.durable import write_all
 from controller.logs import segments
 from controller.logs.store import LogStore, LogWriter
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 ATTEMPT = "a1b2c3d4e5f60718"
 
@@ -160,7 +160,7 @@ async def test_a_cancelled_append_is_over_before_the_next_writer_begins(
 
     def slow(fd: int, data: bytes) -> None:
         held.set()
-        go_on.wait(10)
+        go_on.wait(LONG)
         real(fd, data)
 
     monkeypatch.setattr(segments, "write_all", slow)
@@ -192,7 +192,7 @@ async def test_a_sync_never_answers_with_what_is_still_being_written(
 
     def slow(fd: int, data: bytes) -> None:
         held.set()
-        go_on.wait(10)
+        go_on.wait(LONG)
         real(fd, data)
         written.append(len(data))
 

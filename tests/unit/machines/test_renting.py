@@ -23,6 +23,7 @@ from controller.scheduling.scheduler import JobSubmittedPipeline
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.support.waiting import LONG
 from tests.unit.machines.parts import GIB, fleet, offer
 from tests.unit.pipelines.parts import Ids, steady_chance
 from tests.unit.scheduling import parts
@@ -87,7 +88,7 @@ class Renting:
 
     async def until(self, wanted: Callable[[], bool], step: float = 0.6) -> None:
         """Let `step` seconds pass for each look."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG):
             while not wanted():
                 self.clock.time += step
                 await self.pipeline.settled()

@@ -18,7 +18,7 @@ from fairlead.wire.shim import TaskInfo
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
 from tests.doubles.node import HEALTH, FakeConnection
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
 
@@ -78,7 +78,7 @@ async def test_a_job_for_a_node_that_is_still_to_come_waits_for_it() -> None:
     async with supervised() as (pipeline, nodes, links):
         waiting = asyncio.create_task(nodes.connection("n1"))
         await pipeline.save_node(a_node("n1"), "n1")
-        assert await asyncio.wait_for(waiting, 30) is links.connections["n1"]
+        assert await asyncio.wait_for(waiting, LONG) is links.connections["n1"]
 
 
 async def test_a_removed_nodes_connection_is_closed() -> None:
@@ -116,7 +116,7 @@ async def test_an_expected_node_is_connected_to_when_it_has_come() -> None:
         await nodes.connection("n2")
         assert "n1" not in links.connections
         await pipeline.save_node(a_node("n1"), "n1")
-        assert await asyncio.wait_for(nodes.connection("n1"), 30) is links.connections["n1"]
+        assert await asyncio.wait_for(nodes.connection("n1"), LONG) is links.connections["n1"]
 
 
 async def test_the_node_that_has_a_shim_is_known_as_nodes_come_change_and_go() -> None:

@@ -12,7 +12,7 @@ from controller.nodes.notices import NoticeCarrier
 from fairlead.wire.shim import Notice, TaskInfo, TaskStatus, TaskTimes
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.node import FakeConnection, FakeRunner
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 LOST = Notice(id="GPU-0:lost", at=1.0, text="[gpu-health] lost")
 TASK = TaskInfo(
@@ -42,7 +42,7 @@ async def test_a_notice_is_carried_once_by_each_connection() -> None:
     carrier = NoticeCarrier(made)
     for _ in range(3):
         carrier.carry(TASK)
-    await asyncio.wait_for(runner.noticed.wait(), 30)
+    await asyncio.wait_for(runner.noticed.wait(), LONG)
     await carrier.close()
     assert runner.notices == [("GPU-0:lost", "[gpu-health] lost")]
 
@@ -52,7 +52,7 @@ async def test_a_runner_that_is_not_there_yet_is_told_later() -> None:
     runner.notice_failures = [RunnerUnavailable("not yet"), RunnerUnavailable("not yet")]
     carrier = NoticeCarrier(made)
     carrier.carry(TASK)
-    await asyncio.wait_for(runner.noticed.wait(), 30)
+    await asyncio.wait_for(runner.noticed.wait(), LONG)
     await carrier.close()
     assert len(runner.notices) == 1
 

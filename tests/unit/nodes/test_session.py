@@ -19,7 +19,7 @@ from fairlead.wire.shim import DrainRequest, EventType
 from shim.client import ShimUnavailable
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.machines.parts import machine, rentals_of
 from tests.unit.nodes.world import FENCE, World, listing, world
 from tests.unit.pipelines.parts import a_node, attempt_of, placed, task_of
@@ -124,7 +124,7 @@ async def test_the_session_ends_with_its_node() -> None:
         await it.pipeline.save_node(None, "n1")
         session = next(task for task in asyncio.all_tasks() if "NodeSession.run" in repr(task))
         it.shim.stream.put_nowait(None)
-        await asyncio.wait_for(session, 30)
+        await asyncio.wait_for(session, LONG)
         assert "n1" not in it.pipeline.nodes
 
 
@@ -137,7 +137,7 @@ async def test_a_session_that_is_ended_while_its_connection_breaks_ends_too(step
         for _ in range(steps):
             await asyncio.sleep(0)
         session.cancel()
-        await asyncio.wait({session}, timeout=30)
+        await asyncio.wait({session}, timeout=LONG)
         assert session.cancelled()
 
 

@@ -13,6 +13,7 @@ from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store
 from tests.doubles.clock import ManualClock
 from tests.support.kept import Kept
+from tests.support.waiting import LONG
 from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
 
@@ -63,7 +64,7 @@ async def working(
 async def until_committed(
     pipeline: RunPipeline, run_id: str | None, wanted: Callable[[], bool]
 ) -> None:
-    async with asyncio.timeout(30), pipeline.watch(run_id) as changed:
+    async with asyncio.timeout(LONG), pipeline.watch(run_id) as changed:
         while not wanted():
             await changed.wait()
             changed.clear()

@@ -18,6 +18,7 @@ from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.runner import JobMetrics
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import USED, FakeConnection
+from tests.support.waiting import LONG
 from tests.unit.pipelines.parts import NotedPipeline, context_of, placed
 
 LIMIT = 0.04
@@ -80,7 +81,7 @@ async def first_report(state: RunState) -> InactivitySeen:
     watching = asyncio.create_task(
         UseWatcher(pipeline, Traffic(clock.now), clock)(context_of(state), node)
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LONG):
         await pipeline.told.wait()
     watching.cancel()
     report = pipeline.posted[0]
@@ -113,7 +114,7 @@ async def test_one_that_is_not_in_use_is_reported_and_warned_before_its_end() ->
     node.the_runner.used = used(0)
     watcher = UseWatcher(pipeline, Traffic(clock.now), clock)
     watching = asyncio.create_task(watcher(context_of(state), node))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LONG):
         await pipeline.told.wait()
         clock.time += LIMIT * 0.75
         await node.the_runner.noticed.wait()

@@ -8,12 +8,12 @@ import pytest
 
 from common.proxy.forwarding import ProxyLimits
 from tests.support.replicas import Serve, a_server
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.proxy.bed import Bed, a_bed
 
 SECRET = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret"
 FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine"
-SOON = 10.0
+SOON = LONG
 
 
 class Replica:

@@ -7,10 +7,10 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from tests.support.replicas import a_server, an_app, echo, says
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.proxy.bed import a_bed, as_user
 
-SOON = 10.0
+SOON = LONG
 
 
 async def talk(request: web.Request) -> web.StreamResponse:

@@ -20,8 +20,9 @@ from runner.runner import Runner
 from runner.server import served
 from runner.sockets import Peers
 from tests.doubles.scopes import SessionScope
+from tests.support.waiting import LONG
 
-DEADLINE = 60.0
+DEADLINE = LONG
 
 
 def a_job(*commands: str, secrets: dict[str, str] | None = None, **fields: Any) -> SubmitRequest:

@@ -295,7 +295,7 @@ async def test_half_a_request_before_the_end_of_its_sender_is_forgotten(tmp_path
 async def test_a_connection_without_requests_is_closed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.5)
     async with serving(tmp_path) as path:
         assert statuses(await said(path, post(b"x"))) == [200]
 

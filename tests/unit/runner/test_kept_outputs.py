@@ -70,7 +70,7 @@ async def test_a_stopped_job_keeps_its_outputs(tmp_path: Path) -> None:
         await client.submit(job)
         await client.run()
         await until_output(client, b"up\n")
-        await client.stop(grace=5.0)
+        await client.stop(grace=3600)
         return await exit_of(client)
 
     async with a_runner(tmp_path) as (_, client):

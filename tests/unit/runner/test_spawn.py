@@ -12,6 +12,7 @@ import pytest
 
 from runner.processes import spawn
 from runner.processes.launch import Launch
+from tests.support.waiting import LONG
 
 LAUNCH = Launch(argv=("/bin/sleep", "60"), env={}, working_dir="/", identity=None)
 
@@ -37,7 +38,7 @@ async def test_a_start_that_is_cancelled_while_its_program_runs_already_ends_the
     def slow(*args: Any, **options: Any) -> int:
         started.append(original(*args, **options))
         loop.call_soon_threadsafe(runs.set)
-        may_return.wait(60)
+        may_return.wait(LONG)
         return int(started[0])
 
     monkeypatch.setattr(spawn, function, slow)

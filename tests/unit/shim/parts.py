@@ -32,11 +32,12 @@ from shim.state.records import TaskRecord
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.gpus import NoGpus
 from tests.doubles.records import MemoryRecords, books_in_memory
+from tests.support.waiting import LONG
 
 RUN = "run-1"
 CALLER = Caller(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
-DEADLINE = 60.0
+DEADLINE = LONG
 GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
 
 

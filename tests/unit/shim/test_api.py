@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
 from shim.api.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from shim.engines.base import ImageInfo
+from tests.support.waiting import LONG
 from tests.unit.shim.parts import RUN, Node, request
 
 FENCE = Fence(1, 1)
@@ -77,7 +78,7 @@ async def test_a_task_is_followed_by_events_from_its_put_to_its_removal(
     client: ShimClient, node: Node
 ) -> None:
     seen: list[str] = []
-    async with asyncio.timeout(30), aclosing(client.events()) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events()) as events:
         first = await anext(events)
         await client.put_task("t1", request(), fence=FENCE)
         async for event in events:
@@ -95,7 +96,7 @@ async def test_a_task_is_followed_by_events_from_its_put_to_its_removal(
 
 async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
-    async with asyncio.timeout(30), aclosing(client.events("none")) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events("none")) as events:
         assert (await anext(events)).type is EventType.RESYNC
         await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
         async for event in events:
@@ -115,7 +116,7 @@ async def test_outputs_are_given_once_the_task_has_ended(client: ShimClient) -> 
         async with client.outputs("t1", offset=0, limit=100):
             pass
     assert caught.value.status == 409
-    async with asyncio.timeout(30), aclosing(client.events("none")) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events("none")) as events:
         await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
         async for event in events:
             if event.task is not None and event.task.status is TaskStatus.TERMINATED:
@@ -340,7 +341,7 @@ async def test_a_reader_of_events_that_goes_away_is_one_line_for_developers(
     answer = await session.get(f"{BASE_URL}/v1/events")
     await answer.content.readline()
     answer.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         while "the reader has gone away" not in caplog.text:
             await client.drain(DrainRequest(draining=True))
     assert "Traceback" not in caplog.text
@@ -364,7 +365,7 @@ async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_one_line_for_de
     answer = await session.get(f"{BASE_URL}/v1/tasks/t1/logs")
     await asked.wait()
     answer.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         while "the reader has gone away" not in caplog.text and "failed" not in caplog.text:
             await client.health(fence=FENCE)
     assert "Traceback" not in caplog.text
@@ -377,7 +378,7 @@ async def test_images_are_pulled_ahead_by_request_and_shown_by_the_node(
     auth = RegistryAuth(username="anna", password="s3cret")
     wanted = WantedImage(image="team/tool:1", registry_auth=auth)
     await client.put_images(WantedImages(images=(wanted,)), fence=FENCE)
-    async with asyncio.timeout(30), aclosing(client.events()) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events()) as events:
         async for _ in events:
             (listed,) = (await client.node()).images_ahead or ()
             if listed.state is ImageState.HERE:

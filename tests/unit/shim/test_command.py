@@ -21,9 +21,9 @@ from shim.engines.docker.dialect import DOCKER
 from shim.errors import StartError
 from shim.main import gid_of, main
 from shim.node.machine import parse_size
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
-DEADLINE = 60.0
+DEADLINE = LONG
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -17,9 +17,9 @@ from shim.engines.docker.networks import RunNetworks
 from shim.engines.docker.subnets import Subnets
 from shim.errors import EngineError
 from shim.settings import SubnetRange
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
-DEADLINE = 60.0
+DEADLINE = LONG
 
 
 INSTALL = {"fairlead.install": "i"}

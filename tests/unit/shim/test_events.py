@@ -9,11 +9,12 @@ import pytest
 
 from fairlead.wire.shim import Event, EventType
 from shim.state.events import EventLog
+from tests.support.waiting import LONG
 
 
 async def take(log: EventLog, after: str | None, count: int) -> list[Event]:
     found: list[Event] = []
-    async with asyncio.timeout(30), aclosing(log.follow(after, heartbeat=0.01)) as events:
+    async with asyncio.timeout(LONG), aclosing(log.follow(after, heartbeat=0.01)) as events:
         async for event in events:
             found.append(event)
             if len(found) == count:

@@ -20,10 +20,10 @@ from shim.daemon import disk_threads
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq"
-DEADLINE = 10.0
+DEADLINE = LONG
 
 
 class PlayedRunner:

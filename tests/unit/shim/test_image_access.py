@@ -17,7 +17,7 @@ from shim.state.fencing import Caller
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.failing_engines import FailingEngine, HangingRegistry
 from tests.doubles.records import FailingRecords, MemoryRecords
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import Node, request, until
 
 TOOL = "registry:5000/team/tool:1"
@@ -144,7 +144,7 @@ async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_ag
     async with node.shim(hanging) as service:
         wanted = request(run_id="r3", allocation_id="of-r3", image=TOOL, registry_auth=ANNA)
         await service.supervisor.put("t-r3", wanted, Caller("r3", Fence(1, 1), 0))
-        await asyncio.wait_for(hanging.asked.wait(), 30)
+        await asyncio.wait_for(hanging.asked.wait(), LONG)
     async with node.shim() as service:
         await eventually(lambda: service.supervisor.info("t-r3").needs_credentials)
         assert (await ended(service, "r3", registry_auth=ANNA)).status is TaskStatus.RUNNING

@@ -17,9 +17,9 @@ from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
 from tests.doubles.failing_engines import FullEngine
 from tests.doubles.records import MemoryRecords
 from tests.simulation.virtual import VirtualLoop
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
-DEADLINE = 60.0
+DEADLINE = LONG
 ANNA = RegistryAuth(username="anna", password="s3cret")
 BEN = RegistryAuth(username="ben", password="wrong")
 

@@ -14,6 +14,7 @@ from shim.tasks import reconcile, stopping
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.records import MemoryRecords, books_in_memory
+from tests.support.waiting import LONG
 from tests.unit.shim.parts import CALLER, RUN, Node, request, until
 
 
@@ -40,7 +41,7 @@ async def test_a_shim_killed_between_two_steps_goes_on_with_the_same_container(
     hang = HangingEngine(MemoryEngine(node.host), act, after=after)
     async with node.shim(hang.engine) as service:
         await service.supervisor.put("t1", request(), CALLER)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG):
             await hang.reached.wait()
     async with node.shim() as service:
         running = await until(service, "t1", TaskStatus.RUNNING)
@@ -59,7 +60,7 @@ async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_aga
     hang = HangingEngine(MemoryEngine(node.host), "start", after=True)
     async with node.shim(hang.engine) as service:
         await service.supervisor.put("t1", request(), CALLER)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG):
             await hang.reached.wait()
     container = node.host.containers["c-t1"]
     container.end(5)
@@ -178,7 +179,7 @@ async def test_a_task_that_was_not_begun_before_the_nodes_restart_is_never_begun
     hang = HangingEngine(MemoryEngine(node.host), "start", after=False)
     async with node.shim(hang.engine) as service:
         await service.supervisor.put("t1", request(), CALLER)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG):
             await hang.reached.wait()
     monkeypatch.setattr(reconcile, "boot_id", lambda: "the next boot")
     async with node.shim() as service:

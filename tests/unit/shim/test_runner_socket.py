@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fairlead.wire.shim import TaskStatus
 from shim.access.runner_socket import arrival
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import CALLER, Node, listen, put, until
 
 
@@ -89,7 +89,7 @@ async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> 
     await asyncio.sleep(0)
     (tmp_path / "other").touch()
     (tmp_path / "other").rename(tmp_path / "wanted")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         await waiting
     with pytest.raises(FileNotFoundError):
         await arrival(tmp_path / "nowhere", "wanted")

@@ -41,7 +41,7 @@ from shim.volumes.mounter import Mounter
 from tests.doubles.engines import MemoryEngine, MemoryHost
 from tests.doubles.mounters import FailingMounter, FullMounter, MemoryMounter, WatchedMounter
 from tests.doubles.records import MemoryRecords
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import RUN, request, settings
 
 VOLUMES = (
@@ -238,7 +238,7 @@ async def test_volumes_are_let_go_before_the_end_is_told_and_never_hold_it_up(
         await eventually(lambda: task.info.status is TaskStatus.RUNNING)
         assert len(mounter.mounted) == 2
         made.host.containers["c-t1"].end(0)
-        await asyncio.wait_for(life, 30)
+        await asyncio.wait_for(life, LONG)
     assert task.info.status is TaskStatus.TERMINATED
     assert mounter.released_in == [TaskStatus.RUNNING]
     assert (mounter.mounted == {}) is not fails

@@ -16,7 +16,7 @@ from shim.daemon import Daemon
 from shim.monitoring.watchdog import ALIVE, READY, Systemd, Watchdog
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.shim.parts import CALLER, Node, put, request, until
 
 
@@ -43,7 +43,7 @@ async def brisk_watchdog(service: Daemon, systemd: Systemd | None = None) -> Asy
 
 
 async def heard(manager: socket.socket) -> bytes:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         return await asyncio.get_running_loop().sock_recv(manager, 100)
 
 
@@ -74,7 +74,7 @@ async def test_a_task_that_is_removed_while_its_containers_are_listed_is_no_left
         await until(service, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG):
             comparing = asyncio.create_task(service.supervisor.compare(frozenset()))
             await engine.listed.wait()
             await service.supervisor.remove("t1", CALLER)
@@ -134,7 +134,7 @@ async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(nod
         for away, error in ((True, "nobody listens"), (False, None)):
             cursor = service.events.cursor
             engine.away = away
-            async with asyncio.timeout(30), aclosing(service.events.follow(cursor)) as events:
+            async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
                 async for event in events:
                     if event.type is EventType.NODE:
                         break
@@ -153,11 +153,11 @@ async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
     async with node.shim() as service:
         monkeypatch.setattr(service.supervisor, "free_disk", free_disk)
         async with brisk_watchdog(service):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LONG):
                 await looked.wait()
             cursor = service.events.cursor
             free = 20 << 30
-            async with asyncio.timeout(30), aclosing(service.events.follow(cursor)) as events:
+            async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
                 async for event in events:
                     if event.type is EventType.NODE:
                         break

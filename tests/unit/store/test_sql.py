@@ -33,7 +33,7 @@ from controller.store.sqlite import SqliteDatabase
 from fairlead.model.statuses import RunStatus
 from fairlead.queries import EventQuery
 from tests.doubles.watched_databases import WatchedSqlite
-from tests.support.waiting import eventually, wait_until
+from tests.support.waiting import LONG, eventually, wait_until
 from tests.unit.store.samples import (
     SECRET,
     a_run,
@@ -323,7 +323,7 @@ async def test_the_event_loop_goes_on_while_the_database_is_slow(
 
     def slow(connection: sa.Connection) -> None:
         started.set()
-        assert release.wait(timeout=30)
+        assert release.wait(timeout=LONG)
 
     sa.event.listen(database.engine, "commit", slow)
     writing = asyncio.create_task(store.commit(submission(a_run())))

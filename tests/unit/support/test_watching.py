@@ -59,7 +59,7 @@ def test_thread():
     threading.Thread(target=threading.Event().wait, daemon=True, name="stray").start()
 
 def test_child():
-    kept.append(subprocess.Popen(["sleep", "5"]))
+    kept.append(subprocess.Popen(["sleep", "30"]))
 
 def test_held(held):
     assert held
@@ -92,7 +92,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_task", "leaked task"),
         ("test_file", "→ /etc/passwd"),
         ("test_thread", "leaked thread stray"),
-        ("test_child", "sleep 5"),
+        ("test_child", "sleep 30"),
     ],
 )
 def test_a_blocking_call_or_a_leak_is_named(

@@ -24,6 +24,7 @@ from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children
 from runner.validation import wanted_blobs
 from tests.support.git_server import GitServer, commit, git, serving
+from tests.support.waiting import LONG
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import a_job
 
@@ -444,7 +445,7 @@ async def test_a_fetch_that_hangs_ends_when_the_job_is_stopped(my_git: Git, tmp_
     silent = await asyncio.start_server(hang, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/x"
     fetching = asyncio.create_task(prepared(tmp_path, my_git, Repo(path="r", url=url)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LONG):
         await came.wait()
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
