@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from common import shared_folders
 from common.durable import sync_folder
 from fairlead.wire.blobs import MAX_PARTS, Part
 from fairlead.wire.decoders import decoder_of
@@ -233,7 +234,7 @@ class BlobStore:
     def _used(self, user: str, but: str) -> int:
         """Return the bytes of this user's other blobs."""
         total = 0
-        for mark in self._marks(user).iterdir():
+        for mark in shared_folders.entries(self._marks(user)):
             # A sweep in another thread removes a blob before its mark.
             with suppress(FileNotFoundError):
                 if mark.name != but:
@@ -355,18 +356,14 @@ def _sync(fd: int, flush: Callable[[], None]) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if path.is_file()]
+    return [path for path in shared_folders.entries(folder) if path.is_file()]
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return [path for path in shared_folders.entries(folder) if path.is_dir()]
 
 
 def _last_asked(path: Path) -> float:
     """Return the Unix time of the last request; infinity for a file that is gone."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return math.inf
+    asked = shared_folders.written_at(path)
+    return math.inf if asked is None else asked

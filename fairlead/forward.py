@@ -29,7 +29,15 @@ from fairlead.configuration.values.container import port_mapping
 from fairlead.documents import NodeView, RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
-from fairlead.rest import CONNECT_SECONDS, ControllerClient, decode, node_path, run_path, why_lost
+from fairlead.rest import (
+    CONNECT_SECONDS,
+    ControllerClient,
+    decode,
+    node_path,
+    run_path,
+    why_lost,
+    without_proxy,
+)
 
 LOOPBACKS = ("127.0.0.1", "::1")
 EOF = "eof"
@@ -332,7 +340,7 @@ class _Carrier:
                 close_timeout=2.0,
                 compression=None,
                 max_size=None,
-                proxy=None,
+                **without_proxy(),
             )
         except InvalidStatus as refused:
             response = refused.response

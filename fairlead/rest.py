@@ -72,6 +72,11 @@ UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
 SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
+QUIET_SECONDS = 30.0
+"""Seconds without a message of a WebSocket until a ping is sent, and until its answer is there."""
+UNHEARD_SECONDS = 60
+"""Seconds after which a connection breaks whose other end confirms nothing that was sent. Without a
+limit, Linux repeats it for a quarter of an hour (tcp(7), tcp_retries2)."""
 READ_BYTES = 1 << 18
 MAX_MESSAGE_BYTES = 64 << 20
 _CLOSED = "the client was closed: make another one"
@@ -332,9 +337,9 @@ class ControllerClient:
 
         with self._websocket(run_path(key, "logs/ws"), query) as (address, stream):
             try:
-                stream.recv()
+                stream.recv(timeout=ANSWER_SECONDS)
                 heard()
-                yield from _frames(_binary(message) for message in iter(stream.recv, None))
+                yield from _frames(map(_binary, _messages(stream)))
             except ConnectionClosed as closed:
                 # 1000: it ended as it should (RFC 6455, 7.4.1).
                 if closed.rcvd is None or closed.rcvd.code != 1000:
@@ -366,18 +371,18 @@ class ControllerClient:
         from websockets.sync.client import connect
 
         try:
-            return connect(
+            stream: WebSocket = connect(
                 _ws_url(address, path, query),
-                sock=socket.create_connection(address.peer, self.connect_seconds),
+                sock=_patient(socket.create_connection(address.peer, self.connect_seconds)),
                 additional_headers=self._headers(),
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=2.0,
                 # Compression costs CPU for each byte of a log.
                 compression=None,
                 max_size=MAX_MESSAGE_BYTES,
-                # websockets would use the environment's proxy, which http.client does not.
-                proxy=None,
+                **without_proxy(),
             )
+            return stream
         except InvalidStatus as refused:
             response = refused.response
             body = bytes(response.body or b"")
@@ -565,6 +570,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
+        _patient(self.sock)
         if self._is_secure:
             # A controller that waits holds a connection until another one leads: that takes longer
             # than a machine takes to accept one.
@@ -572,6 +578,47 @@ class _Connection(http.client.HTTPConnection):
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
         self.sock.settimeout(self._patience)
+
+
+def _patient(connected: socket.socket) -> socket.socket:
+    """Let the connection break when its other end vanishes, also while a request is sent or its
+    answer is awaited: an upload to a machine without power would wait for minutes."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    third = UNHEARD_SECONDS // 3
+    for name, value in (
+        ("TCP_USER_TIMEOUT", UNHEARD_SECONDS * 1000),
+        ("TCP_KEEPIDLE", third),
+        ("TCP_KEEPINTVL", third),
+        ("TCP_KEEPCNT", 2),
+    ):
+        # Not every system has all of them.
+        if (option := getattr(socket, name, None)) is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connected
+
+
+def without_proxy() -> dict[str, Any]:
+    """Return the option with which websockets leaves the environment's proxy alone, as http.client
+    does. Before 15 it knew no proxies, and no such option."""
+    from websockets.version import version
+
+    return {"proxy": None} if int(version.partition(".")[0]) >= 15 else {}
+
+
+def _messages(stream: WebSocket) -> Iterator[str | bytes]:
+    """Yield the messages until the stream is closed. Raises TimeoutError when its other end answers
+    no ping: before 15, websockets sends none itself here."""
+    pong: threading.Event | None = None
+    while True:
+        try:
+            message = stream.recv(timeout=QUIET_SECONDS)
+        except TimeoutError:
+            if pong is not None and not pong.is_set():
+                raise
+            pong = stream.ping()
+        else:
+            pong = None
+            yield message
 
 
 def _has_key(body: object) -> bool:

@@ -230,10 +230,12 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct):
-    """A packed configuration. `uploads`: by their sha256, in the folder given to `pack`."""
+    """A packed configuration. `uploads`: by their sha256, in the folder given to `pack`. `notes`:
+    what its user may not have meant."""
 
     configuration: dict[str, Any]
     uploads: dict[str, Upload]
+    notes: list[str]
 
 
 def pack(
@@ -245,7 +247,7 @@ def pack(
 ) -> Packed:
     """Pack a configuration's code. Paths are relative to `base`. Raises ConfigurationError."""
     packer = _Packer(base, environ, scratch)
-    return Packed(_filled(written, parsed, packer), packer.uploads)
+    return Packed(_filled(written, parsed, packer), packer.uploads, packer.notes)
 
 
 def _filled(written: dict[str, Any], parsed: RunFields, packer: _Packer) -> dict[str, Any]:
@@ -267,6 +269,7 @@ class _Packer:
         self._environ = environ
         self._scratch = scratch
         self.uploads: dict[str, Upload] = {}
+        self.notes: list[str] = []
 
     def repo(self, repo: RepoFields, field: str) -> dict[str, Any]:
         uploaded: dict[str, Any] = {}
@@ -301,7 +304,10 @@ class _Packer:
         try:
             found = look_at_git(folder)
             if found is None or found.url is None or found.commit is None:
-                return {"archive": self._archive(_tree(folder, f"{field}.local_path"), field)}
+                members = _tree(folder, f"{field}.local_path")
+                if found is None:
+                    self.notes.append(_without_git(folder, len(members), field))
+                return {"archive": self._archive(members, field)}
             is_ignored = ignored_in(folder, f"{field}.local_path")
             diff = difference(found.root, found.commit, is_ignored)
         except GitError as error:
@@ -514,6 +520,14 @@ def _tree(folder: Path, field: str) -> list[tuple[str, Path]]:
     return found
 
 
+def _without_git(folder: Path, count: int, field: str) -> str:
+    """Return what to tell of a folder of `repos` that is sent as it is."""
+    has_git = shutil.which("git") is not None
+    why = f"{folder.resolve()} is in no git repository" if has_git else "git is not installed here"
+    files = "its one entry is" if count == 1 else f"all its {count} entries are"
+    return f"{field}: {why}: {files} sent; a file .fairleadignore leaves out what it names"
+
+
 def _folder_name(root: Path, below: Path) -> str:
     """Return the path of a folder as patterns see it: a link to a folder is no folder."""
     return below.as_posix() + ("" if (root / below).is_symlink() else "/")
@@ -576,6 +590,8 @@ def send_code(
         return configuration
     with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
         packed = pack(configuration, parsed, base, environ, Path(scratch))
+        for note in packed.notes:
+            tell(note)
         for digest, upload in packed.uploads.items():
             if not client.has_upload(digest):
                 _send(client, digest, upload, tell)

@@ -223,9 +223,9 @@ class Forwarder:
         ReplicaFailed, ReplicaTimeout, TooLarge."""
         connection = self._replicas.kept(replica)
         while True:
-            is_fresh = connection is None
             if connection is None:
                 connection = await self._open(call, replica)
+            is_fresh = not connection.served
             try:
                 return connection, await self._ask(call, connection)
             except BaseException as error:

@@ -19,6 +19,10 @@ AVOIDED_SECONDS = 2.0
 other: it would have the fewest requests, and so get all."""
 MAX_KEPT = 64
 """Unused connections of one replica."""
+MAX_OPENING = 64
+"""Connections of one replica that are opened at once; others wait. A unix socket on their way keeps
+100 that nobody has taken yet, sshd's 128, and refuses the next one: of 2,000 requests at once, more
+than 1,000 failed."""
 
 
 class Unreachable(Exception):
@@ -33,6 +37,9 @@ class _Use:
         self.kept: deque[ReplicaConnection] = deque()
         self.avoided_until = 0.0
         self.last_used = 0
+        self.openings = asyncio.Semaphore(MAX_OPENING)
+        self.silences = 0
+        """How often its node did not answer in time."""
 
     @property
     def is_empty(self) -> bool:
@@ -100,12 +107,26 @@ class Replicas:
         return None
 
     async def open(self, replica: Replica) -> ReplicaConnection:
-        """Open a connection to the replica's port. Raises Unreachable."""
+        """Open a connection to the replica's port. Raises Unreachable.
+
+        While many are being opened, it waits for its turn, and takes a connection that has come
+        free meanwhile.
+        """
+        use = self._use(replica.id)
+        silences = use.silences
+        async with use.openings:
+            if use.silences > silences:
+                # Each of the others would wait as long again, one after the other.
+                raise Unreachable(self._silence())
+            return self.kept(replica) or await self._open(replica, use)
+
+    async def _open(self, replica: Replica, use: _Use) -> ReplicaConnection:
         try:
             async with asyncio.timeout(self._seconds):
                 stream = await self._connect(replica)
         except TimeoutError:
-            why = f"its node did not answer within {self._seconds:g} s"
+            use.silences += 1
+            why = self._silence()
         except (LinkError, AgentUnavailable) as error:
             why = str(error)
         except AgentError as error:
@@ -114,6 +135,9 @@ class Replicas:
             return ReplicaConnection(stream)
         self._avoid(replica)
         raise Unreachable(why)
+
+    def _silence(self) -> str:
+        return f"its node did not answer within {self._seconds:g} s"
 
     def give_back(self, replica: Replica, connection: ReplicaConnection) -> None:
         """End an exchange: keep the connection if it can carry another request, else close it."""

@@ -9,14 +9,13 @@ reader gets them before.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
 
-from common import log_segments
+from common import log_segments, shared_folders
 from common.durable import sync_folder, write_all
 from fairlead.wire.frames import (
     BadFrame,
@@ -305,12 +304,17 @@ def cut(data: bytes, offset: int) -> bytes:
 def sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
     """See `LogStore.sweep`. `folder` has the attempts' folders two levels below."""
     removed = 0
-    for attempt in folder.glob("*/*"):
-        if attempt.name not in needed and _last_written(attempt) < written_before:
-            shutil.rmtree(attempt)
-            removed += 1
+    for attempt in shared_folders.entries_below(folder):
+        if attempt.name in needed:
+            continue
+        written = _last_written(attempt)
+        if written is not None and written < written_before:
+            removed += shared_folders.remove(attempt)
     return removed
 
 
-def _last_written(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in (folder, *folder.iterdir())), default=0.0)
+def _last_written(folder: Path) -> float | None:
+    """Return the Unix time of the last change of the log; None when it is gone."""
+    paths = (folder, *shared_folders.entries(folder))
+    times = [shared_folders.written_at(path) for path in paths]
+    return max((time for time in times if time is not None), default=None)

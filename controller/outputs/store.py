@@ -21,6 +21,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from common import shared_folders
 from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
@@ -288,31 +289,42 @@ def _read_about(folder: Path) -> StoredOutputs | None:
 
 def _larger_than(folder: Path, size: int) -> dict[str, int]:
     found = {}
-    for archive in sorted(folder.glob(f"*/*/{_ARCHIVE}")):
-        length = archive.stat().st_size
+    for archive in _archives(folder):
+        try:
+            length = archive.stat().st_size
+        except FileNotFoundError:  # a sweep in another thread
+            continue
         stored = _read_about(archive.parent) if length > size else None
         if stored is not None and stored.place is None:
             found[archive.parent.name] = length
     return found
 
 
+def _archives(folder: Path) -> list[Path]:
+    return [found / _ARCHIVE for found in sorted(shared_folders.entries_below(folder))]
+
+
 def _drop_moved(folder: Path, moved_before: float) -> None:
-    for archive in folder.glob(f"*/*/{_ARCHIVE}"):
+    for archive in _archives(folder):
         stored = _read_about(archive.parent)
-        if stored is None or stored.place is None:
+        if stored is None or stored.place is None or not archive.exists():
             continue
-        if (archive.parent / _ABOUT).stat().st_mtime < moved_before:
-            with _same_age(archive.parent):
-                # A download that has it open reads it to the end (unlink(2)).
-                archive.unlink()
+        moved = shared_folders.written_at(archive.parent / _ABOUT)
+        # A sweep in another thread may remove all of it meanwhile.
+        with suppress(FileNotFoundError):
+            if moved is not None and moved < moved_before:
+                with _same_age(archive.parent):
+                    # A download that has it open reads it to the end (unlink(2)).
+                    archive.unlink()
 
 
 def _expired(folder: Path, needed: Collection[str], written_before: float) -> list[Path]:
-    return [
-        found
-        for found in folder.glob("*/*")
-        if found.name not in needed and found.stat().st_mtime < written_before
-    ]
+    expired = []
+    for found in shared_folders.entries_below(folder):
+        written = None if found.name in needed else shared_folders.written_at(found)
+        if written is not None and written < written_before:
+            expired.append(found)
+    return expired
 
 
 def _keep_place_alone(folder: Path) -> None:

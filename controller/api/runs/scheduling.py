@@ -41,7 +41,7 @@ def _under_way(found: UnderWay) -> UnderWayView:
 async def plan_run(call: Call) -> PlanView:
     body: PlanBody = call.body
     submission = Submission(configuration=body.configuration, name=body.name)
-    found = call.service.plans.plan(submission, user=call.caller)
+    found = await call.service.plans.plan(submission, user=call.caller)
     return PlanView(
         jobs=found.allocations,
         refused=found.refused,

@@ -174,7 +174,7 @@ class Room(Amounts, frozen=True, kw_only=True):
     """The runs that have one there, or will have it because they are nominated."""
     connected: frozenset[str] = frozenset()
     """Those of `networked` that need not wait for a network. While there are too few, because
-    victims still have theirs, that is who holds an allocation."""
+    victims still have theirs, that is who holds an allocation and keeps it."""
     own_network: bool = False
     """The run that is being placed has one there."""
 
@@ -197,7 +197,10 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         return Room(node=node, gpus=(), starts=starts, empty=False)
     networked = connected = _networked(taken, node)
     if capacity.networks is not None and len(networked) > capacity.networks:
-        connected = _networked([a for a in taken if a.state is AllocationState.HELD], node)
+        # A run of victims alone gives its network back: one more of its jobs would keep it there.
+        leaving = {one for a in taken if a.state is AllocationState.NOMINATED for one in a.victims}
+        held = [a for a in taken if a.state is AllocationState.HELD and a.id not in leaving]
+        connected = _networked(held, node)
     held_gpus = {uuid for allocation in taken for uuid in allocation.gpus}
     held_gpus |= {uuid for task in foreign for uuid in task.gpus}
     return Room(

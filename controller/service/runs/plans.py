@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from common.refusals import NotFound
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.pipelines.run_pipeline import RunPipeline
@@ -12,6 +13,7 @@ from controller.service.accounts.rights import names_for
 from controller.service.runs.submissions import Submission, SubmissionService
 from controller.store.accounts import User
 from fairlead.model.answers import OfferedPlace, PlannedPlace, PlannedRent
+from fairlead.wire.errors import Refused
 
 
 class PlanService:
@@ -20,19 +22,31 @@ class PlanService:
         self._submissions = submissions
         self._clock = clock
 
-    def plan(self, submission: Submission, *, user: User) -> Preview:
+    async def plan(self, submission: Submission, *, user: User) -> Preview:
         """Preview a submission. Raises ConfigurationError, Invalid, Refused (a band that was not
-        granted)."""
+        granted), StoreUnavailable."""
         state = as_begun(self._submissions.would_make(submission, user=user))
         nodes = tuple(self._pipeline.nodes.values())
         never = self._submissions.why_not_changed(state, user)
         never = never or self._pipeline.scheduler.why_never(state)
+        missing = None
+        try:
+            await self._submissions.require_others(submission, user)
+        except NotFound as error:
+            # It may come in the same act: `apply -f A -f B`.
+            missing = f"{error.field}: {error.message}"
+        except Refused as error:
+            never = never or (error.field or "after", error.message)
         if never is not None:
             field, sentence = never
             return Preview(state=state, refused=sentence, field=field)
         scheduler, now = self._pipeline.scheduler, self._clock.now()
         allocations = tuple(scheduler.preview(state, now, names_for(user)))
-        warnings = (self._submissions.why_not_named_so(state, user), why_queued(state, nodes))
+        warnings = (
+            self._submissions.why_not_named_so(state, user),
+            why_queued(state, nodes),
+            missing,
+        )
         warning = "; ".join(one for one in warnings if one is not None)
         rentals = self._pipeline.rentals
         rent = None if rentals is None else rentals.rent_of(state, now)

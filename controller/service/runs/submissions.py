@@ -345,6 +345,13 @@ class SubmissionService:
         self._secrets.require(plan.specs, user)
         return self._gateways.chosen(plan, present)
 
+    async def require_others(self, submission: Submission, user: User) -> None:
+        """Raise NotFound or another refusal unless the runs are there that a submission waits for,
+        and those whose outputs it takes. Raises StoreUnavailable."""
+        plan = self._plan(submission)
+        after = await resolved(plan, self._runs, user)
+        await taken(plan, after, self._runs, user)
+
     async def require_uploads(self, plan: Plan, user: User) -> None:
         """Raise Conflict unless all uploads of the plan are there."""
         await self._require_blobs(plan, user)

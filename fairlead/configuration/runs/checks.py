@@ -72,7 +72,7 @@ def _check_command(planned: GroupPlan) -> None:
     if nothing_to_run and written.image is None:
         raise ConfigurationError(
             planned.named("commands"),
-            "is missing: without an own image there is nothing to run",
+            "is missing or empty: without an image of its own, the job has nothing to run",
             _allowed("commands"),
         )
 

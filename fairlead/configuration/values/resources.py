@@ -47,6 +47,10 @@ _OF_OTHER_VENDORS = {
 _VENDORS = {vendor.value: vendor for vendor in GpuVendor}
 _ONLY = "nodes have GPUs of NVIDIA or AMD"
 _CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
+_NO_GPU = (
+    "asks for no GPU and says what kind it is: write at least 1, or leave out gpu for a job without"
+)
+"""Such a job would run without a GPU, although its user named one."""
 
 
 class GpuFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +133,7 @@ def _gpu_of_text(text: str) -> GpuNeed:
     """Return the need of `[VENDOR:]NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as in
     dstack; of a range of memory or counts a job takes the lower end."""
     _check_gpu_words(text)
+    whole = text
     count, memory, names = 1, 0, tuple[str, ...]()
     first, colon, rest = text.partition(":")
     vendor = _vendor(first) if colon or first.strip().lower() in _VENDORS else None
@@ -144,6 +149,8 @@ def _gpu_of_text(text: str) -> GpuNeed:
             names = _gpu_names(word.split(","))
         else:
             raise ValueError(f"{shown(text)} is not a GPU request")
+    if not count and (vendor or names or memory):
+        raise ValueError(f"{shown(whole)} {_NO_GPU}")
     vendor = _agreed_vendor(vendor, names)
     return GpuNeed(count=count, vendor=vendor, names=names, min_memory=memory)
 
@@ -211,8 +218,11 @@ def _gpu_of_mapping(value: dict[object, object]) -> GpuNeed:
             "resources.gpu.compute_capability",
             f"is a measure of NVIDIA, and the job asks for GPUs of {vendor}: name the GPUs instead",
         )
+    count = _named("count", parse_count, fields.count)
+    if not count and value.keys() - {"count"}:
+        raise ConfigurationError("resources.gpu.count", f"{shown(str(fields.count))} {_NO_GPU}")
     return GpuNeed(
-        count=_named("count", parse_count, fields.count),
+        count=count,
         vendor=vendor,
         names=names,
         min_memory=0 if memory is None else _named("memory", _least_size, memory),

@@ -101,6 +101,22 @@ async def test_a_plan_warns_of_a_name_that_another_live_run_has(
     assert (await plan(api, task(name="other")))["warning"] is None
 
 
+async def test_a_plan_warns_of_a_run_to_wait_for_that_is_not_there(
+    api: TestClient[Any, Any],
+) -> None:
+    for field in ("after", "outputs_from"):
+        warning = (await plan(api, task(**{field: ["nobody"]})))["warning"]
+        assert f"{field}[0]" in warning
+        assert "you have no run 'nobody'" in warning
+
+
+async def test_a_plan_says_that_a_run_cannot_be_waited_for(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="nightly", schedule="0 3 * * *")
+    found = await plan(api, task(after="nightly"))
+    assert found["field"] == "after[0].run"
+    assert "run nightly is scheduled" in found["refused"]
+
+
 async def test_a_plan_of_a_live_services_next_deployment_warns_of_nothing(
     api: TestClient[Any, Any], nodes: Controller
 ) -> None:

@@ -399,6 +399,24 @@ def test_a_machine_without_git_can_send_files(
     assert len(made.uploads) == 1
 
 
+def test_a_folder_of_repos_without_git_is_told(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is sent, secrets and data too, which nothing ignores."""
+    (base / "plain").mkdir()
+    (base / "plain/a.py").write_text("1")
+    (base / "plain/b.py").write_text("1")
+    ignored = "a file .fairleadignore leaves out what it names"
+    where = f"{base.resolve() / 'plain'} is in no git repository"
+    told = [f"repos[0]: {where}: all its 2 entries are sent; {ignored}"]
+    assert packed(base, repos=["plain"]).notes == told
+    a_project(base)
+    assert packed(base, repos=["project"], files=["plain"]).notes == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (note,) = packed(base, repos=["plain"]).notes
+    assert "git is not installed here" in note
+
+
 def test_a_long_upload_tells_its_progress_every_few_seconds() -> None:
     told: list[str] = []
     seconds = iter((0.0, 1.0, 3.5, 4.0, 9.0))

@@ -118,3 +118,20 @@ def test_a_run_that_is_nominated_there_has_no_network_before_its_victims_left() 
     cluster.leave(victims)
     cluster.settle()
     assert set(cluster.places(waiting).values()) == {"n1"}
+
+
+def test_a_run_whose_network_is_to_come_free_gets_no_further_job_there() -> None:
+    """It would keep the network, and the victims would be evicted in vain."""
+    cluster = Cluster(limited("n1", 1))
+    victims = cluster.submit("a", Group(name="main", nodes=4), band=Band.BATCH, cpu=3.0)
+    cluster.settle()
+    cluster.start_all()
+    waiting = cluster.submit("b", cpu=0.5)
+    cluster.settle()
+    assert (len(cluster.places(victims)), len(cluster.nominated(waiting))) == (2, 1)
+    cluster.leave(victims, at_most=1)
+    cluster.settle()
+    assert (len(cluster.places(victims)), len(cluster.nominated(waiting))) == (1, 1)
+    cluster.leave(victims)
+    cluster.settle()
+    assert set(cluster.places(waiting).values()) == {"n1"}
