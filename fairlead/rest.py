@@ -30,6 +30,7 @@ from fairlead.errors import (
     UsageError,
     api_error,
 )
+from fairlead.keepalives import notice_the_gone
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import read_error
 
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
-NEXT_SECONDS = 3.0
+NEXT_SECONDS = 1.5
 """Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 300.0
@@ -368,7 +369,7 @@ class ControllerClient:
         try:
             return connect(
                 _ws_url(address, path, query),
-                sock=socket.create_connection(address.peer, self.connect_seconds),
+                sock=self._socket_of(address),
                 additional_headers=self._headers(),
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=2.0,
@@ -384,6 +385,13 @@ class ControllerClient:
             raise self.refusal(response.status_code, body, address) from None
         except (OSError, WebSocketException) as error:
             raise self.lost(error, address) from None
+
+    def _socket_of(self, address: Address) -> socket.socket:
+        """Connect. Raises OSError."""
+        found = socket.create_connection(address.peer, self.connect_seconds)
+        if self._addresses.are_several:
+            notice_the_gone(found)
+        return found
 
     @property
     def connect_seconds(self) -> float:
@@ -484,6 +492,8 @@ class ControllerClient:
         connection = _Connection(address, self.connect_seconds, patience)
         try:
             connection.connect()
+            if self._addresses.are_several:
+                notice_the_gone(connection.sock)
         except _LOST as error:
             connection.close()
             raise self.lost(error, address, unsent=True) from None

@@ -10,7 +10,7 @@ from common.http import BROKEN_BODY, error_response
 from common.refusals import ServiceError
 from controller.store.errors import StoreError, StoreRefused
 from fairlead.configuration.convert import ConfigurationError
-from fairlead.wire.errors import Refused
+from fairlead.wire.errors import LEADS_NO_MORE, Refused
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,16 @@ def encoded(request: web.Request) -> web.Response | None:
 
 def _answer(status: int, code: str, message: str, field: str | None = None) -> web.Response:
     return error_response(Refused(status, code, message, field))
+
+
+def leads_no_more() -> web.Response:
+    """Return the refusal of a change, of which nothing was done."""
+    return _answer(
+        503,
+        LEADS_NO_MORE,
+        "this controller can't renew its lease in the database, so that another one may lead: "
+        "try again, or at the address of another controller",
+    )
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
