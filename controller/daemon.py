@@ -41,6 +41,7 @@ from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Node, RunState
 from controller.links.base import NodeLink
 from controller.links.clients import LocalLink, SshLink
+from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.machines.manager import MachineSettings
 from controller.metric_history import MetricHistory
@@ -112,6 +113,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     outputs_bucket: Bucket | None = None
     outputs_bucket_above: int = DEFAULT_ABOVE
     """Outputs of more bytes go to the bucket, if there is one."""
+    logs_bucket: Bucket | None = None
+    """Where logs are stored; None: in the data folder."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: RetentionTimes = RetentionTimes()
@@ -326,6 +329,8 @@ async def _open(options: Options, stores: Stores) -> _Opened:
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
+    if options.logs_bucket is not None:
+        stores.logs.use(LogBucket(options.logs_bucket, known.boot.installation_id))
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     _require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -619,6 +624,7 @@ async def _work(
             group.create_task(_tidy_blobs(opened.assembly, stores.blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
             group.create_task(sampler.run(), name="metrics")
+            group.create_task(stores.logs.join_ended(), name="logs")
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
             if uploads is not None:

@@ -44,15 +44,23 @@ _AIMS = {"killed": (1.0, 5.0), "cut": (5.0, 5.0), "stopped": (1.0, 5.0)}
 
 
 class Machines:
-    """A network of namespaces that each controller has to itself."""
+    """A network of namespaces that each controller has to itself. What connects them is in another
+    namespace: the rules of an engine on this machine (`iptables -P FORWARD DROP`) would cut them
+    from each other."""
 
     def __init__(self, name: str) -> None:
-        self._bridge = f"{name}br"
-        run(["ip", "link", "add", self._bridge, "type", "bridge"])
-        run(["ip", "address", "add", f"{_NET}.1/24", "dev", self._bridge])
-        run(["ip", "link", "set", self._bridge, "up"])
-        self._name = name
+        self._name, self._hub = name, f"{name}hub"
         self._count = 0
+        run(["ip", "netns", "add", self._hub])
+        run(["ip", "-n", self._hub, "link", "add", "br0", "type", "bridge"])
+        run(["ip", "-n", self._hub, "link", "set", "br0", "up"])
+        run(["ip", "link", "add", name, "type", "veth", "peer", "name", "here", "netns", self._hub])
+        run(["ip", "address", "add", f"{_NET}.1/24", "dev", name])
+        run(["ip", "link", "set", name, "up"])
+        self._plug_in("here")
+
+    def _plug_in(self, link: str) -> None:
+        run(["ip", "-n", self._hub, "link", "set", link, "master", "br0", "up"])
 
     def add(self) -> tuple[str, str]:
         """Return the namespace and the address of one more."""
@@ -60,20 +68,20 @@ class Machines:
         name, address = f"{self._name}{self._count}", f"{_NET}.{10 + self._count}"
         run(["ip", "netns", "add", name])
         peer = ["type", "veth", "peer", "name", "up0", "netns", name]
-        run(["ip", "link", "add", name, "master", self._bridge, *peer])
-        run(["ip", "link", "set", name, "up"])
+        run(["ip", "-n", self._hub, "link", "add", name, *peer])
+        self._plug_in(name)
         for link in ("lo", "up0"):
             run(["ip", "-n", name, "link", "set", link, "up"])
         run(["ip", "-n", name, "address", "add", f"{address}/24", "dev", "up0"])
         return name, address
 
     def connect(self, name: str, *, up: bool) -> None:
-        run(["ip", "link", "set", name, "up" if up else "down"])
+        run(["ip", "-n", self._hub, "link", "set", name, "up" if up else "down"])
 
     def close(self) -> None:
         for number in range(1, self._count + 1):
             run(["ip", "netns", "delete", f"{self._name}{number}"])
-        run(["ip", "link", "delete", self._bridge])
+        run(["ip", "netns", "delete", self._hub])
 
 
 class Machine:

@@ -8,10 +8,12 @@ reader gets them before.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -307,10 +309,22 @@ def sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
     removed = 0
     for attempt in folder.glob("*/*"):
         if attempt.name not in needed and _last_written(attempt) < written_before:
-            shutil.rmtree(attempt)
+            remove(attempt)
             removed += 1
     return removed
 
 
+def remove(folder: Path) -> None:
+    """Remove a log's folder. Raises OSError."""
+    while folder.exists():
+        # Another thread may remove files of it meanwhile, or put one there.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
 def _last_written(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in (folder, *folder.iterdir())), default=0.0)
+    """Return when it was last written; infinity when it changes while it is looked at."""
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except FileNotFoundError:
+        return math.inf

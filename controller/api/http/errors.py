@@ -8,6 +8,7 @@ from aiohttp import web
 
 from common.http import BROKEN_BODY, error_response
 from common.refusals import ServiceError
+from controller.outputs.bucket import BucketError
 from controller.store.errors import StoreError, StoreRefused
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.wire.errors import LEADS_NO_MORE, Refused
@@ -74,7 +75,7 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         return answer
     if isinstance(error, web.RequestPayloadError):
         return _answer(400, "bad_body", BROKEN_BODY)
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError | BucketError):
         log.error("%s %s: %s", request.method, request.path, error)
     elif not isinstance(error, ConfigurationError):
         log.error("%s %s failed", request.method, request.path, exc_info=error)
@@ -91,4 +92,6 @@ def as_refusal(error: Exception) -> Refused:
         return Refused(500, "store_refused", str(error))
     if isinstance(error, StoreError):
         return Refused(503, "store_unavailable", str(error))
+    if isinstance(error, BucketError):
+        return Refused(503, "logs_unreachable", f"the bucket of logs does not answer: {error}")
     return Refused(500, "internal", "the controller failed on this request; see its log")
