@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -39,6 +41,7 @@ from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.model import Node, RunState
 from controller.links.base import NodeLink
 from controller.links.clients import LocalLink, SshLink
+from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.machines.manager import MachineSettings
 from controller.metric_history import MetricHistory
@@ -81,6 +84,10 @@ log = logging.getLogger(__name__)
 LEASE_RENEWAL_SECONDS = 5.0
 SHARED_RENEWAL_SECONDS = 1.0
 SHUTDOWN_SECONDS = 2.0
+SHARED_SHUTDOWN_SECONDS = 0.5
+"""Seconds for the requests in progress, while the next leader waits."""
+SURE_SECONDS = 1.0
+"""A change that comes later than this before the lease's end is refused."""
 TIDYING_SECONDS = 3600.0
 
 
@@ -106,6 +113,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     outputs_bucket: Bucket | None = None
     outputs_bucket_above: int = DEFAULT_ABOVE
     """Outputs of more bytes go to the bucket, if there is one."""
+    logs_bucket: Bucket | None = None
+    """Where logs are stored; None: in the data folder."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: RetentionTimes = RetentionTimes()
@@ -125,6 +134,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def secrets_key_file(self) -> Path:
         return self.secrets_key or self.data / SECRETS_KEY_NAME
+
+
+class Leading:
+    """Whether this controller surely leads: its lease, of these seconds, is not about to end."""
+
+    def __init__(self, lease_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._seconds = lease_seconds - SURE_SECONDS
+        self._renewed_at = -math.inf
+
+    def renewed(self, at: float) -> None:
+        self._renewed_at = at
+
+    def is_sure(self) -> bool:
+        return self.now() - self._renewed_at < self._seconds
 
 
 class CannotStart(Exception):
@@ -169,16 +193,25 @@ async def _among_peers(
         closing.push_async_callback(relay.close)
         await relay.listen(listening)
         ready(peers.url)
+
+        async def take_back() -> None:
+            relay.lead_to(None)
+            await relay.listen(listening)
+
         while await wait.until_it_may_lead(relay):
             try:
-                async with _controller(options, relay.hand_over, listening) as work:
+                async with _controller(options, relay.hand_over, listening, take_back) as work:
                     log.info("this controller leads now")
                     await _until_stopped(work, stop)
-                    return
             except CannotStart as error:
-                # Another one was faster, or the leader is of a version that shows itself nowhere.
-                if not isinstance(error.__cause__, LeaseHeld):
+                # Another one was faster, or the leader is of a version that shows itself nowhere;
+                # or a leader whose machine vanished still keeps the lease's row.
+                if not isinstance(error.__cause__, LeaseHeld | StoreUnavailable):
                     raise
+                log.info("it can't lead yet: %s", error)
+            else:
+                await wait.until_successor_is_known(relay)
+                return
 
 
 async def _listening(options: Options) -> socket.socket:
@@ -196,35 +229,51 @@ async def _listening(options: Options) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def _controller(
-    options: Options, ready: Callable[[str], None], listening: socket.socket | None = None
+    options: Options,
+    ready: Callable[[str], None],
+    listening: socket.socket | None = None,
+    take_back: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
-    API there."""
+    API there; `take_back` listens there once it is not served any more."""
     certificate = _certificate(options)
+    leading = Leading(math.inf if options.peers is None else peers.LEASE_SECONDS)
+    ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
     async with contextlib.AsyncExitStack() as closing:
         # The stack closes in reverse: first what listens, last the stores that all others use.
         stores = await _stores(options, closing)
+        leading.renewed(leading.now())
         opened = await _open(options, stores)
-        work = asyncio.create_task(_work(options, opened, certificate), name="controller")
+        work = asyncio.create_task(_work(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(_end, work)
         proxy = _proxy(options, opened)
         closing.callback(proxy.close)
         api = make_runner(
             opened.service,
-            shutdown_timeout=SHUTDOWN_SECONDS,
+            shutdown_timeout=ending,
             proxy=proxy,
             origins=Origins(options.allowed_origins),
             mounts=(opened.dashboard.mount,),
+            leads=leading.is_sure,
         )
         closing.push_async_callback(api.cleanup)
         if opened.join is not None:
             now = asyncio.get_running_loop().time
             registrations = opened.service.registrations
-            joining = make_join_runner(registrations, now, shutdown_timeout=SHUTDOWN_SECONDS)
+            joining = make_join_runner(registrations, now, shutdown_timeout=ending)
             closing.push_async_callback(joining.cleanup)
             await _listen_for_nodes(joining, opened.join)
         ready(await _listen(api, options, certificate, listening))
+        if take_back is not None:
+            closing.push_async_callback(_leave_address, api, take_back)
         yield work
+
+
+async def _leave_address(api: web.AppRunner, take_back: Callable[[], Awaitable[None]]) -> None:
+    """Leave what comes from now on to the next leader, and go on with what has begun."""
+    for site in api.sites:
+        await site.stop()
+    await take_back()
 
 
 async def _end(work: asyncio.Task[None]) -> None:
@@ -280,6 +329,8 @@ async def _open(options: Options, stores: Stores) -> _Opened:
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
+    if options.logs_bucket is not None:
+        stores.logs.use(LogBucket(options.logs_bucket, known.boot.installation_id))
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     _require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -553,7 +604,9 @@ async def _listen(
     return f"{'http' if context is None else 'https'}://{shown}:{port}"
 
 
-async def _work(options: Options, opened: _Opened, certificate: ServerCertificate | None) -> None:
+async def _work(
+    options: Options, opened: _Opened, certificate: ServerCertificate | None, leading: Leading
+) -> None:
     stores, service = opened.stores, opened.service
     pipeline, clock = opened.assembly.pipeline, SystemClock()
 
@@ -567,10 +620,11 @@ async def _work(options: Options, opened: _Opened, certificate: ServerCertificat
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.assembly.run(), name="assembly")
             every = LEASE_RENEWAL_SECONDS if options.peers is None else SHARED_RENEWAL_SECONDS
-            group.create_task(_keep_lease(stores.store, every), name="lease")
+            group.create_task(_keep_lease(stores.store, every, leading), name="lease")
             group.create_task(_tidy_blobs(opened.assembly, stores.blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
             group.create_task(sampler.run(), name="metrics")
+            group.create_task(stores.logs.join_ended(), name="logs")
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
             if uploads is not None:
@@ -598,11 +652,14 @@ async def _tidy_blobs(assembly: Assembly, blobs: BlobStore) -> None:
         await asyncio.sleep(TIDYING_SECONDS)
 
 
-async def _keep_lease(store: Store, every: float) -> None:
+async def _keep_lease(store: Store, every: float, leading: Leading) -> None:
     while True:
         await asyncio.sleep(every)
+        # Before the request: the lease counts from when the database renews it, at the earliest.
+        began = leading.now()
         try:
             await store.renew_lease()
+            leading.renewed(began)
         except LeaseLost:
             raise
         # No reason to stop: each write verifies the lease, so one that was lost meanwhile is found.

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """It bounds what a takeover adds to the death of a leader."""
 _OLD_LEADER_SECONDS = 1.0
+LINGER_SECONDS = 1.5
+"""How long a controller that has led carries connections to its successor."""
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds between this machine's clock and the database's."""
 
@@ -56,15 +58,36 @@ class Wait:
                     log.warning("%s", error)
                 self._is_away = True
             else:
-                leader = None if sight is None else sight.leader
                 if self._may_try(sight):
                     relay.lead_to(None)
                     return True
-                relay.lead_to(None if leader is None else leader.url)
+                relay.lead_to(self._elsewhere(sight))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._stop.wait()
         return False
+
+    async def until_successor_is_known(self, relay: Relay) -> None:
+        """Let `relay` carry what still comes after this controller gave its lease back: clients
+        that know only its address, or have just chosen it, notice nothing."""
+        with contextlib.suppress(TimeoutError, StoreUnavailable):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while True:
+                    if not await self._has_successor(relay):
+                        return
+                    await asyncio.sleep(LOOK_SECONDS)
+
+    async def _has_successor(self, relay: Relay) -> bool:
+        """Return whether another controller leads or may do so."""
+        sight = await asyncio.to_thread(self._peers.look_on)
+        relay.lead_to(self._elsewhere(sight))
+        return any(peer.id != self._peers.id for peer in filter(sight.is_alive, sight.peers))
+
+    def _elsewhere(self, sight: Sight | None) -> str | None:
+        """Return where the leader is. One that was here is gone: its row stays until another one
+        leads, and a connection to its address would arrive here again and again."""
+        leader = None if sight is None else sight.leader
+        return None if leader is None or leader.url == self._peers.url else leader.url
 
     def _may_try(self, sight: Sight | None) -> bool:
         """A database that no controller of this version has opened shows nothing: then the lease

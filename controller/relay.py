@@ -12,11 +12,14 @@ import contextlib
 import socket
 from urllib.parse import urlsplit
 
+from fairlead.keepalives import notice_the_gone
+
 HOLD_SECONDS = 30.0
 """How long a connection waits for a leader."""
 _MAX_CONNECTIONS = 10_000
 _RETRY_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 1.5
+"""A lost SYN is repeated after 1 s (RFC 6298)."""
 _PIECE_BYTES = 64 << 10
 
 
@@ -35,7 +38,8 @@ class Relay:
         self._leader = None if url is None else address_of(url)
 
     async def listen(self, listening: socket.socket) -> None:
-        """Serve a copy of the socket; the socket itself stays the caller's."""
+        """Serve a copy of the socket; the socket itself stays the caller's. It may be called again
+        after `hand_over`."""
         self._server = await asyncio.start_server(self._accepted, sock=listening.dup())
 
     def hand_over(self, url: str) -> None:
@@ -100,26 +104,13 @@ class Relay:
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(_CONNECT_SECONDS):
                         reader, writer = await asyncio.open_connection(*self._leader)
-                    _notice_the_dead(writer)
+                    notice_the_gone(writer.get_extra_info("socket"))
                     return reader, writer
             if asyncio.get_running_loop().time() >= until:
                 break
             # A leader that has just died is still the last one that was seen.
             await asyncio.sleep(_RETRY_SECONDS)
         return None
-
-
-def _notice_the_dead(writer: asyncio.StreamWriter) -> None:
-    """Without this, a connection to a machine that is gone stays for hours (tcp(7))."""
-    found: socket.socket = writer.get_extra_info("socket")
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, 1),
-        (socket.TCP_KEEPINTVL, 1),
-        (socket.TCP_KEEPCNT, 4),
-        (socket.TCP_USER_TIMEOUT, 5_000),
-    ):
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

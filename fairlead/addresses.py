@@ -13,6 +13,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, NotLoggedIn, SettingsError
+from fairlead.wire.errors import LEADS_NO_MORE
 
 Tell = Callable[[str], None]
 
@@ -96,8 +97,9 @@ class Tries:
             self._addresses.leave(address)
             if not (self._repeatable or error.unsent):
                 raise error
-        # One of another database refuses the token before it looks at the request.
-        elif not isinstance(error, NotLoggedIn):
+        # One of another database refuses the token before it looks at the request, and one that may
+        # lead no more refuses the request.
+        elif not isinstance(error, NotLoggedIn) and not _leads_no_more(error):
             if isinstance(error, ApiError):
                 self.answered(address)
             raise error
@@ -107,7 +109,7 @@ class Tries:
         """Return the error when no address answered."""
         failures = self._failures
         for error in failures.values():
-            if isinstance(error, NotLoggedIn):
+            if isinstance(error, NotLoggedIn) or _leads_no_more(error):
                 return error
         why = "; ".join(f"{address.url}: {_why(error)}" for address, error in failures.items())
         lost = [error for error in failures.values() if isinstance(error, ConnectionLost)]
@@ -116,6 +118,10 @@ class Tries:
             refused=all(error.refused for error in lost),
             unsent=all(error.unsent for error in lost),
         )
+
+
+def _leads_no_more(error: FairleadError) -> bool:
+    return isinstance(error, ApiError) and error.code == LEADS_NO_MORE
 
 
 def _why(error: FairleadError) -> str:

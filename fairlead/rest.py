@@ -30,6 +30,7 @@ from fairlead.errors import (
     UsageError,
     api_error,
 )
+from fairlead.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import read_error
 
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
-NEXT_SECONDS = 3.0
+NEXT_SECONDS = 1.5
 """Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 300.0
@@ -75,8 +76,7 @@ SILENCE_SECONDS = 35.0
 QUIET_SECONDS = 30.0
 """Seconds without a message of a WebSocket until a ping is sent, and until its answer is there."""
 UNHEARD_SECONDS = 60
-"""Seconds after which a connection breaks whose other end confirms nothing that was sent. Without a
-limit, Linux repeats it for a quarter of an hour (tcp(7), tcp_retries2)."""
+"""A connection to the only address breaks when the machine confirms nothing for so long."""
 READ_BYTES = 1 << 18
 MAX_MESSAGE_BYTES = 64 << 20
 _CLOSED = "the client was closed: make another one"
@@ -373,7 +373,7 @@ class ControllerClient:
         try:
             stream: WebSocket = connect(
                 _ws_url(address, path, query),
-                sock=_patient(socket.create_connection(address.peer, self.connect_seconds)),
+                sock=self._socket_of(address),
                 additional_headers=self._headers(),
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=2.0,
@@ -389,6 +389,17 @@ class ControllerClient:
             raise self.refusal(response.status_code, body, address) from None
         except (OSError, WebSocketException) as error:
             raise self.lost(error, address) from None
+
+    def _socket_of(self, address: Address) -> socket.socket:
+        """Connect. Raises OSError."""
+        found = socket.create_connection(address.peer, self.connect_seconds)
+        notice_the_gone(found, self._gone_seconds)
+        return found
+
+    @property
+    def _gone_seconds(self) -> int:
+        """How long the machine of one address may be silent."""
+        return GONE_SECONDS if self._addresses.are_several else UNHEARD_SECONDS
 
     @property
     def connect_seconds(self) -> float:
@@ -489,6 +500,7 @@ class ControllerClient:
         connection = _Connection(address, self.connect_seconds, patience)
         try:
             connection.connect()
+            notice_the_gone(connection.sock, self._gone_seconds)
         except _LOST as error:
             connection.close()
             raise self.lost(error, address, unsent=True) from None
@@ -570,7 +582,6 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        _patient(self.sock)
         if self._is_secure:
             # A controller that waits holds a connection until another one leads: that takes longer
             # than a machine takes to accept one.
@@ -578,23 +589,6 @@ class _Connection(http.client.HTTPConnection):
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
         self.sock.settimeout(self._patience)
-
-
-def _patient(connected: socket.socket) -> socket.socket:
-    """Let the connection break when its other end vanishes, also while a request is sent or its
-    answer is awaited: an upload to a machine without power would wait for minutes."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    third = UNHEARD_SECONDS // 3
-    for name, value in (
-        ("TCP_USER_TIMEOUT", UNHEARD_SECONDS * 1000),
-        ("TCP_KEEPIDLE", third),
-        ("TCP_KEEPINTVL", third),
-        ("TCP_KEEPCNT", 2),
-    ):
-        # Not every system has all of them.
-        if (option := getattr(socket, name, None)) is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
-    return connected
 
 
 def without_proxy() -> dict[str, Any]:

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import Proxy, tidy, to_services
 from common.proxy.forwarding import FROM_REPLICA
 from controller import API_VERSIONS, __version__
 from controller.api.accounts import secrets, service_keys, users
-from controller.api.http.errors import as_response, encoded
+from controller.api.http.errors import as_response, encoded, leads_no_more
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
@@ -41,6 +42,7 @@ _API_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 Authorise = Callable[[web.Request], Credential]
+_READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,14 +55,17 @@ def make_app(
     proxy: Proxy | None = None,
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
+    leads: Callable[[], bool] = lambda: True,
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
-    those whose pages may use the API; `mounts` add routes that are not the API's."""
+    those whose pages may use the API; `mounts` add routes that are not the API's; changes are
+    refused while `leads` is false."""
     origins = origins or Origins()
     # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
     app = web.Application(
-        middlewares=[*before, _errors_as_json, origins.middleware], client_max_size=MAX_BODY_BYTES
+        middlewares=[*before, _errors_as_json, origins.middleware, _only_while(leads)],
+        client_max_size=MAX_BODY_BYTES,
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
@@ -118,6 +123,7 @@ def make_runner(
     proxy: Proxy | None = None,
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
+    leads: Callable[[], bool] = lambda: True,
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -126,7 +132,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins, mounts),
+        make_app(service, proxy, origins, mounts, leads),
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=HEAD_SECONDS,
@@ -160,6 +166,16 @@ async def _errors_as_json(request: web.Request, handler: _Endpoint) -> web.Strea
         return await handler(request) if refused is None else refused
     except Exception as error:
         return as_response(request, error)
+
+
+def _only_while(leads: Callable[[], bool]) -> Middleware:
+    @web.middleware
+    async def only_while_it_leads(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method in _READING or leads():
+            return await handler(request)
+        return leads_no_more()
+
+    return only_while_it_leads
 
 
 def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> _Endpoint:

@@ -160,17 +160,25 @@ class OutputOptions:
         return parse_limit(self.outputs_bucket_above, "--outputs-bucket-above")
 
     def bucket(self) -> Bucket | None:
-        if self.outputs_bucket is None:
-            if self.outputs_endpoint is not None:
-                raise CliError(
-                    "--outputs-endpoint belongs to --outputs-bucket: give both", EXIT_USAGE
-                )
-            return None
-        region = os.environ.get("AWS_REGION")
-        try:
-            return Bucket.parse(self.outputs_bucket, self.outputs_endpoint, region)
-        except BucketUrlInvalid as error:
-            raise CliError(f"--outputs-bucket, --outputs-endpoint: {error}", EXIT_USAGE) from None
+        return parse_bucket(self.outputs_bucket, self.outputs_endpoint, "outputs")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    logs_bucket: Annotated[
+        str | None,
+        Parameter(
+            help="s3://BUCKET/PREFIX that takes all logs, so that none is lost with this machine;"
+            " its keys come from the same place as those of --outputs-bucket."
+        ),
+    ] = None
+    logs_endpoint: Annotated[
+        str | None, Parameter(help="https://HOST of an object storage that is not AWS.")
+    ] = None
+
+    def bucket(self) -> Bucket | None:
+        return parse_bucket(self.logs_bucket, self.logs_endpoint, "logs")
 
 
 @Parameter(name="*")
@@ -260,6 +268,7 @@ def controller(
     url: str | None = None,
     keep: KeepOptions = KeepOptions(),
     outputs: OutputOptions = OutputOptions(),
+    logs: LogOptions = LogOptions(),
     services: ServiceOptions = ServiceOptions(),
     log_level: Annotated[LogLevel, Parameter(env_var="FAIRLEAD_LOG_LEVEL")] = "info",
 ) -> int:
@@ -307,6 +316,7 @@ def controller(
         most_outputs=outputs.most,
         outputs_bucket=outputs.bucket(),
         outputs_bucket_above=outputs.bucket_above,
+        logs_bucket=logs.bucket(),
         keep=keep.times(),
         proxy=services.settings(),
     )
@@ -388,6 +398,18 @@ def parse_keep(text: str, option: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise CliError(f"{option}: {error}; give {DURATION_ALLOWED}", EXIT_USAGE) from None
+
+
+def parse_bucket(url: str | None, endpoint: str | None, kind: str) -> Bucket | None:
+    """Return the bucket of --KIND-bucket and --KIND-endpoint. Raises CliError."""
+    if url is None:
+        if endpoint is not None:
+            raise CliError(f"--{kind}-endpoint belongs to --{kind}-bucket: give both", EXIT_USAGE)
+        return None
+    try:
+        return Bucket.parse(url, endpoint, os.environ.get("AWS_REGION"))
+    except BucketUrlInvalid as error:
+        raise CliError(f"--{kind}-bucket, --{kind}-endpoint: {error}", EXIT_USAGE) from None
 
 
 def parse_domain(text: str) -> str:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from controller.logs import segments, windows
+from controller.logs import parts, segments, windows
+from controller.logs.parts import LogBucket, PartWriter
 from controller.logs.search import LogSearch, Wanted, search
 from controller.logs.segments import SegmentWriter
 from controller.logs.windows import KnownLog, LogWindow
+from controller.outputs.bucket import BucketError
 from fairlead.queries import WindowQuery
 from fairlead.wire.frames import Decoder, Frame
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +44,16 @@ class _Follow:
             event.set()
 
 
+class _Copy:
+    """What is known of one log's copy on this disk."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.is_settled = False
+        self.end = 0
+        """The bucket's end of the log, when it was settled."""
+
+
 class LogWriter:
     """Appends to one attempt's log.
 
@@ -51,7 +66,18 @@ class LogWriter:
         self._attempt_id = attempt_id
         self._turn = turn
         self._writer = SegmentWriter(store.folder_of(attempt_id))
+        self._parts: PartWriter | None = None
         self._decoder = Decoder()
+
+    @property
+    def is_for_bucket(self) -> bool:
+        """Whether `sync` puts a part into the bucket."""
+        return self._parts is not None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are to come to the bucket and are not there."""
+        return 0 if self._parts is None else max(0, self.end - self._parts.end)
 
     @property
     def end(self) -> int:
@@ -63,6 +89,7 @@ class LogWriter:
         return self._decoder.pending
 
     async def open(self) -> None:
+        self._parts = await self._store.part_writer(self._attempt_id)
         await self._store.in_thread(self._writer.open)
 
     async def append(self, data: bytes) -> list[Frame]:
@@ -82,21 +109,31 @@ class LogWriter:
         return frames
 
     async def sync(self) -> int:
-        """Make everything before the returned offset survive a power cut."""
-        return await self._store.in_thread(self._writer.sync)
+        """Make everything before the returned offset survive a power cut; with a bucket, the loss
+        of this disk. Raises OSError."""
+        end = await self._store.in_thread(self._writer.sync)
+        return end if self._parts is None else await self._store.in_thread(self._parts.put, end)
 
     async def close(self) -> None:
         """Close the writer in its thread, also when cancelled; only then the next writer begins."""
+        self._store.closed(self._attempt_id, self)
         closing = asyncio.ensure_future(self._store.in_thread(self._writer.close))
         closing.add_done_callback(lambda _: self._turn.release())
         await asyncio.shield(closing)
 
 
 class LogStore:
-    """The logs of all attempts below one folder."""
+    """The logs of all attempts below one folder, which is a copy once `use` has named a bucket.
+
+    With a bucket, every method may raise BucketError.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._bucket: LogBucket | None = None
+        self._copies: dict[str, _Copy] = {}
+        self._writers: dict[str, LogWriter] = {}
+        self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
@@ -105,6 +142,15 @@ class LogStore:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+
+    def use(self, bucket: LogBucket) -> None:
+        """Keep logs in this bucket from now on; those that are here and complete stay here."""
+        self._bucket = bucket
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are to come to the bucket and are not there."""
+        return sum(writer.waiting for writer in self._writers.values())
 
     async def writer(self, attempt_id: str) -> LogWriter:
         """Return a writer; waits until the previous one is closed. Raises OSError."""
@@ -118,28 +164,107 @@ class LogStore:
         except BaseException:
             await writer.close()
             raise
+        self._writers[attempt_id] = writer
         return writer
+
+    async def part_writer(self, attempt_id: str) -> PartWriter | None:
+        """Return what puts this log into the bucket; None: there is no bucket."""
+        if self._bucket is None:
+            return None
+        folder, copy = self.folder_of(attempt_id), self._copy(attempt_id)
+        async with copy.lock:
+            await self._settle(self._bucket, attempt_id, copy)
+            await self.in_thread(parts.begin_at, folder, copy.end)
+            return PartWriter(self._bucket, folder, attempt_id, copy.end)
+
+    def closed(self, attempt_id: str, writer: LogWriter) -> None:
+        if self._writers.get(attempt_id) is writer:
+            del self._writers[attempt_id]
+            # The next writer begins where the bucket ends then.
+            self._copy(attempt_id).is_settled = False
 
     async def complete(self, attempt_id: str) -> None:
         """Record durably that no byte will follow; readers come to their end."""
+        if self._bucket is not None:
+            await self.in_thread(self._bucket.complete, attempt_id)
+            self._ended.put_nowait(attempt_id)
         await self.in_thread(segments.mark_complete, self.folder_of(attempt_id))
         self.finish(attempt_id)
 
+    async def join_ended(self) -> None:
+        """Join the parts of each log that is complete, until cancelled. A log that this misses
+        stays in its parts."""
+        while True:
+            attempt_id = await self._ended.get()
+            assert self._bucket is not None
+            try:
+                await self._filled(attempt_id)
+                folder = self.folder_of(attempt_id)
+                await self.in_thread(parts.join, self._bucket, folder, attempt_id)
+            except OSError as error:
+                log.warning("the parts of the log of %s stay apart: %s", attempt_id, error)
+
     async def is_complete(self, attempt_id: str) -> bool:
         folder = self.folder_of(attempt_id)
+        await self._settled(attempt_id)
         return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
 
     async def is_kept(self, attempt_id: str) -> bool:
-        """Return whether any part of its log is here, an empty log included."""
+        """Return whether any part of its log is stored, an empty log included."""
+        await self._settled(attempt_id)
         return await self.in_thread(self.folder_of(attempt_id).exists)
 
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the logs of attempts that are not `needed` and were last written before then (Unix
         time).
 
-        Return how many. Raises OSError.
+        Return how many, of those here. Raises OSError.
         """
-        return await self.in_thread(segments.sweep, self._folder, needed, written_before)
+        removed = await self.in_thread(segments.sweep, self._folder, needed, written_before)
+        if self._bucket is not None:
+            try:
+                await self.in_thread(self._bucket.sweep, needed, written_before)
+            except BucketError as error:
+                log.warning("expired logs stay in their bucket for now: %s", error)
+        return removed
+
+    async def _settled(self, attempt_id: str) -> None:
+        """Make sure that the copy here is not older than the bucket."""
+        if self._bucket is not None:
+            copy = self._copy(attempt_id)
+            async with copy.lock:
+                await self._settle(self._bucket, attempt_id, copy)
+
+    async def _settle(self, bucket: LogBucket, attempt_id: str, copy: _Copy) -> None:
+        # A writer keeps the copy newer than the bucket.
+        if not copy.is_settled and attempt_id not in self._writers:
+            folder = self.folder_of(attempt_id)
+            copy.end = await self.in_thread(parts.settle, bucket, folder, attempt_id)
+            copy.is_settled = True
+
+    async def _filled(self, attempt_id: str) -> None:
+        """Fetch what this disk lacks of the log."""
+        if self._bucket is None:
+            return
+        folder, copy = self.folder_of(attempt_id), self._copy(attempt_id)
+        async with copy.lock:
+            try:
+                await self._settle(self._bucket, attempt_id, copy)
+                await self.in_thread(parts.fill, self._bucket, folder, attempt_id)
+            except BucketError:
+                # A bucket that is away keeps nobody from what is here.
+                if not await self.in_thread(parts.is_whole, folder):
+                    raise
+
+    def _copy(self, attempt_id: str) -> _Copy:
+        """Return what is known of the copy; those that were asked for longest ago are forgotten."""
+        copy = self._copies.pop(attempt_id, None) or _Copy()
+        self._copies[attempt_id] = copy
+        if len(self._copies) > REMEMBERED_FINALS:
+            oldest = next(iter(self._copies))
+            if not self._copies[oldest].lock.locked():
+                del self._copies[oldest]
+        return copy
 
     def finish(self, attempt_id: str) -> None:
         """End the attempt's readers after what is stored: the attempt is final."""
@@ -153,6 +278,7 @@ class LogStore:
 
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
+        await self._filled(attempt_id)
         folder = self.folder_of(attempt_id)
         position = await self.in_thread(segments.locate, folder, offset)
         while True:
@@ -164,13 +290,15 @@ class LogStore:
     async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt
         final."""
+        await self._filled(attempt_id)
         folder = self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
         event = asyncio.Event()
         follow.readers.add(event)
         try:
             # Registered first: an end that comes while the disk is asked is told through `follow`.
-            ended = attempt_id in self._lately_final or await self.is_complete(attempt_id)
+            marker = folder / segments.COMPLETE_NAME
+            ended = attempt_id in self._lately_final or await self.in_thread(marker.exists)
             position = await self.in_thread(segments.locate, folder, offset)
             while True:
                 # Both before the read: what comes during it wakes the reader again, and what was
@@ -191,11 +319,13 @@ class LogStore:
                 self._follows.pop(attempt_id, None)
 
     async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
+        await self._filled(attempt_id)
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(windows.window, known, folder, query)
 
     async def search(self, attempt_id: str, wanted: Wanted, offset: int, most: int) -> LogSearch:
         """Search a bounded part of the log from `offset` on."""
+        await self._filled(attempt_id)
         known, folder = self._know(attempt_id), self.folder_of(attempt_id)
         return await self.in_thread(search, known, folder, wanted, offset, most)
 

@@ -134,7 +134,7 @@ async def delete(place: BucketObject) -> None:
 def _check(place: BucketObject) -> None:
     import obstore
 
-    with _as_bucket_errors(place):
+    with as_bucket_errors(place):
         obstore.put(_open(place), place.key, b"", use_multipart=False)
     _delete(place)
 
@@ -144,7 +144,7 @@ def put_file(path: Path, place: BucketObject) -> int:
     BucketError."""
     import obstore
 
-    with _as_bucket_errors(place):
+    with as_bucket_errors(place):
         store = object_storage.open_bucket(place.bucket, place.endpoint, place.region)
         obstore.put(store, place.key, path, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return obstore.head(store, place.key)["size"]
@@ -155,14 +155,14 @@ def _pieces(place: BucketObject, start: int, end: int) -> Iterator[bytes]:
 
 
 def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
-    with _as_bucket_errors(place):
+    with as_bucket_errors(place):
         return next(pieces, b"")
 
 
 def _delete(place: BucketObject) -> None:
     import obstore
 
-    with _as_bucket_errors(place):
+    with as_bucket_errors(place):
         obstore.delete(_open(place), place.key)
 
 
@@ -173,7 +173,8 @@ def _open(place: BucketObject, request: timedelta = _SHORT, retries: int = 0) ->
 
 
 @contextmanager
-def _as_bucket_errors(place: BucketObject) -> Iterator[None]:
+def as_bucket_errors(place: object) -> Iterator[None]:
+    """Raise what obstore says of this place as BucketError."""
     from obstore.exceptions import BaseError
 
     try:

@@ -133,7 +133,7 @@ class ControllerService:
         self.outputs = OutputService(stores.outputs, clock, settings.outputs_kept_for)
         self.blobs = BlobService(stores.blobs)
         self.metric_history = metric_history
-        self.numbers = ControllerNumbers(pipeline, clock, stores.outputs)
+        self.numbers = ControllerNumbers(pipeline, clock, stores.outputs, stores.logs)
         self._of_accounts(pipeline, store, vault, live_runs)
         self.gateways = GatewayService(
             gateways=parts.gateways,

@@ -17,6 +17,7 @@ from controller import __version__
 from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.services.readiness import is_registered
+from controller.logs.store import LogStore
 from controller.outputs.store import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import LIVE_STATUSES, status_of
@@ -30,10 +31,13 @@ _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 class ControllerNumbers:
     """Listens to turns; `page` is what Prometheus reads."""
 
-    def __init__(self, pipeline: RunPipeline, clock: Clock, outputs: OutputStore) -> None:
+    def __init__(
+        self, pipeline: RunPipeline, clock: Clock, outputs: OutputStore, logs: LogStore
+    ) -> None:
         self._pipeline = pipeline
         self._clock = clock
         self._outputs = outputs
+        self._logs = logs
         self._since = clock.now()
         self._jobs: dict[str, tuple[Job, ...]] = {}
         registry = self._registry = CollectorRegistry()
@@ -119,6 +123,8 @@ class ControllerNumbers:
         yield GaugeMetricFamily("fairlead_outputs_waiting", count, waiting.count)
         size = "Bytes of outputs that wait on the controller's disk for their bucket"
         yield GaugeMetricFamily("fairlead_outputs_waiting_bytes", size, waiting.size)
+        log = "Bytes of logs that wait for their bucket; nodes keep them until they are there"
+        yield GaugeMetricFamily("fairlead_logs_waiting_bytes", log, self._logs.waiting)
 
     def _of_services(self) -> Iterable[Metric]:
         replicas = GaugeMetricFamily(

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from controller.store import schema
 from controller.store.base import Sight
 from controller.store.lease import LEASE_NAME
-from controller.store.peers import LEADING_LOCK, sight_of
+from controller.store.peers import LEADING_LOCK, is_pooled, sight_of
 from controller.store.schema import leases
 from controller.store.sql import Database
 from controller.store.sql_errors import sentence
@@ -69,21 +69,15 @@ def postgresql_facts(
     """Blocking, for 10 s at most where nothing answers."""
     engine = database.reader()
     try:
-        pids = set()
-        for _ in range(3):
-            with engine.begin() as connection:
-                pids.add(connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one())
         with engine.begin() as connection:
-            return _postgresql(connection, own_time, is_pooled=len(pids) > 1)
+            return _postgresql(connection, own_time)
     except sa.exc.SQLAlchemyError as error:
         return DatabaseFacts(kind="postgresql", why=sentence(error))
     finally:
         database.leave()
 
 
-def _postgresql(
-    connection: sa.Connection, own_time: Callable[[], float], *, is_pooled: bool
-) -> DatabaseFacts:
+def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> DatabaseFacts:
     began = own_time()
     row = connection.execute(
         sa.text(
@@ -112,7 +106,7 @@ def _postgresql(
         encoding=row.encoding,
         is_read_only=row.is_read_only,
         may_create=bool(row.may_create),
-        is_pooled=is_pooled,
+        is_pooled=is_pooled(connection),
         clock_offset=(began + ended) / 2 - row.now,
         schema=version,
         holder=None if lease is None else lease.holder,

@@ -16,7 +16,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 import sqlalchemy as sa
@@ -36,16 +37,34 @@ _FORGOTTEN_SECONDS = 86400.0
 _SHOW_EVERY = 1.0
 LEADING_LOCK = 0x6661_6973
 """The advisory lock of the leader. The one of controllers that open the database is another."""
-_CONNECT = {
+SERVER_KEEPALIVES = {
+    "tcp_keepalives_idle": "1",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    # It also ends the keepalives, at the first one after this time: 3 s after the last word. With
+    # 3000 it could be the next one.
+    "tcp_user_timeout": "2500",
+}
+"""Settings of the server for a session: it notices that the machine of a controller is gone."""
+CLIENT_KEEPALIVES = {
     "connect_timeout": 3,
     "keepalives_idle": 1,
     "keepalives_interval": 1,
     "keepalives_count": 3,
-    "tcp_user_timeout": 4_000,
+    "tcp_user_timeout": 3_000,
+}
+"""Parameters of libpq: a controller notices that the machine of the server is gone."""
+
+
+def options(settings: Mapping[str, str]) -> str:
+    """Return settings of the server as libpq's parameter `options`."""
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+_CONNECT = {
+    **CLIENT_KEEPALIVES,
     "application_name": "fairlead leader",
-    # The server's own: it must notice that the machine of a leader is gone.
-    "options": "-c tcp_keepalives_idle=1 -c tcp_keepalives_interval=1 -c tcp_keepalives_count=3 "
-    "-c tcp_user_timeout=4000 -c lock_timeout=3s -c statement_timeout=5s",
+    "options": options({**SERVER_KEEPALIVES, "lock_timeout": "3s", "statement_timeout": "5s"}),
 }
 
 
@@ -87,12 +106,24 @@ class Peers:
     def look(self) -> Sight | None:
         """Show this controller, and see the others; None: no controller of this version, or of a
         newer one, has opened the database yet. Raises StoreUnavailable."""
-        try:
-            session = self._opened()
+        with self._reached() as session:
             if (schema.version(session) or "") < schema.CONTROLLERS_SINCE:
                 return None
             self._show(session)
             return self._sight(session)
+
+    def look_on(self) -> Sight:
+        """See the others, and neither show this controller nor try to lead: it has led, and ends.
+
+        Raises StoreUnavailable.
+        """
+        with self._reached() as session:
+            return sight_of(session)
+
+    @contextmanager
+    def _reached(self) -> Iterator[sa.Connection]:
+        try:
+            yield self._opened()
         except sa.exc.SQLAlchemyError as error:
             self.leave()
             raise StoreUnavailable(f"the database can't be reached: {sentence(error)}") from error
@@ -147,8 +178,7 @@ class Peers:
     def _look_for_a_pool(self, session: sa.Connection) -> None:
         """A pool that gives each transaction another session (PgBouncer's mode `transaction`) would
         free the lock by chance: behind one, nobody takes it."""
-        pids = {session.execute(sa.select(sa.func.pg_backend_pid())).scalar_one() for _ in range(3)}
-        if len(pids) > 1 and not self._is_pooled:
+        if is_pooled(session) and not self._is_pooled:
             self._is_pooled = True
             log.warning(
                 "the database is behind a pool of sessions: give its own address. Until then, "
@@ -195,6 +225,18 @@ class Peers:
         self._try_lock(session)
         has_ended = self.has_lock and leader is not None
         return msgspec.structs.replace(found, may_lead=found.may_lead or has_ended)
+
+
+def is_pooled(session: sa.Connection) -> bool:
+    """Return whether a pool stands between this controller and the server.
+
+    A pool announces a process of its own, because it must find the session that a request to cancel
+    means. An idle pool gives one client the same session each time, so that asking twice tells
+    nothing.
+    """
+    announced = session.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+    query = sa.select(sa.func.pg_backend_pid())
+    return any(session.execute(query).scalar_one() != announced for _ in range(3))
 
 
 def sight_of(connection: sa.Connection) -> Sight:

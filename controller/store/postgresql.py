@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
-from controller.store import schema
+from controller.store import peers, schema
 from controller.store.base import Sight
 from controller.store.errors import StoreUnavailable, StoreUnusable
 from controller.store.lease import FolderLock, Life
@@ -33,7 +34,15 @@ _SETTINGS = {
     # Shorter than the lease: the row that a paused controller has locked must not block the next.
     "idle_in_transaction_session_timeout": "15s",
 }
-_SHARED_SETTINGS = {**_SETTINGS, "idle_in_transaction_session_timeout": "4s"}
+_SHARED_SETTINGS = {
+    **_SETTINGS,
+    "idle_in_transaction_session_timeout": "4s",
+    # Without them, the session of a leader whose machine vanished keeps its transaction, and with
+    # it the lease's row, for as long as the server's kernel repeats an answer (tcp(7)).
+    **peers.SERVER_KEEPALIVES,
+}
+_LEADING_LOCK_TIMEOUT = sa.text("SET LOCAL lock_timeout = '3s'")
+"""A follower that tries to lead looks again rather than wait for the row of a dead leader."""
 _CONNECT = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -44,6 +53,7 @@ _CONNECT = {
     "tcp_user_timeout": 20_000,
     "application_name": "fairlead",
 }
+_SHARED_CONNECT = {**_CONNECT, **peers.CLIENT_KEEPALIVES}
 
 
 class PostgresqlDatabase:
@@ -116,14 +126,21 @@ class PostgresqlDatabase:
             pool_size=1,
             max_overflow=0,
             pool_pre_ping=pool_pre_ping,
-            connect_args={**_CONNECT, "options": _options(self.peers is not None)},
+            connect_args=self._connect_arguments(),
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", _lost_with_its_server)
         self._engines.append(engine)
         return engine
 
+    def _connect_arguments(self) -> dict[str, Any]:
+        if self.peers is None:
+            return {**_CONNECT, "options": peers.options(_SETTINGS)}
+        return {**_SHARED_CONNECT, "options": peers.options(_SHARED_SETTINGS)}
+
     def guard(self, connection: sa.Connection) -> None:
+        if self.peers is not None:
+            connection.execute(_LEADING_LOCK_TIMEOUT)
         # In an empty database there is no row yet that two controllers could lock.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
         encoding = connection.execute(sa.text("SHOW server_encoding")).scalar_one()
@@ -178,11 +195,6 @@ class PostgresqlDatabase:
             self._lock.leave()
         if self.peers is not None:
             self.peers.leave()
-
-
-def _options(is_shared: bool) -> str:
-    settings = _SHARED_SETTINGS if is_shared else _SETTINGS
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
 def _lost_with_its_server(context: sa.engine.ExceptionContext) -> None:

@@ -43,5 +43,7 @@ def sentence(error: Exception) -> str:
         return str(error)
     original = getattr(error, "orig", None)
     text = str(original if original is not None else type(error).__name__)
+    if "unsupported startup parameter" in text:
+        return "a pool (PgBouncer) takes no settings of sessions: give the server's own address"
     # PostgreSQL's further lines (DETAIL, CONTEXT) quote values of the row.
     return next(iter(text.splitlines()), "")

@@ -9,6 +9,9 @@ from fairlead.wire.decoders import decoder_of
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for malformed bytes."""
 
+LEADS_NO_MORE = "leads_no_more"
+"""The code of a refusal by a controller that may have been replaced: it did nothing."""
+
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     code: str

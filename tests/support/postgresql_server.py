@@ -17,22 +17,26 @@ SERVER_USER = "postgres"
 
 class PostgresqlServer:
     """`folder` must be short and reachable by its user. Durability is off: nothing here crashes
-    the machine."""
+    the machine. `address`: an IPv4 address of this machine at which it listens too, for anyone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "") -> None:
         folder.mkdir()
         shutil.chown(folder, SERVER_USER, SERVER_USER)
-        self._folder = folder
+        self.folder = folder
+        self._address = address
         self._databases = 0
         argv = [_program("postgres"), "-D", str(folder / "data"), "-k", str(folder)]
-        settings = ["listen_addresses=", "fsync=off", "logging_collector=off"]
+        settings = [f"listen_addresses={address}", "fsync=off", "logging_collector=off"]
         argv += [part for setting in settings for part in ("-c", setting)]
         log = folder / "server.log"
         self.daemon = Daemon([*_AS_ITS_USER, *argv], log, outlasts_tests=True)
 
     def start(self) -> None:
-        if not (self._folder / "data").exists():
-            self._run("initdb", "-D", str(self._folder / "data"), "-A", "trust", "-U", "fairlead")
+        if not (self.folder / "data").exists():
+            self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "fairlead")
+            if self._address:
+                with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+                    rules.write("host all all 0.0.0.0/0 trust\n")
         self.daemon.spawn()
         self.daemon.wait_ready(self._answers)
 
@@ -50,11 +54,13 @@ class PostgresqlServer:
         return self.url(name)
 
     def url(self, database: str) -> str:
-        return f"postgresql://fairlead@/{database}?host={self._folder}"
+        if self._address:
+            return f"postgresql://fairlead@{self._address}/{database}"
+        return f"postgresql://fairlead@/{database}?host={self.folder}"
 
     def sql(self, database: str, statement: str) -> str:
         return self._run(
-            "psql", "-h", str(self._folder), "-U", "fairlead", "-Atc", statement, database
+            "psql", "-h", str(self.folder), "-U", "fairlead", "-Atc", statement, database
         )
 
     def cut_connections(self, database: str) -> None:
@@ -65,11 +71,11 @@ class PostgresqlServer:
         )
 
     def dump(self, database: str) -> str:
-        return self._run("pg_dump", "-h", str(self._folder), "-U", "fairlead", database)
+        return self._run("pg_dump", "-h", str(self.folder), "-U", "fairlead", database)
 
     def _answers(self) -> bool:
         ready = subprocess.run(
-            [_program("pg_isready"), "-q", "-h", str(self._folder)], cwd="/", check=False
+            [_program("pg_isready"), "-q", "-h", str(self.folder)], cwd="/", check=False
         )
         return ready.returncode == 0
 

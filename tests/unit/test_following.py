@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from controller import following
+from controller import daemon, following
+from controller.daemon import CannotStart, Leading
 from controller.following import Wait
 from controller.relay import Relay
 from controller.store.base import Peer, Sight
-from controller.store.errors import StoreUnavailable, StoreUnusable
+from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
+from tests.support.waiting import eventually
 
 
 class Planted(Peers):
@@ -28,6 +32,11 @@ class Planted(Peers):
         found = self.left.pop(0) if len(self.left) > 1 else self.left[0]
         if isinstance(found, StoreUnavailable):
             raise found
+        return found
+
+    def look_on(self) -> Sight:
+        found = self.look()
+        assert found is not None
         return found
 
 
@@ -98,3 +107,68 @@ async def test_a_clock_far_from_the_databases_is_refused(off: float, word: str) 
     wait = Wait(Planted(sight(now=time.time() + off)), asyncio.Event())
     with pytest.raises(StoreUnusable, match=f"clock is .* s {word} the database's"):
         await wait.begin()
+
+
+def at(url: str, peer_id: str = "l", *, leads: bool = True) -> Peer:
+    now = time.time()
+    return Peer(
+        id=peer_id, url=url, version="1", keys="k", started_at=now, seen_at=now, leads=leads
+    )
+
+
+def seen(*peers: Peer, may_lead: bool = False) -> Sight:
+    return Sight(now=time.time(), peers=peers, may_lead=may_lead)
+
+
+async def test_no_connection_is_led_to_its_own_address() -> None:
+    """The row of a leader that was killed and starts again here stays until another one leads."""
+    assert await waited(seen(at("http://own:1")), seen(may_lead=True)) == [None, None]
+
+
+async def test_one_that_has_led_carries_connections_to_its_successor() -> None:
+    peers = Planted(seen(at("http://own:1"), at("http://l:1", leads=False)), seen(at("http://l:1")))
+    relay = NotingRelay()
+    leading = asyncio.create_task(Wait(peers, asyncio.Event()).until_successor_is_known(relay))
+    await eventually(lambda: "http://l:1" in relay.led_to)
+    assert relay.led_to[0] is None
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+
+
+@pytest.mark.parametrize("left", [StoreUnavailable("away"), seen()])
+async def test_one_that_has_led_ends_at_once_where_nobody_can_follow(
+    left: Sight | StoreUnavailable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "LINGER_SECONDS", None)
+    await Wait(Planted(left), asyncio.Event()).until_successor_is_known(NotingRelay())
+
+
+def test_a_lease_that_is_about_to_end_is_not_sure() -> None:
+    now = [100.0]
+    leading = Leading(5.0, lambda: now[0])
+    assert not leading.is_sure()
+    leading.renewed(100.0)
+    now[0] = 103.9
+    assert leading.is_sure()
+    now[0] = 104.0
+    assert not leading.is_sure()
+
+
+async def test_one_that_can_not_lead_yet_goes_on_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of a leader vanished in a transaction: the lease's row is still locked."""
+    causes: list[Exception] = [StoreUnavailable("the row is locked"), LeaseHeld("it works")]
+
+    @contextlib.asynccontextmanager
+    async def leading(*_: object) -> AsyncIterator[asyncio.Task[None]]:
+        if causes:
+            raise CannotStart("not yet") from causes.pop(0)
+        yield asyncio.create_task(asyncio.sleep(0))
+
+    monkeypatch.setattr(daemon, "_controller", leading)
+    monkeypatch.setattr(following, "LINGER_SECONDS", None)
+    peers = Planted(seen(may_lead=True))
+    options = daemon.Options(data=tmp_path, port=0, peers=peers)
+    await daemon._among_peers(options, peers, lambda _: None, asyncio.Event())
+    assert causes == []

@@ -166,6 +166,19 @@ async def test_whoever_takes_over_gets_the_connections_that_were_held_and_all_ne
             assert await answered(sock, b"b\n") == b"own b\n"
 
 
+async def test_one_that_has_led_holds_what_comes_for_its_successor() -> None:
+    async with a_relay() as (relay, sock):
+        async with a_leader("own", sock.dup()) as (_, url):
+            relay.hand_over(url)
+            assert await answered(sock, b"a\n") == b"own a\n"
+        relay.lead_to(None)
+        await relay.listen(sock)
+        async with connected(sock) as (reader, writer), a_leader("next") as (_, url):
+            writer.write(b"b\n")
+            relay.lead_to(url)
+            assert await reader.readline() == b"next b\n"
+
+
 async def ended(reader: asyncio.StreamReader) -> bool:
     try:
         return await reader.read() == b""

@@ -8,9 +8,10 @@ from aiohttp import web
 
 from common.http import BROKEN_BODY, error_response
 from common.refusals import ServiceError
+from controller.outputs.bucket import BucketError
 from controller.store.errors import StoreError, StoreRefused
 from fairlead.configuration.convert import ConfigurationError
-from fairlead.wire.errors import Refused
+from fairlead.wire.errors import LEADS_NO_MORE, Refused
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,16 @@ def encoded(request: web.Request) -> web.Response | None:
 
 def _answer(status: int, code: str, message: str, field: str | None = None) -> web.Response:
     return error_response(Refused(status, code, message, field))
+
+
+def leads_no_more() -> web.Response:
+    """Return the refusal of a change, of which nothing was done."""
+    return _answer(
+        503,
+        LEADS_NO_MORE,
+        "this controller can't renew its lease in the database, so that another one may lead: "
+        "try again, or at the address of another controller",
+    )
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
@@ -64,7 +75,7 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         return answer
     if isinstance(error, web.RequestPayloadError):
         return _answer(400, "bad_body", BROKEN_BODY)
-    if isinstance(error, StoreError):
+    if isinstance(error, StoreError | BucketError):
         log.error("%s %s: %s", request.method, request.path, error)
     elif not isinstance(error, ConfigurationError):
         log.error("%s %s failed", request.method, request.path, exc_info=error)
@@ -81,4 +92,6 @@ def as_refusal(error: Exception) -> Refused:
         return Refused(500, "store_refused", str(error))
     if isinstance(error, StoreError):
         return Refused(503, "store_unavailable", str(error))
+    if isinstance(error, BucketError):
+        return Refused(503, "logs_unreachable", f"the bucket of logs does not answer: {error}")
     return Refused(500, "internal", "the controller failed on this request; see its log")

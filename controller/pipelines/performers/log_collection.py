@@ -1,6 +1,7 @@
-"""Log collection follows a job's log, stores it, and acknowledges what is on disk.
+"""Log collection follows a job's log, stores it, and acknowledges what is stored.
 
-It acknowledges at once at the end, soon when much came, else every minute. When the container is
+It acknowledges at once at the end, soon when much came, else every minute; where logs are in a
+bucket, every 5 min, because each time makes an object. When the container is
 gone, it reads the rest from the shim and adds the last lines of the system.
 """
 
@@ -13,7 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection, RunnerApi
+from controller.logs.parts import PART_BYTES, PART_SECONDS
 from controller.logs.store import LogStore, LogWriter
+from controller.outputs.bucket import BucketError
 from controller.pipelines import to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 SOON_SECONDS = 0.5
 LATE_SECONDS = 60.0
 MUCH_BYTES = 1 << 20
+AWAY_SECONDS = 10.0
+"""Seconds until a bucket that was away is asked again."""
 
 
 class Acknowledging:
@@ -38,7 +43,9 @@ class Acknowledging:
     def __init__(self, runner: RunnerApi, writer: LogWriter) -> None:
         self._runner = runner
         self._writer = writer
-        self._acknowledged = writer.end
+        self._acknowledged = writer.end - writer.waiting
+        self._much_bytes = PART_BYTES if writer.is_for_bucket else MUCH_BYTES
+        self._late_seconds = PART_SECONDS if writer.is_for_bucket else LATE_SECONDS
         self._task: asyncio.Task[None] | None = None
         self._much = asyncio.Event()
 
@@ -48,7 +55,7 @@ class Acknowledging:
         if self._task is not None and self._task.done():
             self._task.result()
             self._task = None
-        if self._writer.end - self._acknowledged >= MUCH_BYTES:
+        if self._writer.end - self._acknowledged >= self._much_bytes:
             self._much.set()
         if self._task is None:
             self._task = asyncio.create_task(self._acknowledge())
@@ -62,13 +69,20 @@ class Acknowledging:
     async def _acknowledge(self) -> None:
         while self._writer.end > self._acknowledged:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LATE_SECONDS - SOON_SECONDS):
+                async with asyncio.timeout(self._late_seconds - SOON_SECONDS):
                     await self._much.wait()
             await asyncio.sleep(SOON_SECONDS)
             # Cleared before the sync: what comes during it counts for the next one.
             self._much.clear()
-            # On disk first: a runner whose whole log is acknowledged exits.
-            self._acknowledged = await self._writer.sync()
+            # Stored first: a runner whose whole log is acknowledged exits.
+            try:
+                self._acknowledged = await self._writer.sync()
+            except BucketError as error:
+                # The log goes on to the disk here, and its node keeps what isn't acknowledged.
+                log.warning("a log waits for its bucket: %s", error)
+                await asyncio.sleep(AWAY_SECONDS)
+                self._much.set()
+                continue
             await self._runner.ack(self._acknowledged)
 
 
@@ -208,7 +222,8 @@ class LogCollector:
             known = await runner.health()
             if known.state is not RunnerState.SERVING_LOGS or writer.end <= known.log_end:
                 raise RetryLater(str(error)) from error
-            # A try that was cut short has stored the whole log, and lines of its own after it.
+            # A try that was cut short has written the whole log, and lines of its own after it.
+            await writer.sync()
             await runner.ack(known.log_end)
             return
         finally:

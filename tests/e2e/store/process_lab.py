@@ -31,5 +31,13 @@ class ProcessLab(ControllerLab):
 
 def let_the_lease_run_out(postgresql: PostgresqlServer, url: str) -> None:
     """As half a minute of silence would."""
-    name = url.rpartition("/")[0].rpartition("@/")[2].partition("?")[0]
-    postgresql.sql(name, "UPDATE leases SET expires_at = 0")
+    postgresql.sql(_name(url), "UPDATE leases SET expires_at = 0")
+
+
+def let_the_lease_last(postgresql: PostgresqlServer, url: str) -> None:
+    """Its holder is dead. However slowly a successor starts, it finds the lease held."""
+    postgresql.sql(_name(url), "UPDATE leases SET expires_at = expires_at + 3600")
+
+
+def _name(url: str) -> str:
+    return url.rpartition("/")[0].rpartition("@/")[2].partition("?")[0]

@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.errors import FairleadError
 from fairlead.rest import ControllerClient, decode
-from tests.e2e.store.process_lab import let_the_lease_run_out
+from tests.e2e.store.process_lab import let_the_lease_last, let_the_lease_run_out
 from tests.support.daemons import DaemonFailed
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess
@@ -49,12 +49,13 @@ def test_a_second_controller_is_refused_and_told_who_works(
 
 
 def test_a_killed_controller_is_started_again_at_once(
-    controllers: list[ControllerProcess],
+    controllers: list[ControllerProcess], postgresql: PostgresqlServer, database_url: str
 ) -> None:
     first, second = controllers
     first.start()
     run_id = submit(first, "k")
     first.kill9()
+    let_the_lease_last(postgresql, database_url)
     with pytest.raises(DaemonFailed, match=r"its lease runs out in \d+ s"):
         second.start()
     first.start()

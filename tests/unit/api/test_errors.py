@@ -40,6 +40,17 @@ async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) ->
         assert await shape_of(answer) == (413, "too_large", None)
 
 
+async def test_one_that_may_have_been_replaced_answers_questions_and_refuses_changes(
+    controller: Controller,
+) -> None:
+    server = TestServer(app.make_app(controller.service, leads=lambda: False))
+    async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:
+        async with client.get("/v1/runs") as answer:
+            assert answer.status == 200
+        async with client.post("/v1/runs", json={"configuration": {}}) as answer:
+            assert await shape_of(answer) == (503, "leads_no_more", None)
+
+
 @pytest.fixture
 async def port(controller: Controller) -> AsyncIterator[int]:
     """Of a server as the controller runs it."""

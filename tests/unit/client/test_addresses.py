@@ -14,8 +14,9 @@ import pytest
 
 from fairlead import settings
 from fairlead.addresses import Addresses
-from fairlead.errors import ConnectionLost, NotFound, NotLoggedIn, SettingsError
+from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
+from fairlead.wire.errors import LEADS_NO_MORE
 from tests.support.ssh_daemon import free_port
 
 CUT = 0
@@ -199,3 +200,22 @@ def test_a_token_goes_to_each_address_that_it_was_given_for(
     assert settings.token_for("http://c2, http://c1") == "fl_x"
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     assert settings.token_for("http://c2,http://c3") is None
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_one_that_leads_no_more_did_nothing_so_the_next_one_is_asked(
+    play: Callable[[], _Played], method: str
+) -> None:
+    former, leader, told = play(), play(), Told()
+    former.refuses(503, LEADS_NO_MORE)
+    client = of(former.url, leader.url, told=told)
+    client.get("/v1/x") if method == "get" else client.post("/v1/x", {})
+    assert len(leader.requests) == 1
+    assert "is passed over: " in told[0]
+
+
+def test_when_nobody_leads_the_refusal_says_so(play: Callable[[], _Played]) -> None:
+    former = play()
+    former.refuses(503, LEADS_NO_MORE)
+    with pytest.raises(ApiError, match="it is leads_no_more"):
+        of(former.url, nobody()).get("/v1/x")

@@ -12,16 +12,22 @@ import pytest
 
 from common.durable import write_all
 from controller.logs import segments
+from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore, LogWriter
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode
+from tests.support.object_storage import ObjectStorage
 from tests.support.waiting import LONG, eventually
 
 ATTEMPT = "a1b2c3d4e5f60718"
 
 
-@pytest.fixture
-async def logs(tmp_path: Path) -> AsyncIterator[LogStore]:
+@pytest.fixture(params=["disk", "bucket"])
+async def logs(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[LogStore]:
+    """On the disk alone, and with a bucket: a reader and a writer notice no difference."""
     store = LogStore(tmp_path)
+    if request.param == "bucket":
+        storage: ObjectStorage = request.getfixturevalue("storage")
+        store.use(LogBucket(storage.bucket, tmp_path.name))
     yield store
     await asyncio.to_thread(store.close)
 

@@ -11,6 +11,7 @@ from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
+from controller.outputs.bucket import BucketError
 from controller.pipelines.performers import log_collection
 from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.to_node import RetryLater
@@ -91,6 +92,34 @@ async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_come
     await telling.end()
     await writer.close()
     assert node.the_runner.acked == [10, 20]
+
+
+async def test_while_the_bucket_is_away_the_log_goes_on_and_is_acknowledged_later(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SOON_SECONDS", "LATE_SECONDS", "AWAY_SECONDS"):
+        monkeypatch.setattr(log_collection, name, 0.0)
+    writer = await logs.writer(attempt_of(placed(AttemptStatus.RUNNING)).id)
+    tries: list[int] = []
+    sync = writer.sync
+
+    async def away_twice() -> int:
+        tries.append(writer.end)
+        if len(tries) <= 2:
+            raise BucketError("503 Slow Down")
+        return await sync()
+
+    monkeypatch.setattr(writer, "sync", away_twice)
+    node.the_runner.log = [frame(0), frame(1)]
+    telling = log_collection.Acknowledging(node.the_runner, writer)
+    await writer.append(frame(0))
+    telling.came()
+    await eventually(lambda: len(tries) >= 1)
+    await writer.append(frame(1))
+    telling.came()
+    await eventually(lambda: node.the_runner.acked[-1:] == [20])
+    await telling.end()
+    await writer.close()
 
 
 async def test_little_waits_for_its_acknowledgement_until_it_is_much(

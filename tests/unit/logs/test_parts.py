@@ -1,0 +1,242 @@
+"""Logs in a bucket: what is stored there is all that a controller with another disk needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import log_segments
+from controller.logs import parts, segments
+from controller.logs.parts import LogBucket, Part, cover
+from controller.logs.store import LogStore, LogWriter
+from controller.outputs.bucket import Bucket, BucketError
+from fairlead.queries import WindowQuery
+from fairlead.wire.frames import Decoder
+from tests.support.object_storage import ObjectStorage
+from tests.support.ssh_daemon import free_port
+from tests.support.waiting import eventually
+from tests.unit.logs.test_store import ATTEMPT, collect, frame, numbers
+
+_Lab = Callable[[str], Awaitable[LogStore]]
+
+
+@pytest.fixture
+def bucket(storage: ObjectStorage, tmp_path: Path) -> LogBucket:
+    return LogBucket(storage.bucket, tmp_path.name)
+
+
+@pytest.fixture
+async def machine(bucket: LogBucket, tmp_path: Path) -> AsyncIterator[_Lab]:
+    """A controller's logs, by the name of its disk."""
+    async with contextlib.AsyncExitStack() as closing:
+
+        async def made(name: str) -> LogStore:
+            store = LogStore(tmp_path / name)
+            store.use(bucket)
+            closing.push_async_callback(asyncio.to_thread, store.close)
+            return store
+
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def writing(logs: LogStore, *which: int) -> AsyncIterator[LogWriter]:
+    writer = await logs.writer(ATTEMPT)
+    for number in which:
+        await writer.append(frame(number))
+    try:
+        yield writer
+    finally:
+        await writer.close()
+
+
+async def test_a_controller_with_another_disk_goes_on_where_the_bucket_ends(machine: _Lab) -> None:
+    first, second = await machine("a"), await machine("b")
+    async with writing(first, 0, 1, 2) as writer:
+        assert await writer.sync() == 30
+        await writer.append(frame(3))
+        assert (writer.waiting, first.waiting) == (10, 10)
+
+    async with writing(second) as writer:
+        assert writer.end == 30, "what was never acknowledged comes from the node again"
+        await writer.append(frame(3) + frame(4))
+        assert await collect(second.read(ATTEMPT, 0)) == numbers(0, 1, 2, 3, 4)
+        assert await collect(second.read(ATTEMPT, 25)) == numbers(0, 1, 2, 3, 4)[25:]
+        assert await writer.sync() == 50
+    await second.complete(ATTEMPT)
+
+    third = await machine("c")
+    assert await third.is_kept(ATTEMPT)
+    assert await third.is_complete(ATTEMPT)
+    assert await collect(third.follow(ATTEMPT, 0)) == numbers(*range(5))
+    window = await third.window(ATTEMPT, WindowQuery(offset=0))
+    assert (len(window.rows), window.log_end) == (5, 50)
+
+
+async def test_a_copy_that_another_controller_has_passed_is_dropped(machine: _Lab) -> None:
+    async with writing(await machine("a"), 0, 1) as writer:
+        await writer.sync()
+        await writer.append(frame(2))
+    async with writing(await machine("b"), 2, 3, 4) as writer:
+        await writer.sync()
+    again = await machine("a")
+    async with writing(again) as writer:
+        assert writer.end == 50
+    assert await collect(again.read(ATTEMPT, 0)) == numbers(*range(5))
+
+
+async def test_a_controller_that_starts_again_keeps_what_no_part_has(machine: _Lab) -> None:
+    async with writing(await machine("a"), 0) as writer:
+        await writer.sync()
+        await writer.append(frame(1))
+    async with writing(await machine("a")) as writer:
+        assert (writer.end, writer.waiting) == (20, 10)
+        assert await writer.sync() == 20
+
+
+async def test_an_attempt_that_nobody_has_seen_is_not_kept(machine: _Lab) -> None:
+    logs = await machine("a")
+    assert not await logs.is_kept(ATTEMPT)
+    assert not await logs.is_complete(ATTEMPT)
+    assert await collect(logs.read(ATTEMPT, 0)) == b""
+
+
+async def test_the_parts_of_an_ended_log_are_joined(
+    machine: _Lab, bucket: LogBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    monkeypatch.setattr(parts, "JOINED_BYTES", 400)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 300)
+    logs = await machine("a")
+    async with writing(logs, *range(40)) as writer:
+        await writer.sync()
+    before = bucket.parts(ATTEMPT).all
+    joining = asyncio.create_task(logs.join_ended())
+    await logs.complete(ATTEMPT)
+    await eventually(lambda: len(bucket.parts(ATTEMPT).all) < len(before))
+    joining.cancel()
+    await asyncio.gather(joining, return_exceptions=True)
+    after = bucket.parts(ATTEMPT)
+    assert after.end == 400
+    assert await collect((await machine("b")).read(ATTEMPT, 0)) == numbers(*range(40))
+
+
+async def test_a_bucket_that_is_away_keeps_nobody_from_what_is_here(
+    machine: _Lab, tmp_path: Path
+) -> None:
+    logs = await machine("a")
+    async with writing(logs, 0) as writer:
+        await writer.sync()
+    nowhere = Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}")
+    cut = LogStore(tmp_path / "a")
+    cut.use(LogBucket(nowhere, "x"))
+    assert await collect(cut.read(ATTEMPT, 0)) == numbers(0)
+    with pytest.raises(BucketError):
+        await cut.writer(ATTEMPT)
+    with pytest.raises(BucketError):
+        await cut.window("another0attempt1", WindowQuery(offset=0))
+    await asyncio.to_thread(cut.close)
+
+
+async def test_nothing_is_stored_that_is_not_in_the_bucket(
+    machine: _Lab, bucket: LogBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_away = True
+    put = LogBucket.put
+
+    def refused(self: LogBucket, attempt_id: str, part: Part, data: bytes) -> None:
+        if is_away:
+            raise BucketError("503 Slow Down")
+        put(self, attempt_id, part, data)
+
+    monkeypatch.setattr(LogBucket, "put", refused)
+    logs = await machine("a")
+    async with writing(logs, 0, 1) as writer:
+        with pytest.raises(BucketError):
+            await writer.sync()
+        assert logs.waiting == 20
+        assert bucket.parts(ATTEMPT).end == 0
+        is_away = False
+        assert await writer.sync() == 20
+        assert logs.waiting == 0
+
+
+async def test_only_expired_logs_of_this_installation_leave_the_bucket(
+    machine: _Lab, bucket: LogBucket, storage: ObjectStorage
+) -> None:
+    logs = await machine("a")
+    async with writing(logs, 0) as writer:
+        await writer.sync()
+    other = LogBucket(storage.bucket, "another-installation")
+    other.put(ATTEMPT, Part(0, 10), frame(0))
+    later = time.time() + 60
+    await logs.sweep({ATTEMPT}, later)
+    assert bucket.parts(ATTEMPT).end == 10
+    await logs.sweep((), later - 3600)
+    assert bucket.parts(ATTEMPT).end == 10
+    await logs.sweep((), later)
+    assert bucket.parts(ATTEMPT).all == ()
+    assert other.parts(ATTEMPT).end == 10
+
+
+@pytest.mark.parametrize(("begun_at", "files"), [(None, [0, 30, 50]), (45, [0, 30, 45])])
+def test_parts_that_overlap_give_each_byte_once(
+    bucket: LogBucket, tmp_path: Path, begun_at: int | None, files: list[int]
+) -> None:
+    """One that was paused puts what its successor has put, cut at other places."""
+    for first, last in ((0, 3), (2, 4), (2, 5), (5, 6), (8, 9)):
+        data = b"".join(frame(number) for number in range(first, last))
+        bucket.put(ATTEMPT, Part(10 * first, 10 * last), data)
+    assert bucket.parts(ATTEMPT).end == 60
+    if begun_at is not None:
+        parts.begin_at(tmp_path, begun_at)
+    parts.fill(bucket, tmp_path, ATTEMPT)
+    assert log_segments.starts_in(tmp_path) == files
+    data = b"".join(log_segments.path(tmp_path, at).read_bytes() for at in files)
+    whole = b"".join(one.payload for one in Decoder().feed(data))
+    assert whole == numbers(*range(6))[:begun_at]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=20))
+def test_the_chosen_parts_reach_as_far_as_any_could(lengths: list[tuple[int, int]]) -> None:
+    given_parts = [Part(start, start + length) for start, length in lengths]
+    chosen = cover(given_parts)
+    covered = {byte for part in given_parts for byte in range(part.start, part.end)}
+    reach = next(byte for byte in itertools.count() if byte not in covered)
+    assert (chosen[-1][0].end if chosen else 0) == reach
+    at = 0
+    for part, begins in chosen:
+        assert begins == at
+        assert part.start <= at < part.end
+        at = part.end
+
+
+def test_a_sweep_goes_on_when_files_go_away_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A join, or a reader that fetches parts, renames files meanwhile."""
+    for attempt in ("aa11", "aa22"):
+        folder = tmp_path / attempt[:2] / attempt
+        folder.mkdir(parents=True)
+        log_segments.path(folder, 0).touch()
+    real = shutil.rmtree
+    gone: list[Path] = []
+
+    def rmtree(folder: Path) -> None:
+        if not gone:
+            gone.append(folder)
+            raise FileNotFoundError(folder)
+        real(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert segments.sweep(tmp_path, (), time.time() + 60) == 2
+    assert list(tmp_path.glob("*/*")) == []
