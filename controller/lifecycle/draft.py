@@ -289,6 +289,7 @@ class Draft:
             node_name=allocation.node_name,
             task=replace(attempt.task, gpus=allocation.gpus),
             pending_reason=None,
+            renting=None,
             provisioned_at=self.now,
         )
 
