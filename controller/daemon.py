@@ -57,7 +57,7 @@ from controller.proxy.registered import (
 )
 from controller.relay import Relay
 from controller.retention import Retention, RetentionTimes
-from controller.server_config import ProviderConfig
+from controller.server_config import ProviderConfig, QemuConfig
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
 from controller.service.accounts.users import Gate
@@ -122,7 +122,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cluster_networks: tuple[IPv4Network, ...] = ()
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
     first."""
-    providers: Mapping[str, ProviderConfig] = {}
+    providers: Mapping[str, ProviderConfig | QemuConfig] = {}
     """The providers of machines, by name."""
     spending: Spending = Spending()
     proxy: ProxySettings = ProxySettings()
@@ -430,13 +430,35 @@ def _require_providers(options: Options, snapshot: Snapshot) -> None:
             )
 
 
-def _cloud(name: str, config: ProviderConfig) -> Cloud:
+def _cloud(name: str, config: ProviderConfig | QemuConfig) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded."""
+    if isinstance(config, QemuConfig):
+        return _qemu_cloud(name, config)
     from controller.clouds.base import Abilities
     from controller.clouds.exec import ExecCloud
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+def _qemu_cloud(name: str, config: QemuConfig) -> Cloud:
+    from controller.clouds.guests import HostSettings, Programs
+    from controller.clouds.qemu import InstanceType, QemuCloud
+
+    system, img, iso = config.programs
+    settings = HostSettings(
+        folder=config.folder,
+        image=config.image,
+        programs=Programs(system=system, img=img, iso=iso),
+        user=config.user,
+        accelerator=config.accelerator,
+        is_open=config.is_open,
+    )
+    types = {
+        type_: InstanceType(cpu=cpu, memory=memory, disk=disk, price=price)
+        for type_, (cpu, memory, disk, price) in config.types.items()
+    }
+    return QemuCloud(name, settings, types, most=config.most)
 
 
 def _machine_settings(

@@ -48,6 +48,7 @@ from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
+from shim.recall import RecallWatch, metadata_here
 from shim.settings import VERSION, Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
@@ -175,6 +176,7 @@ class Daemon:
         )
         self._controller_silence: ControllerSilence | None = None
         self._leash: Leash | None = None
+        self._recall: RecallWatch | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
 
@@ -242,6 +244,9 @@ class Daemon:
                 self.settings.leash, lambda: silence.silent_for, lambda: bool(supervisor.infos)
             )
             self._leash.start()
+        if (metadata := metadata_here()) is not None:
+            self._recall = RecallWatch(metadata, events.node_changed)
+            self._recall.start()
         self.supervisor.resume()
 
     async def close(self) -> None:
@@ -250,6 +255,8 @@ class Daemon:
         await self._watchdog.close()
         if self._leash is not None:
             await self._leash.close()
+        if self._recall is not None:
+            await self._recall.close()
         if self._controller_silence is not None:
             await self._controller_silence.close()
         if self._jump_keys is not None:
@@ -321,6 +328,7 @@ class Daemon:
             images_ahead=self.images_ahead.listing(),
             images_asked=self.images_ahead.asked,
             draining=self.supervisor.draining,
+            recall=None if self._recall is None else self._recall.found,
             disk_free=await self.supervisor.free_disk(),
             engine_error=engine_error,
             networks=engine.networks(),

@@ -282,8 +282,7 @@ def _pending_reason(run: Run, job: Job) -> str | None:
         return f"waiting until {iso(job.retry_at)} before the next attempt"
     if held := beginning.why_waits(run, job):
         return held
-    why = job.attempts[-1].pending_reason if job.attempts else None
-    return None if why is None else why.sentence()
+    return job.attempts[-1].waits_for if job.attempts else None
 
 
 def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:

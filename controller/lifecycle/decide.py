@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from controller.lifecycle.attempts import end_signal, inactivity, limits, retry, termination
+from controller.lifecycle.attempts import (
+    end_signal,
+    inactivity,
+    limits,
+    recall,
+    retry,
+    termination,
+)
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.gangs import freed, incarnation, offers, switching
@@ -91,6 +98,7 @@ def _record_submission(draft: Draft) -> None:
 def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     if draft.run.status is not RunStatus.TERMINATING:
         limits.enforce(draft)
+        recall.enforce(draft)
         inactivity.enforce(draft, reports)
     termination.settle(draft)
     replicas.settle(draft)

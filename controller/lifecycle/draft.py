@@ -40,6 +40,8 @@ class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
     drain_deadlines: Mapping[str, float] = {}
     """When the jobs on draining nodes end, by the nodes' ids; a drain without a deadline has
     none."""
+    recalled: Mapping[str, float] = {}
+    """When the providers of draining nodes take them back, by the nodes' ids."""
     undecided_nodes: frozenset[str] = frozenset()
     """Nodes of this run's allocations whose link is being made: it is not known yet whether they
     are usable."""
@@ -289,6 +291,7 @@ class Draft:
             node_name=allocation.node_name,
             task=replace(attempt.task, gpus=allocation.gpus),
             pending_reason=None,
+            renting=None,
             provisioned_at=self.now,
         )
 

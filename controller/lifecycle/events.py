@@ -93,6 +93,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "Nominated": "the scheduler keeps resources until other jobs have left them",
     "NominationEnded": "the scheduler keeps resources no longer",
     "Preempted": "a job of a higher band needs the resources",
+    "recall": "the node's provider announced that it takes it back",
     "NodeDrained": "the node reached its drain deadline",
     "EngineGone": "the node's engine does not answer",
     "GangTooLarge": "the gang does not fit beside its surviving jobs",

@@ -254,6 +254,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     drain_reason: str | None = None
     drain_deadline: float | None = None
     """When the jobs that still run there end as node_drained."""
+    recalled_at: float | None = None
+    """When its provider takes it back, as last announced; while it is draining, its jobs end before
+    that."""
     cordoned: bool = False
     """Nothing new is placed there; running jobs stay."""
     cordon_reason: str | None = None

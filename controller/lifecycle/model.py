@@ -17,9 +17,10 @@ from controller.lifecycle.inventory import NodeEvent as NodeEvent
 from controller.lifecycle.inventory import NodeGpu as NodeGpu
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.inventory import Registration as Registration
-from controller.lifecycle.pending_reasons import PendingReason
+from controller.lifecycle.pending_reasons import NoNodeConnected, NoNodeInFleets, PendingReason
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.ranges import Ranges
+from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from fairlead.model.job_links import JobLink
 from fairlead.model.needs import Amount as Amount
 from fairlead.model.needs import Constraint as Constraint
@@ -317,6 +318,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving = Serving()
     unrentable: Unrentable | None = None
     """None: a node could hold it, or a machine may come for it."""
+    renting: MachineReason | None = None
+    """What is rented for it while it waits, or why nothing is; None: nothing is asked for."""
     inactivity: Inactivity | None = None
     """None: it is in use, nothing is known yet, or nothing looks."""
     signalled: tuple[SignalledEnd, ...] = ()
@@ -330,6 +333,22 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     running_at: float | None = None
     terminating_at: float | None = None
     finished_at: float | None = None
+
+    @property
+    def waits_for(self) -> str | None:
+        """Return why it has no allocation yet, as a sentence (docs/rules.md 12.17).
+
+        A machine that is on its way is the whole answer. So is the market's where no node is there;
+        else what the nodes lack comes first.
+        """
+        pending, renting = self.pending_reason, self.renting
+        if renting is None:
+            return None if pending is None else pending.sentence()
+        if pending is None or isinstance(pending, NoNodeConnected | NoNodeInFleets):
+            return renting.sentence()
+        if isinstance(renting, BuysMachine):
+            return renting.sentence()
+        return f"{pending.sentence()}; {renting.sentence()}"
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment
 from controller.lifecycle.pending_reasons import PendingReason
+from controller.lifecycle.renting_reasons import MachineReason
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason
 
@@ -231,9 +232,11 @@ class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
 
 class MachineAnswered(_AttemptReport, frozen=True, kw_only=True):
     """The market was asked for a machine for the waiting attempt. `why`: none is to be had, and no
-    node could hold the attempt; None: there may be one again."""
+    node could hold the attempt; None: there may be one again. `renting`: what is rented for it, or
+    why nothing is; None: nothing is asked for."""
 
     why: str | None
+    renting: MachineReason | None = None
 
 
 class TaskAccepted(_AttemptReport, frozen=True, kw_only=True):

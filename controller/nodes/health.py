@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from controller.clock import iso
 from controller.lifecycle.model import Node, NodeCapacity, NodeGpu
 from controller.pipelines import from_node
-from fairlead.wire.shim import Health, NodeInfo, TaskInfo, TaskReason, TaskStatus
+from fairlead.wire.shim import Health, NodeInfo, Recall, TaskInfo, TaskReason, TaskStatus
 
 SHIM_API = "v1"
 MIN_DISK = 1 << 30
@@ -45,6 +46,20 @@ def after_health_check(node: Node, reading: Reading) -> Node:
     if node.unfit is not None and not failures:
         node = with_another_chance(node)
     return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
+
+
+def after_recall(node: Node, recall: Recall | None) -> Node:
+    """Return the node after what its provider announced: it is drained, and stays so until an admin
+    ends that."""
+    if recall is None or node.recalled_at is not None:
+        return node
+    return msgspec.structs.replace(
+        node,
+        recalled_at=recall.at,
+        draining=True,
+        drain_deadline=None,
+        drain_reason=f"{recall.why} at {iso(recall.at)}",
+    )
 
 
 def after_task(node: Node, info: TaskInfo) -> Node:

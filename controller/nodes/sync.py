@@ -15,7 +15,13 @@ from controller.clock import Clock
 from controller.lifecycle import reports
 from controller.lifecycle.model import Node, NodeStatus
 from controller.links.base import NodeConnection, ShimApi
-from controller.nodes.health import Reading, after_health_check, after_task, with_another_chance
+from controller.nodes.health import (
+    Reading,
+    after_health_check,
+    after_recall,
+    after_task,
+    with_another_chance,
+)
 from controller.nodes.notices import NoticeCarrier
 from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
@@ -266,7 +272,7 @@ class NodeSync:
             return
         reading = Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
         changed = msgspec.structs.replace(
-            after_health_check(node, reading),
+            after_recall(after_health_check(node, reading), info.recall),
             status=NodeStatus.CONNECTED,
             message=None,
             boot_id=health.boot_id,

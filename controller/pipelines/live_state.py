@@ -283,6 +283,7 @@ class DecisionContexts:
             unusable_nodes=frozenset(unusable - undecided),
             draining_nodes=frozenset(draining),
             drain_deadlines=self._drain_deadlines(draining),
+            recalled=self._recalled(draining),
             undecided_nodes=frozenset(undecided),
             silent_engines=frozenset(silent),
             broken_allocations=frozenset(broken),
@@ -301,6 +302,10 @@ class DecisionContexts:
             for node_id, node in nodes
             if node.drain_deadline is not None
         }
+
+    def _recalled(self, draining: Iterable[str]) -> dict[str, float]:
+        nodes = ((node_id, self._nodes[node_id].recalled_at) for node_id in sorted(draining))
+        return {node_id: at for node_id, at in nodes if at is not None}
 
     def _has_silent_engine(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)

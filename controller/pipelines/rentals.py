@@ -27,8 +27,8 @@ from controller.lifecycle.machines.model import (
     attributes_of_offer,
     token_of,
 )
-from controller.lifecycle.machines.reasons import MachineReason
 from controller.lifecycle.model import RunState
+from controller.lifecycle.renting_reasons import MachineReason
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.demand import Demand, Order, demand, offering
 from controller.scheduling.index import CapacityIndex

@@ -22,7 +22,9 @@ from controller.lifecycle.machines.model import (
     Offer,
     node_of,
 )
-from controller.lifecycle.machines.reasons import (
+from controller.lifecycle.model import Resources
+from controller.lifecycle.pending_reasons import constraint_words
+from controller.lifecycle.renting_reasons import (
     BuysMachine,
     MachineReason,
     NoCapacity,
@@ -31,8 +33,6 @@ from controller.lifecycle.machines.reasons import (
     QuotaOfProvider,
     ReusesOnly,
 )
-from controller.lifecycle.model import Resources
-from controller.lifecycle.pending_reasons import constraint_words
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
@@ -79,8 +79,12 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 class _Bin:
     """A machine that is on its way, or would be ordered, and the room left on it."""
 
-    def __init__(self, fleet: Fleet, offer: Offer, free: Room) -> None:
+    def __init__(
+        self, fleet: Fleet, offer: Offer, free: Room, machine: Machine | None = None
+    ) -> None:
+        """`machine`: its record, if it is on order already."""
         self.fleet = fleet
+        self.machine = machine
         self.offer = offer
         # Starts pace a node that is there; they are no reason to buy another one.
         self.room = self.whole = replace(free, starts=0)
@@ -104,9 +108,9 @@ class _Bin:
         self.room = replace(less(self.room, taken.resources, taken.gpus), starts=0)
 
 
-def _fresh(fleet: Fleet, offer: Offer) -> _Bin:
+def _fresh(fleet: Fleet, offer: Offer, machine: Machine | None = None) -> _Bin:
     """Return an empty machine of this offer."""
-    return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()))
+    return _Bin(fleet, offer, room(node_of(offer, fleet, offer.key, offer.key), ()), machine)
 
 
 def demand(
@@ -160,13 +164,14 @@ class _Look:
         self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
-            _fresh(fleet, one.offer)
+            _fresh(fleet, one.offer, one)
             for one in machines
             if (fleet := self._fleets.get(one.fleet)) is not None and self._is_coming(one)
         ]
         self._could_hold = could_hold
         self._orders: list[Order] = []
-        self._answers: list[MachineAnswered] = []
+        self._unrentable: dict[str, str | None] = {}
+        """Why no machine may come for an attempt, by its id; None: one may."""
         self._reasons: dict[str, MachineReason] = {}
         self._in_vain: dict[tuple[Need, bool], MachineReason] = {}
         self._first: dict[Need, int] = {}
@@ -192,8 +197,21 @@ class _Look:
             for unit in every:
                 self._answer(unit, None)
         return Demand(
-            orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers)
+            orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers())
         )
+
+    def _answers(self) -> Iterator[MachineAnswered]:
+        """Yield what has become different for the waiting attempts."""
+        for unit in (unit for units in self._index.units.values() for unit in units):
+            for member in unit.members:
+                attempt = member.attempt
+                known = None if attempt.unrentable is None else attempt.unrentable.why
+                why = self._unrentable.get(attempt.id, known)
+                reason = self._reasons.get(attempt.id)
+                if (why is None) is not (known is None) or reason != attempt.renting:
+                    yield MachineAnswered(
+                        run_id=unit.run.id, attempt_id=attempt.id, why=why, renting=reason
+                    )
 
     def places(self, members: Sequence[Member], user: str) -> Iterator[OfferedPlace]:
         """Yield where these jobs of the user, whose needs are equal, could go."""
@@ -238,17 +256,13 @@ class _Look:
             self._answer(unit, reason)
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
-        """Tell the unit's attempts if it has changed whether a machine may come for them."""
+        """Note whether a machine may come for the unit's attempts."""
         is_refused = reason is not None and not isinstance(reason, BuysMachine)
         why = None
         if is_refused and not self._is_coming_for(unit) and not self._could_hold(unit):
             assert reason is not None
             why = reason.sentence()
-        self._answers += (
-            MachineAnswered(run_id=unit.run.id, attempt_id=member.attempt.id, why=why)
-            for member in unit.members
-            if (member.attempt.unrentable is None) is not (why is None)
-        )
+        self._unrentable |= {member.attempt.id: why for member in unit.members}
 
     def _is_coming_for(self, unit: Unit) -> bool:
         """Return whether each job could go onto a machine that is on order, once it is free."""
@@ -264,7 +278,7 @@ class _Look:
         known = self._first_that_holds(need)
         if known is not None:
             known.put(unit, member)
-            return BuysMachine(offer=known.offer.words(), fleet=known.fleet.name)
+            return self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
         rather_on_demand = _lost_a_spot_machine(member)
@@ -275,12 +289,24 @@ class _Look:
         for fleet in fleets:
             chosen = self._choose(fleet, need, unit.run.user, on_demand_first=rather_on_demand)
             if isinstance(chosen, Offer):
-                self._buy(fleet, chosen, unit).put(unit, member)
-                return BuysMachine(offer=chosen.words(), fleet=fleet.name)
+                bought = self._buy(fleet, chosen, unit)
+                bought.put(unit, member)
+                return self._buys(bought)
             refusal = _first_or_away(refusal, chosen)
         if refusal is not None:
             self._in_vain[key] = refusal
         return refusal
+
+    def _buys(self, bin_: _Bin, count: int = 1) -> BuysMachine:
+        machine = bin_.machine
+        return BuysMachine(
+            offer=bin_.offer.words(),
+            fleet=bin_.fleet.name,
+            count=count,
+            since=self._now if machine is None else machine.ordered_at,
+            boots=machine is not None and machine.instance_id is not None,
+            trouble=None if machine is None else machine.trouble,
+        )
 
     def _waits_for_pace(self, need: Need) -> bool:
         """Return whether a node has room, and the next turns place the job."""
@@ -340,12 +366,12 @@ class _Look:
             return QuotaOfProvider(
                 fleet=fleet.name,
                 detail=known[0].message or "it does not say which",
-                next_try=first - self._now,
+                next_at=first,
             )
         return NoCapacity(
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
-            next_try=first - self._now,
+            next_at=first,
         )
 
     # -- a gang -----------------------------------------------------------------------------
@@ -361,12 +387,15 @@ class _Look:
             result = self._cheapest_zone(whole, fleet)
             if isinstance(result, _Plan):
                 self._take_plan(whole, fleet, result)
-                first = (result.new or result.used)[0]
-                return BuysMachine(
-                    offer=first.offer.words(), fleet=fleet.name, count=max(1, len(result.new))
-                )
+                return self._buys_all(result)
             refusal = _first_or_away(refusal, result)
         return refusal
+
+    def _buys_all(self, plan: _Plan) -> BuysMachine:
+        """Tell of the machine that comes last, and of all that are not there yet."""
+        coming = {id(one): one for one in plan.used if one.machine is not None}
+        first = (plan.new or list(coming.values()) or plan.used)[0]
+        return self._buys(first, max(1, len(plan.new) + len(coming)))
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
         needs = {member.need for member in unit.members}

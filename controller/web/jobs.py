@@ -278,7 +278,7 @@ def _row(
                 badge=None if one is last and shown.state == seen.state else badge(shown.state),
                 status=one.status.value,
                 why=_why(one),
-                pending=(one.pending_reason.sentence() if one.pending_reason else ""),
+                pending=one.waits_for or "",
                 node=shown.node or "",
                 gpus=len(one.task.gpus),
                 exit_code=one.exit_code,

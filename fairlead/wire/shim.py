@@ -451,6 +451,13 @@ class NodeAllows(msgspec.Struct, frozen=True, kw_only=True):
     """The paths below which jobs may mount what is on the node."""
 
 
+class Recall(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's provider takes it back. `at`: when (Unix seconds); `why`: a sentence."""
+
+    at: float
+    why: str
+
+
 class NodeInfo(Amounts, frozen=True, kw_only=True):
     """`GET /v1/node`. The amounts are what may be allocated; `*_allocated` is what is held."""
 
@@ -485,6 +492,8 @@ class NodeInfo(Amounts, frozen=True, kw_only=True):
     images_asked: int = 0
     """How many images it was asked to pull ahead, those of waiting jobs included."""
     draining: bool = False
+    recall: Recall | None = None
+    """None: its provider has announced none, or an older shim does not look."""
     disk_free: int | None = None
     """Free bytes of the filesystem of the shim's data folder."""
     engine_error: str | None = None

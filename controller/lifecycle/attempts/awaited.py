@@ -48,8 +48,7 @@ def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
 def _next_step(state: RunState, attempt: Attempt) -> str:
     match attempt.status:
         case AttemptStatus.SUBMITTED:
-            why = attempt.pending_reason
-            return NOT_LOOKED_AT if why is None else why.sentence()
+            return attempt.waits_for or NOT_LOOKED_AT
         case AttemptStatus.PROVISIONING:
             return f"waits for node {_node(attempt)} to accept it"
         case AttemptStatus.PULLING if not attempt.seen.container_started:

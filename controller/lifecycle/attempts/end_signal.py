@@ -30,6 +30,7 @@ FORESEEABLE = frozenset(
         Reason.TIME_LIMIT_REACHED,
         Reason.NODE_DRAINED,
         Reason.PREEMPTED,
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
     }
 )
 _LAST_GRACE = 10.0
@@ -121,6 +122,9 @@ def _before_stop(run: Run, attempt: Attempt, signal: EndSignal, now: float) -> f
         if reason is attempt.reason or not termination.keeps_its_grace(run, reason)
     )
     grace = min(graces)
+    if attempt.reason is Reason.INTERRUPTED_BY_NO_CAPACITY and attempt.terminating_at is not None:
+        # The provider takes the node back at its own time.
+        grace = min(grace, attempt.remove_at - attempt.terminating_at)
     last = max(min(_LAST_GRACE, grace / 2), grace - signal.before)
     return max(0.0, attempt.remove_at - last - now)
 

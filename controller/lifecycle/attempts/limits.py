@@ -99,12 +99,11 @@ def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
     at = scheduling_ends_at(run, attempt)
     if at is None or attempt.pending_reason is None:
         return None
-    why = attempt.pending_reason.sentence()
     return Deadline(
         at=at,
         reason=Reason.UNSCHEDULABLE,
         name="scheduling_timeout",
-        message=f"no allocation within {run.policy.scheduling_timeout:g} s: {why}",
+        message=f"no allocation within {run.policy.scheduling_timeout:g} s: {attempt.waits_for}",
     )
 
 

@@ -76,6 +76,7 @@ def end(
         reason=reason,
         message=message,
         pending_reason=None,
+        renting=None,
         terminating_at=draft.now,
         remove_at=draft.now + drains + within,
         serving=replace(attempt.serving, ready=False, registered_at=None),

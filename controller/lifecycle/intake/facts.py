@@ -99,11 +99,12 @@ def _market_answered(draft: Draft, report: MachineAnswered) -> None:
     attempt = draft.attempt(report.attempt_id)
     if attempt is None or attempt.status is not AttemptStatus.SUBMITTED:
         return
+    unrentable = attempt.unrentable
     if report.why is None:
-        draft.change_attempt(attempt, unrentable=None)
-    elif attempt.unrentable is None:
-        found = Unrentable(since=draft.now, why=report.why)
-        draft.change_attempt(attempt, unrentable=found)
+        unrentable = None
+    elif unrentable is None:
+        unrentable = Unrentable(since=draft.now, why=report.why)
+    draft.change_attempt(attempt, unrentable=unrentable, renting=report.renting)
 
 
 def _place_in_turn(report: Report) -> tuple[int, str, int]:
@@ -273,6 +274,7 @@ def _placed(draft: Draft, report: Placed) -> None:
         node_name=allocation.node_name,
         task=replace(attempt.task, gpus=allocation.gpus),
         pending_reason=None,
+        renting=None,
         provisioned_at=draft.now,
         limit_pause=replace(attempt.limit_pause, total=0.0),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy, Spending, Spot
 from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, cost_between
-from controller.lifecycle.machines.reasons import FleetAtMost, OverBudget
+from controller.lifecycle.renting_reasons import FleetAtMost, OverBudget
 
 _FIRST_PENALTY = {
     # Karpenter leaves an offering out for 3 minutes after it had no capacity.
@@ -144,7 +145,10 @@ class Purse:
         # All that is live may go on for an hour, the longest step in which providers bill.
         soon = self._spent + self._per_hour
         if (most := self._budget.per_month) is not None and soon + price > most:
-            return self._over("a month", most, soon, price)
+            # What is spent grows all the time: by hundredths, so that the reason, which is stored
+            # with each job that waits, does not change at each look.
+            step = most / 100 or 1.0
+            return self._over("a month", most, math.ceil(soon / step) * step, price)
         return None
 
     def take(self, offers: Sequence[Offer]) -> None:

@@ -101,7 +101,7 @@ def why_not_ready(job: Job, attempt: Attempt | None, jobs: Sequence[Job] = ()) -
     if attempt.serving.registered_at is not None:
         return None
     if attempt.status is not AttemptStatus.RUNNING:
-        why = attempt.message or (attempt.pending_reason and attempt.pending_reason.sentence())
+        why = attempt.message or attempt.waits_for
         return _STATUS_WORDS.get(attempt.status, f"it is {attempt.status.value}") + (
             f": {why}" if why else ""
         )

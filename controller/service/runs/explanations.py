@@ -148,7 +148,7 @@ def why_nothing_waits(state: RunState) -> str:
 def _why_jobs_wait(state: RunState) -> str | None:
     """Return what the first job without an allocation waits for, if that is not an allocation."""
     waiting = [
-        (f"{job.group}/{job.cookie}", job.attempts[-1].pending_reason)
+        (f"{job.group}/{job.cookie}", job.attempts[-1].waits_for)
         for job in state.jobs
         if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
     ]
@@ -158,4 +158,4 @@ def _why_jobs_wait(state: RunState) -> str | None:
     first, why = known[0]
     alike = sum(reason == why for _, reason in known) - 1
     label = f"{first} and {alike} more" if alike else first
-    return f"{label}: {why.sentence()}"
+    return f"{label}: {why}"

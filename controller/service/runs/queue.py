@@ -93,8 +93,7 @@ def _entry(
     position: int, unit: Unit, name: str, nodes: Mapping[str, Node], *, sees: bool
 ) -> QueueEntry:
     run: Run = unit.run
-    reasons = (member.attempt.pending_reason for member in unit.members)
-    reason = next((one for one in reasons if one is not None), None)
+    reasons = (member.attempt.waits_for for member in unit.members) if sees else ()
     on = dict.fromkeys(one.node_id for one in unit.nominated)
     resources = [member.job.spec.resources for member in unit.members]
     return QueueEntry(
@@ -109,6 +108,6 @@ def _entry(
         gpus=sum(member.need.least_gpus for member in unit.members),
         cpu=sum(one.cpu for one in resources),
         submitted_at=run.submitted_at,
-        why=reason.sentence() if sees and reason is not None else "",
+        why=next((one for one in reasons if one is not None), ""),
         nominated=tuple(nodes[node].name for node in on if node in nodes),
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controller import server_config
 from controller.lifecycle.inventory import Budget, NodeFailure
 from controller.lifecycle.model import Limits
-from controller.server_config import Operating, OperatingFields
+from controller.server_config import Operating, OperatingFields, QemuConfig
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import fields_of
 from fairlead.configuration.plan import Defaults
@@ -95,7 +98,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"cluster_networks": ["10.0.0.1/8"]}, "cluster_networks[0]: '10.0.0.1/8' is not an IPv4"),
         ({"cluster_networks": [10]}, "cluster_networks[0]: '10' is not an IPv4 network"),
         ({"defaults": {"priority": 101}}, "defaults.priority: is out of range"),
-        ({"providers": {"a": {"type": "aws"}}}, "providers.a.type: 'aws' is not known"),
+        ({"providers": {"a": {"type": "aws"}}}, "providers.a.type: 'aws' is not"),
         ({"providers": {"a": {"type": "exec"}}}, "providers.a.command: is missing"),
         (
             {"providers": {"a": {"type": "exec", "command": []}}},
@@ -141,3 +144,79 @@ def test_a_budget_that_contradicts_itself_is_refused_by_its_field() -> None:
     with pytest.raises(ConfigurationError) as refused:
         server_config.parse(written)
     assert refused.value.field == "budget.users.ada.per_hour"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A provider of virtual machines, on a host that has all programs, for a controller that is not
+    root."""
+    (tmp_path / "node.qcow2").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return {
+        "type": "qemu",
+        "image": str(tmp_path / "node.qcow2"),
+        "folder": "/srv/machines",
+        "machines": 4,
+        "instance_types": {"small": {"cpu": 2, "memory": "4GB", "disk": "20GB", "price": 0.1}},
+    }
+
+
+def test_this_host_is_a_provider(host: dict[str, Any]) -> None:
+    found = server_config.parse({"providers": {"here": host}}).providers["here"]
+    assert isinstance(found, QemuConfig)
+    assert found.types == {"small": (2, 4_000_000_000, 20_000_000_000, 0.1)}
+    assert (found.most, found.user, found.accelerator, found.is_open) == (4, None, None, False)
+    assert found.programs[1:] == ("/usr/bin/qemu-img", "/usr/bin/genisoimage")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"image": "node.qcow2"}, "image: node.qcow2 is not an absolute path"),
+        ({"image": "/none.qcow2"}, "image: there is no file /none.qcow2"),
+        ({"folder": "machines"}, "folder: machines is not an absolute path"),
+        ({"folder": "/" + 60 * "a"}, "folder: is too long for a socket's path"),
+        ({"instance_types": {}}, "instance_types: is empty"),
+        (
+            {"instance_types": {"s": {"cpu": 1, "memory": "1MB", "disk": "9GB"}}},
+            "instance_types: s has too little memory",
+        ),
+        (
+            {"instance_types": {"s": {"cpu": 1, "memory": "1GB", "disk": "1GB"}}},
+            "instance_types: s has too small a disk",
+        ),
+        ({"machines": 0}, "machines: is out of range"),
+        ({"user": "nobody-of-this-name"}, "user: there is no account nobody-of-this-name"),
+        ({"user": "root"}, "user: root is root"),
+        ({"user": "nobody"}, "user: only a controller that runs as root can start"),
+        ({"network": "wide"}, "network: 'wide' is not"),
+        ({"acelerator": "kvm"}, "acelerator: is not a field; did you mean accelerator?"),
+    ],
+)
+def test_what_a_host_cannot_do_is_named(
+    host: dict[str, Any], change: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        server_config.parse({"providers": {"here": host | change}})
+    assert str(refused.value).startswith(f"providers.here.{complaint}")
+
+
+def test_a_controller_that_is_root_needs_an_account_for_the_machines(
+    host: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigurationError, match="this controller runs as root"):
+        server_config.parse({"providers": {"here": host}})
+    found = server_config.parse({"providers": {"here": host | {"user": "nobody"}}})
+    provider = found.providers["here"]
+    assert isinstance(provider, QemuConfig)
+    assert provider.user == "nobody"
+
+
+def test_a_program_that_is_missing_is_named(
+    host: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if "iso" in name else f"/bin/{name}")
+    with pytest.raises(ConfigurationError, match="needs the program genisoimage"):
+        server_config.parse({"providers": {"here": host}})

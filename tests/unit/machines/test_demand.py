@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -120,6 +121,10 @@ def test_a_dearer_offer_is_left_where_a_cheaper_one_fits_the_budget() -> None:
     assert types(found) == ["steady"]
 
 
+def shown(at: float) -> str:
+    return time.strftime("%H:%M:%S UTC", time.gmtime(at))
+
+
 def test_a_refused_offer_is_tried_again_after_its_penalty() -> None:
     market = shop(offer("first", price=1.0), offer("second", price=2.0))
     first, second = market.offers["lab"]
@@ -128,7 +133,7 @@ def test_a_refused_offer_is_tried_again_after_its_penalty() -> None:
     market.penalties.add(second, MachineEnd.NO_CAPACITY, NOW)
     found = look(waiting(1), market)
     assert found.orders == ()
-    assert "the next try is in 180 s" in sentences(found).pop()
+    assert f"the next try is at {shown(NOW + 180)}" in sentences(found).pop()
 
 
 def test_an_offer_that_fits_nothing_is_explained() -> None:
@@ -295,15 +300,15 @@ def test_a_job_is_told_that_a_machine_may_come_again() -> None:
 
 def test_a_provider_that_is_away_refuses_nothing() -> None:
     cluster = waiting(1)
-    assert look(cluster, shop(away={"lab": "connection refused"})).answers == ()
+    assert answers(look(cluster, shop(away={"lab": "connection refused"}))) == [None]
 
 
 def test_a_job_waits_for_what_is_there_or_on_order() -> None:
     full = waiting(12, fleet(max=1), cpu=4.0)
-    assert look(full, shop(offer()), machine()).answers == ()
+    assert set(answers(look(full, shop(offer()), machine()))) == {None}
     there = waiting(1, cpu=99.0)
     found = demand(there.pipeline.index, (), shop(offer()), NOW, lambda unit: True)
-    assert found.answers == ()
+    assert answers(found) == [None]
 
 
 def test_a_fleet_that_rents_no_more_takes_back_what_it_told() -> None:
@@ -314,13 +319,70 @@ def test_a_fleet_that_rents_no_more_takes_back_what_it_told() -> None:
     assert answers(look(cluster, shop(offer()))) == [None]
 
 
+def pending(cluster: Cluster) -> set[str | None]:
+    """Return what `ps` says of the jobs that wait."""
+    jobs = (job for state in cluster.states.values() for job in state.jobs)
+    return {job.attempts[-1].waits_for for job in jobs}
+
+
+def told(cluster: Cluster, found: Demand) -> Cluster:
+    for one in found.answers:
+        cluster.tell(one.run_id, one)
+    return cluster
+
+
+def test_a_waiting_job_says_which_machine_is_on_its_way_and_since_when() -> None:
+    cluster = waiting(2)
+    bought = "fleet burst rents a machine for it: small in north-1 (on demand, 1 an hour), {}"
+    assert pending(told(cluster, look(cluster, shop(offer())))) == {
+        bought.format(f"ordered at {shown(NOW)}")
+    }
+    asked = machine(trouble="the network is down")
+    assert pending(told(cluster, look(cluster, shop(offer()), asked))) == {
+        bought.format(f"ordered (the network is down) at {shown(NOW)}")
+    }
+    boots = machine(instance_id="i-1")
+    found = look(cluster, shop(offer()), boots)
+    assert pending(told(cluster, found)) == {bought.format(f"booting, ordered at {shown(NOW)}")}
+    assert look(cluster, shop(offer()), boots).answers == ()
+
+
+def test_what_the_nodes_lack_is_said_with_why_no_machine_is_rented() -> None:
+    cluster = Cluster(
+        node("own", capacity={"cpu": 1.0}), fleets=(fleet(budget=Budget(per_hour=0.5)),)
+    )
+    cluster.submit("big", cpu=2.0)
+    cluster.turn()
+    (sentence,) = pending(told(cluster, look(cluster, shop(offer()))))
+    assert sentence is not None
+    assert sentence.startswith("needs 2 CPU; best node own has 1 free of 1; fleet burst may cost")
+
+
+def test_a_job_that_is_placed_waits_for_no_machine() -> None:
+    cluster = waiting(1)
+    told(cluster, look(cluster, shop(offer())))
+    cluster.set_node(node("own"))
+    cluster.turn()
+    (state,) = cluster.states.values()
+    assert state.jobs[0].attempts[-1].renting is None
+    assert pending(cluster) == {None}
+
+
+def test_what_a_month_has_cost_changes_no_reason_at_each_look() -> None:
+    cluster = waiting(1, fleet(budget=Budget(per_month=10.0)))
+    live = machine(status=MachineStatus.JOINED, ordered_at=NOW - 32_100)
+    told(cluster, look(cluster, shop(offer()), live))
+    later = demand(cluster.pipeline.index, [live], shop(offer()), NOW + 60.0)
+    assert later.answers == ()
+
+
 def test_a_quota_is_named_with_the_providers_words() -> None:
     market = shop(offer())
     (only,) = market.offers["lab"]
     market.penalties.add(only, MachineEnd.QUOTA_REACHED, NOW, message="vCPU limit in north")
     assert sentences(look(waiting(1), market)) == {
         "the account of fleet burst at its provider has reached a quota: vCPU limit in north; "
-        "the next try is in 600 s"
+        f"the next try is at {shown(NOW + 600)}"
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from msgspec.structs import replace
 
+from controller.api.views import job_view, run_summary
 from controller.clock import month_began
 from controller.clouds.base import CloudAway, NoCapacity
 from controller.lifecycle.inventory import Budget, Fleet
@@ -146,6 +147,24 @@ async def test_a_waiting_job_gets_a_machine_and_the_machine_ends() -> None:
         await lab.join()
         await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
         assert lab.only().idle_since is None
+
+
+async def test_users_read_which_machine_their_job_waits_for() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud) as lab:
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+
+        def shown() -> str:
+            state = lab.pipeline.known[run.run.id]
+            summary = run_summary(state, {}).pending_reason
+            assert summary == job_view(state, state.jobs[0], {}).pending_reason
+            return summary or ""
+
+        await lab.until(lambda: "booting" in shown())
+        assert "fleet burst rents a machine for it: small in north-1" in shown()
+        await lab.join()
+        await lab.until(lambda: not shown())
 
 
 async def _made(lab: Renting) -> list[MemoryInstance]:

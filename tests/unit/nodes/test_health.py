@@ -12,12 +12,13 @@ from controller.nodes.health import (
     MAX_FAILED_STARTS,
     Reading,
     after_health_check,
+    after_recall,
     after_task,
     with_another_chance,
     without_gpu,
 )
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.shim import GpuInfo, TaskInfo, TaskReason, TaskStatus
+from fairlead.wire.shim import GpuInfo, Recall, TaskInfo, TaskReason, TaskStatus
 from tests.doubles.clock import NOW
 from tests.doubles.node import HEALTH
 from tests.doubles.shim import node_info
@@ -193,3 +194,13 @@ def test_a_check_that_succeeds_after_one_that_failed_gives_another_chance() -> N
 def test_another_chance_leaves_the_cordon_of_an_admin() -> None:
     node = a_node(cordoned=True, cordon_reason="a new disk", failed_starts=("t",))
     assert with_another_chance(node).cordon_reason == "a new disk"
+
+
+def test_a_recall_drains_the_node_until_an_admin_ends_that() -> None:
+    known = Recall(at=NOW + 120.0, why="EC2 takes the spot instance back (terminate)")
+    node = after_recall(a_node(), known)
+    assert (node.draining, node.recalled_at, node.drain_deadline) == (True, NOW + 120.0, None)
+    assert (node.drain_reason or "").startswith("EC2 takes the spot instance back (terminate) at 2")
+    back = msgspec.structs.replace(node, draining=False, drain_reason=None)
+    assert after_recall(back, known) is back
+    assert after_recall(node, None) is node

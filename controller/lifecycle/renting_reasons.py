@@ -1,28 +1,49 @@
-"""Why the queue gets no further machine, as values; `sentence` is the text for people."""
+"""Renting reasons say what is rented for a waiting job, or why nothing is. They are values, and
+`sentence` is the text for people.
+
+The values are stored with the attempts that wait, so a value changes only when what it tells does:
+its times are points in time (Unix seconds), and the tags stay when a class is renamed.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class _Reason(msgspec.Struct, frozen=True, kw_only=True):
+class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     def sentence(self) -> str:
         raise NotImplementedError
 
 
-class BuysMachine(_Reason, frozen=True, kw_only=True):
-    """A machine was ordered that will hold the job."""
+def _time_of_day(at: float) -> str:
+    """Return the time (Unix seconds) as users read it; the day is always today's or yesterday's."""
+    minutes, second = divmod(int(at % 86400), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{second:02} UTC"
+
+
+class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
+    """A machine was ordered that will hold the job.
+
+    `since`: the time of the order. `boots`: its provider has made it. `trouble`: why the last call
+    about it failed.
+    """
 
     offer: str
     fleet: str
     count: int = 1
+    since: float
+    boots: bool = False
+    trouble: str | None = None
 
     def sentence(self) -> str:
         what = "a machine" if self.count == 1 else f"{self.count} machines"
-        return f"fleet {self.fleet} rents {what} for it: {self.offer}"
+        stage = "ordered" if self.trouble is None else f"ordered ({self.trouble})"
+        stage = "booting, ordered" if self.boots else stage
+        since = f"{stage} at {_time_of_day(self.since)}"
+        return f"fleet {self.fleet} rents {what} for it: {self.offer}, {since}"
 
 
-class NoOffer(_Reason, frozen=True, kw_only=True):
+class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
     """No offer that the fleet allows could hold the job. `lacks`: what the nearest one lacks."""
 
     fleet: str
@@ -32,37 +53,37 @@ class NoOffer(_Reason, frozen=True, kw_only=True):
         return f"fleet {self.fleet} rents no machine for it: {self.lacks}"
 
 
-class NoCapacity(_Reason, frozen=True, kw_only=True):
-    """The provider refused each offer that would do. `next_try`: seconds until the next try."""
+class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
+    """The provider refused each offer that would do. `next_at`: the time of the next try."""
 
     fleet: str
     tried: tuple[str, ...]
-    next_try: float
+    next_at: float
 
     def sentence(self) -> str:
         shown = ", ".join(self.tried[:3]) + (", …" if len(self.tried) > 3 else "")
         return (
-            f"the provider of fleet {self.fleet} has refused {shown}; the next try is in "
-            f"{max(0.0, self.next_try):.0f} s"
+            f"the provider of fleet {self.fleet} has refused {shown}; the next try is at "
+            f"{_time_of_day(self.next_at)}"
         )
 
 
-class QuotaOfProvider(_Reason, frozen=True, kw_only=True):
+class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
     """The account may have no more machines of each offer that would do. `detail`: the provider's
     words, which name the quota."""
 
     fleet: str
     detail: str
-    next_try: float
+    next_at: float
 
     def sentence(self) -> str:
         return (
             f"the account of fleet {self.fleet} at its provider has reached a quota: {self.detail};"
-            f" the next try is in {max(0.0, self.next_try):.0f} s"
+            f" the next try is at {_time_of_day(self.next_at)}"
         )
 
 
-class OverBudget(_Reason, frozen=True, kw_only=True):
+class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     """One more machine would cost more than its fleet, its user or this installation may.
     `owner`: which, in words; `limit`: its time."""
 
@@ -79,7 +100,7 @@ class OverBudget(_Reason, frozen=True, kw_only=True):
         )
 
 
-class FleetAtMost(_Reason, frozen=True, kw_only=True):
+class FleetAtMost(_Reason, frozen=True, kw_only=True, tag="fleet_at_most"):
     owner: str
     most: int
 
@@ -87,7 +108,7 @@ class FleetAtMost(_Reason, frozen=True, kw_only=True):
         return f"{self.owner} has its most machines ({self.most})"
 
 
-class ProviderAway(_Reason, frozen=True, kw_only=True):
+class ProviderAway(_Reason, frozen=True, kw_only=True, tag="provider_away"):
     """The provider has not told its offers. `detail` keeps its words while they stay the same."""
 
     fleet: str
@@ -98,7 +119,7 @@ class ProviderAway(_Reason, frozen=True, kw_only=True):
         return f"provider {self.provider} of fleet {self.fleet} does not answer: {self.detail}"
 
 
-class ReusesOnly(_Reason, frozen=True, kw_only=True):
+class ReusesOnly(_Reason, frozen=True, kw_only=True, tag="reuses_only"):
     """The run's `creation_policy` is `reuse`."""
 
     def sentence(self) -> str:

@@ -1,0 +1,319 @@
+"""Machines of the controller's own host, with programs that stand in for QEMU's."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.clouds.base import CloudAway, NoCapacity, Order, Refused
+from controller.clouds.guests import Guest, Guests, HostSettings, Programs
+from controller.clouds.qemu import InstanceType, QemuCloud
+from tests.support.waiting import wait_until
+from tests.unit.machines.parts import GIB, offer
+
+SYSTEM = """\
+#!{python} -IS
+import os, signal, socket, sys
+argv = sys.argv
+if {says!r}:
+    sys.exit({says!r})
+if {greets}:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(argv[argv.index("-qmp") + 1].removeprefix("unix:").partition(",")[0])
+    server.listen()
+console = argv[argv.index("-chardev") + 1].partition("path=")[2].partition(",")[0]
+open(console, "w").write("login: ")
+while True:
+    if not {greets}:
+        signal.pause()
+    server.accept()[0].send(b'{{"QMP": {{}}}}\\n')
+"""
+IMG = '#!/bin/sh\nfor last in "$@"; do before=$file; file=$last; done; echo layer > "$before"\n'
+ISO = '#!/bin/sh\nwhile [ "$1" != -output ]; do shift; done; umask 077; cat "$7" "$8" > "$2"\n'
+SMALL = InstanceType(cpu=2, memory=4 * GIB, disk=20 * GIB, price=0.5)
+
+
+def order(machine: str = "m1", **more: Any) -> Order:
+    fields: dict[str, Any] = {
+        "machine_id": machine,
+        "name": f"burst-{machine}",
+        "installation": "here",
+        "fleet": "burst",
+        "offer": offer(),
+        "token": f"token{machine}",
+        "user_data": "#cloud-config\n",
+    }
+    return Order(**(fields | more))
+
+
+class Host:
+    """A host for machines. `says`: with what QEMU ends at once; `greets`: it comes up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "machines"
+        self._programs = folder
+        self.clouds: list[QemuCloud] = []
+
+    def cloud(
+        self, *, says: str = "", greets: bool = True, img: str = IMG, most: int = 3
+    ) -> QemuCloud:
+        """Return the provider of a controller that has just started."""
+        system = SYSTEM.format(python=sys.executable, says=says, greets=greets)
+        programs = Programs(
+            system=self._program("system", system),
+            img=self._program("img", img),
+            iso=self._program("iso", ISO),
+        )
+        settings = HostSettings(
+            folder=self.folder,
+            image=Path("/images/node.qcow2"),
+            programs=programs,
+            accelerator="tcg",
+        )
+        seconds = 30.0 if greets else 0.1
+        made = QemuCloud("lab", settings, {"small": SMALL}, most=most, start_seconds=seconds)
+        self.clouds.append(made)
+        self.guests = Guests(settings)
+        return made
+
+    def _program(self, name: str, content: str) -> str:
+        path = self._programs / name
+        path.write_text(content)
+        path.chmod(0o755)
+        return str(path)
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    for guest in made.guests.all():
+        await until_gone(made.clouds[-1], guest.id)
+
+
+async def until_gone(cloud: QemuCloud, instance_id: str) -> None:
+    async with asyncio.timeout(30):
+        is_gone = False
+        while not is_gone:
+            is_gone = await cloud.terminate(instance_id)
+            await asyncio.sleep(0)
+
+
+async def ids(cloud: QemuCloud, installation: str = "here") -> list[str | None]:
+    return [one.machine_id for one in await cloud.list_tagged(installation)]
+
+
+async def test_offers_leave_room_for_the_system(host: Host) -> None:
+    (found,) = await host.cloud().offers()
+    assert (found.instance_type, found.provider, found.cpu, found.price) == ("small", "lab", 2, 0.5)
+    assert (found.memory, found.disk) == (int(3.6 * GIB), 16 * GIB)
+
+
+async def test_one_token_is_one_machine_until_its_end(host: Host) -> None:
+    cloud = host.cloud()
+    made = await cloud.create(order())
+    assert made.place is not None
+    assert made.place.host == "127.0.0.1"
+    assert await cloud.create(order()) == made
+    (found,) = await cloud.list_tagged("here")
+    assert (found.machine_id, found.instance_id, found.place) == (
+        "m1",
+        made.instance_id,
+        made.place,
+    )
+    assert (await cloud.describe([made.instance_id, "none"])).keys() == {made.instance_id}
+    assert "login: " in (await cloud.console(made.instance_id) or "")
+    await until_gone(cloud, made.instance_id)
+    assert await ids(cloud) == []
+    assert list(host.folder.iterdir()) == []
+    assert await cloud.terminate(made.instance_id)
+
+
+async def test_the_seed_has_the_user_data_and_is_for_nobody_else(host: Host) -> None:
+    made = await host.cloud().create(order(user_data="#cloud-config\nsecret: 1\n"))
+    run = host.folder / made.instance_id / "run"
+    assert "secret: 1" in (run / "seed.iso").read_text()
+    assert "local-hostname: burst-m1" in (run / "seed.iso").read_text()
+    assert run.stat().st_mode & 0o077 == 0
+    assert [one.name for one in run.parent.iterdir() if "data" in one.name] == []
+
+
+async def test_a_machine_of_another_installation_is_not_listed(host: Host) -> None:
+    cloud = host.cloud()
+    await cloud.create(order(installation="there"))
+    assert (await ids(cloud), await ids(cloud, "there")) == ([], ["m1"])
+
+
+async def test_a_full_host_has_no_capacity(host: Host) -> None:
+    cloud = host.cloud(most=1)
+    await cloud.create(order())
+    with pytest.raises(NoCapacity, match="has its 1 machines"):
+        await cloud.create(order("m2"))
+    assert (await cloud.create(order())).instance_id == "tokenm1"
+
+
+async def test_a_restarted_controller_finds_its_machines(host: Host) -> None:
+    made = await host.cloud().create(order())
+    again = host.cloud()
+    assert await again.create(order()) == made
+    assert await ids(again) == ["m1"]
+    await until_gone(again, made.instance_id)
+    assert await ids(again) == []
+
+
+async def test_what_qemu_complains_about_is_a_refusal_that_leaves_nothing(host: Host) -> None:
+    with pytest.raises(Refused, match="QEMU has ended: no such image"):
+        await host.cloud(says="no such image").create(order())
+    assert list(host.folder.iterdir()) == []
+
+
+async def test_a_port_that_was_taken_meanwhile_is_tried_again(host: Host) -> None:
+    says = "-netdev user: Could not set up host forwarding rule 'tcp:127.0.0.1:7-:22'"
+    with pytest.raises(CloudAway, match="host forwarding"):
+        await host.cloud(says=says).create(order())
+    assert (await host.cloud().create(order())).instance_id == "tokenm1"
+
+
+async def test_a_disk_that_cannot_be_made_is_a_refusal(host: Host) -> None:
+    img = "#!/bin/sh\necho the disk is full >&2; exit 1\n"
+    with pytest.raises(Refused, match=r"img failed: the disk is full"):
+        await host.cloud(img=img).create(order())
+    assert list(host.folder.iterdir()) == []
+
+
+async def test_an_instance_type_that_is_gone_is_refused(host: Host) -> None:
+    with pytest.raises(Refused, match="no instance type large"):
+        await host.cloud().create(order(offer=offer("large")))
+
+
+# -- a controller that is killed -------------------------------------------------------------
+
+
+async def test_a_folder_that_was_cut_off_is_no_machine(host: Host) -> None:
+    cloud = host.cloud()
+    cut = host.folder / ".new-tokenm1"
+    (cut / "run").mkdir(parents=True)
+    assert await ids(cloud) == []
+    assert not cut.exists()
+    (cut / "run").mkdir(parents=True)
+    assert (await cloud.create(order())).instance_id == "tokenm1"
+
+
+async def test_a_machine_that_was_made_and_not_started_is_started_by_the_next_try(
+    host: Host,
+) -> None:
+    again = host.cloud()
+    guest = Guest(
+        id="tokenm1",
+        machine_id="m1",
+        installation="here",
+        name="burst-m1",
+        fleet="burst",
+        instance_type="small",
+        cpu=2,
+        memory=GIB,
+        disk=GIB,
+        created_at=time.time(),
+    )
+    await asyncio.to_thread(host.guests.make, guest, "#cloud-config")
+    assert await ids(again) == ["m1"]
+    assert not host.guests.is_alive("tokenm1")
+    await again.create(order())
+    assert host.guests.is_alive("tokenm1")
+
+
+async def test_a_machine_that_is_being_started_is_kept_and_can_be_ended(host: Host) -> None:
+    slow = host.cloud(greets=False)
+    with pytest.raises(CloudAway, match=r"has not answered for 0\.1 s"):
+        await slow.create(order())
+    again = host.cloud(greets=False)
+    assert await ids(again) == ["m1"]
+    assert (await again.describe(["tokenm1"])).keys() == {"tokenm1"}
+    await until_gone(again, "tokenm1")
+    assert list(host.folder.iterdir()) == []
+
+
+async def test_a_start_of_which_nothing_is_written_yet_counts_as_running(host: Host) -> None:
+    cloud = host.cloud()
+    await cloud.create(order())
+    # As when the controller was killed after the start, before it noted it.
+    (host.folder / "tokenm1/started").unlink()
+    assert await ids(cloud) == ["m1"]
+    assert (await cloud.create(order())).instance_id == "tokenm1"
+    await until_gone(cloud, "tokenm1")
+    assert await ids(cloud) == []
+
+
+async def test_the_end_waits_for_a_process_that_cannot_be_seen_yet(host: Host) -> None:
+    cloud = host.cloud()
+    await cloud.create(order())
+    await until_ended(host, "tokenm1")
+    # This process itself holds the lock, as in the moment of a start.
+    fd = os.open(host.folder / "tokenm1/lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert not await cloud.terminate("tokenm1")
+    assert await ids(cloud) == ["m1"]
+    os.close(fd)
+    assert await cloud.terminate("tokenm1")
+
+
+async def until_ended(host: Host, guest_id: str) -> None:
+    """End the machine's process from within, as when it powers itself off."""
+    from controller.clouds import guests
+
+    lock = host.folder / guest_id / "lock"
+    for pid in guests._holders(lock):
+        guests._kill(pid, lock)
+    await asyncio.to_thread(wait_until, lambda: not host.guests.is_alive(guest_id), 30.0)
+
+
+async def test_a_machine_that_powered_itself_off_is_gone(host: Host) -> None:
+    cloud = host.cloud()
+    made = await cloud.create(order())
+    await until_ended(host, made.instance_id)
+    assert await ids(cloud) == []
+    assert await cloud.describe([made.instance_id]) == {}
+    assert await cloud.terminate(made.instance_id)
+    assert list(host.folder.iterdir()) == []
+
+
+async def test_a_machine_that_nobody_ends_loses_its_disk_a_day_after_it_is_off(host: Host) -> None:
+    cloud = host.cloud()
+    made = await cloud.create(order())
+    await until_ended(host, made.instance_id)
+    await cloud.list_tagged("here")
+    record = host.folder / made.instance_id / "machine.json"
+    assert record.exists()
+    old = time.time() - 90_000
+    os.utime(host.folder / made.instance_id / "run/disk.qcow2", (old, old))
+    text = record.read_text()
+    (guest,) = host.guests.all()
+    record.write_text(text.replace(str(guest.created_at), str(old)))
+    await cloud.list_tagged("there")
+    assert record.exists()
+    await cloud.list_tagged("here")
+    assert list(host.folder.iterdir()) == []
+
+
+async def test_a_long_console_is_cut(host: Host) -> None:
+    cloud = host.cloud()
+    made = await cloud.create(order())
+    console = host.folder / made.instance_id / "run/console.log"
+    os.truncate(console, 5 << 20)
+    await cloud.list_tagged("here")
+    assert console.stat().st_size == 0
+
+
+async def test_an_id_is_never_a_path(host: Host) -> None:
+    cloud = host.cloud()
+    (host.folder.parent / "kept").mkdir()
+    assert await cloud.terminate("../kept")
+    assert (host.folder.parent / "kept").exists()
