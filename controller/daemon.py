@@ -46,6 +46,7 @@ from controller.outputs.bucket import Bucket
 from controller.outputs.store import DEFAULT_LIMIT, OutputStore
 from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines.performers.cluster import secret_of
+from controller.provider_config import AwsProvider, HetznerProvider, ProviderConfig
 from controller.proxy.registered import (
     CountedTraffic,
     GateAccess,
@@ -54,7 +55,6 @@ from controller.proxy.registered import (
 )
 from controller.relay import Relay
 from controller.retention import Retention, RetentionTimes
-from controller.server_config import ProviderConfig
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
 from controller.service.accounts.users import Gate
@@ -368,19 +368,43 @@ def _node_settings(options: Options, known: _Known) -> NodeSettings:
 
 
 def _require_providers(options: Options, snapshot: Snapshot) -> None:
-    """Raise CannotStart when machines of a provider live that the file does not name: nothing could
-    end them."""
+    """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
+    does not name: nothing could end them."""
     for machine in snapshot.machines:
-        provider = machine.offer.provider
-        if machine.is_live and provider not in options.providers:
-            raise CannotStart(
-                f"machine {machine.name} lives at provider {provider}, which --config does not "
-                f"name: put it back under `providers`, until `fairlead machine list` is empty"
-            )
+        if not machine.is_live:
+            continue
+        provider, region = machine.offer.provider, machine.offer.region
+        config = options.providers.get(provider)
+        if config is None:
+            missing, where = f"provider {provider}", "`providers`"
+        elif config.regions is not None and region not in config.regions:
+            missing, where = f"region {region} of provider {provider}", f"providers.{provider}"
+        else:
+            continue
+        raise CannotStart(
+            f"machine {machine.name} lives at {missing}, which --config does not "
+            f"name: put it back under {where}, until `fairlead machine list` is empty"
+        )
 
 
 def _cloud(name: str, config: ProviderConfig) -> Cloud:
-    """Return a provider. Only the modules of those that the controller's file names are loaded."""
+    """Return a provider. Only the modules of those that the controller's file names are loaded.
+
+    Raises CannotStart.
+    """
+    if isinstance(config, AwsProvider):
+        try:
+            from controller.clouds.aws import AwsCloud
+        except ModuleNotFoundError as error:
+            raise CannotStart(
+                f"providers.{name}: machines of AWS need the package {error.name}: install "
+                f"'fairlead-daemons[aws]' with the controller"
+            ) from error
+        return AwsCloud(name, config)
+    if isinstance(config, HetznerProvider):
+        from controller.clouds.hetzner import HetznerCloud
+
+        return HetznerCloud(name, config)
     from controller.clouds.base import Abilities
     from controller.clouds.exec import ExecCloud
 

@@ -6,16 +6,15 @@ task's file.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from controller.lifecycle.inventory import Budget, NodeFailure, Spending
+from controller.provider_config import ProviderConfig, read_provider
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.plan import Defaults
@@ -33,7 +32,6 @@ from fairlead.configuration.values.units import (
 from fairlead.model.spec import Limits
 
 _MIN_PROBE_EVERY = 1.0
-_PROVIDER_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
 _SomeTime = Annotated[Duration, Field(_SOME_TIME)]
 
@@ -79,21 +77,6 @@ class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Percent | None = None
 
 
-class _ProviderFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Annotated[Literal["exec"], Field("exec: a program of yours makes the machines")]
-    command: Annotated[
-        tuple[str, ...], Field("a list: an absolute path of a program, and its arguments")
-    ]
-    timeout: _SomeTime | None = None
-    idempotent: Annotated[
-        bool, Field("true: the program makes one machine for one token, however often it is asked")
-    ] = False
-    visible_after: Annotated[
-        Duration | None,
-        Field(f"{DURATION_ALLOWED}: how long a new machine may be missing from its list"),
-    ] = None
-
-
 class _BudgetOfAllFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     each_user: Annotated[BudgetFields, Field("a mapping of per_hour and per_month")] = (
         BudgetFields()
@@ -117,15 +100,6 @@ class OperatingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         dict[str, dict[str, Any]], Field("a mapping of names to providers of machines")
     ] = {}
     budget: Annotated[_BudgetOfAllFields, Field("a mapping")] = _BudgetOfAllFields()
-
-
-class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider of machines that is a program. Times in seconds."""
-
-    command: tuple[str, ...]
-    timeout: float = 300.0
-    idempotent: bool = False
-    visible_after: float = 60.0
 
 
 class Operating(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +133,9 @@ def parse(data: object) -> Operating:
         defaults=_defaults(fields),
         node_failure=_node_failure(fields.node_failure),
         cluster_networks=fields.cluster_networks,
-        providers={name: _provider(name, written) for name, written in fields.providers.items()},
+        providers={
+            name: read_provider(name, written) for name, written in fields.providers.items()
+        },
         spending=_spending(fields.budget),
     )
 
@@ -179,26 +155,6 @@ def _budget(written: BudgetFields, field: str) -> Budget:
         message = f"{hour:g} is more than per_month ({month:g})"
         raise ConfigurationError(f"{field}.per_hour", message, "at most per_month")
     return Budget(per_hour=hour, per_month=month)
-
-
-def _provider(name: str, data: dict[str, Any]) -> ProviderConfig:
-    """Raises ConfigurationError."""
-    if not _PROVIDER_NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"providers.{name}", "is not a provider's name", "1 to 40 of a-z, 0-9 and '-'"
-        )
-    written = convert(data, _ProviderFields, within=f"providers.{name}")
-    field = f"providers.{name}.command"
-    allowed = "a list: an absolute path of a program, and its arguments"
-    if not written.command:
-        raise ConfigurationError(field, "is empty", allowed)
-    program = Path(written.command[0])
-    if not program.is_absolute():
-        raise ConfigurationError(field, f"{program} is not an absolute path", allowed)
-    if not os.access(program, os.X_OK):
-        raise ConfigurationError(field, f"{program} is no program that can be run", allowed)
-    changes = _given(written, "timeout", "visible_after")
-    return ProviderConfig(command=written.command, idempotent=written.idempotent, **changes)
 
 
 def _allowed(field: str) -> str:

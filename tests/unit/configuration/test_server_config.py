@@ -95,7 +95,8 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"cluster_networks": ["10.0.0.1/8"]}, "cluster_networks[0]: '10.0.0.1/8' is not an IPv4"),
         ({"cluster_networks": [10]}, "cluster_networks[0]: '10' is not an IPv4 network"),
         ({"defaults": {"priority": 101}}, "defaults.priority: is out of range"),
-        ({"providers": {"a": {"type": "aws"}}}, "providers.a.type: 'aws' is not known"),
+        ({"providers": {"a": {"type": "azure"}}}, "providers.a.type: 'azure' is no type of"),
+        ({"providers": {"a": {}}}, "providers.a.type: is missing"),
         ({"providers": {"a": {"type": "exec"}}}, "providers.a.command: is missing"),
         (
             {"providers": {"a": {"type": "exec", "command": []}}},
