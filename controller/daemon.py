@@ -49,6 +49,12 @@ from controller.outputs.bucket import Bucket
 from controller.outputs.store import DEFAULT_LIMIT, OutputStore
 from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines.performers.cluster import secret_of
+from controller.provider_config import (
+    AwsProvider,
+    HetznerProvider,
+    ProviderConfig,
+    QemuProvider,
+)
 from controller.proxy.registered import (
     CountedTraffic,
     GateAccess,
@@ -57,7 +63,6 @@ from controller.proxy.registered import (
 )
 from controller.relay import Relay
 from controller.retention import Retention, RetentionTimes
-from controller.server_config import ProviderConfig, QemuConfig
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
 from controller.service.accounts.users import Gate
@@ -122,7 +127,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cluster_networks: tuple[IPv4Network, ...] = ()
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
     first."""
-    providers: Mapping[str, ProviderConfig | QemuConfig] = {}
+    providers: Mapping[str, ProviderConfig] = {}
     """The providers of machines, by name."""
     spending: Spending = Spending()
     proxy: ProxySettings = ProxySettings()
@@ -419,20 +424,44 @@ def _node_settings(options: Options, known: _Known) -> NodeSettings:
 
 
 def _require_providers(options: Options, snapshot: Snapshot) -> None:
-    """Raise CannotStart when machines of a provider live that the file does not name: nothing could
-    end them."""
+    """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
+    does not name: nothing could end them."""
     for machine in snapshot.machines:
-        provider = machine.offer.provider
-        if machine.is_live and provider not in options.providers:
+        if not machine.is_live:
+            continue
+        provider, region = machine.offer.provider, machine.offer.region
+        config = options.providers.get(provider)
+        if config is None:
+            missing, where = f"provider {provider}", "`providers`"
+        elif config.regions is not None and region not in config.regions:
+            missing, where = f"region {region} of provider {provider}", f"providers.{provider}"
+        else:
+            continue
+        raise CannotStart(
+            f"machine {machine.name} lives at {missing}, which --config does not "
+            f"name: put it back under {where}, until `fairlead machine list` is empty"
+        )
+
+
+def _cloud(name: str, config: ProviderConfig) -> Cloud:
+    """Return a provider. Only the modules of those that the controller's file names are loaded.
+
+    Raises CannotStart.
+    """
+    if isinstance(config, AwsProvider):
+        try:
+            from controller.clouds.aws import AwsCloud
+        except ModuleNotFoundError as error:
             raise CannotStart(
-                f"machine {machine.name} lives at provider {provider}, which --config does not "
-                f"name: put it back under `providers`, until `fairlead machine list` is empty"
-            )
+                f"providers.{name}: machines of AWS need the package {error.name}: install "
+                f"'fairlead-daemons[aws]' with the controller"
+            ) from error
+        return AwsCloud(name, config)
+    if isinstance(config, HetznerProvider):
+        from controller.clouds.hetzner import HetznerCloud
 
-
-def _cloud(name: str, config: ProviderConfig | QemuConfig) -> Cloud:
-    """Return a provider. Only the modules of those that the controller's file names are loaded."""
-    if isinstance(config, QemuConfig):
+        return HetznerCloud(name, config)
+    if isinstance(config, QemuProvider):
         return _qemu_cloud(name, config)
     from controller.clouds.base import Abilities
     from controller.clouds.exec import ExecCloud
@@ -441,7 +470,7 @@ def _cloud(name: str, config: ProviderConfig | QemuConfig) -> Cloud:
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
 
 
-def _qemu_cloud(name: str, config: QemuConfig) -> Cloud:
+def _qemu_cloud(name: str, config: QemuProvider) -> Cloud:
     from controller.clouds.guests import HostSettings, Programs
     from controller.clouds.qemu import InstanceType, QemuCloud
 

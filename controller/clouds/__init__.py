@@ -1,4 +1,7 @@
 """Clouds: who rents machines, behind one small Protocol (`base`).
 
-`exec` asks a program of the operator. `qemu` makes virtual machines on this host (`guests`).
+`exec` asks a program of the operator; `aws` asks EC2 of Amazon, `hetzner` the cloud of Hetzner;
+`qemu` makes virtual machines on this host (`guests`). One is loaded only where the controller's
+file names it. `catalog` has the prices that come with a release, and `sizes` what of a machine is
+left for jobs.
 """

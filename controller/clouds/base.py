@@ -7,7 +7,7 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -78,6 +78,14 @@ class Cloud(Protocol):
 
     async def console(self, instance_id: str) -> str | None:
         """Return the latest output of the machine's console; None: there is none."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A provider that holds threads or connections until it is closed."""
+
+    async def close(self) -> None:
+        """Give them back. No call follows."""
 
 
 class CloudError(Exception):

@@ -43,10 +43,7 @@ def apply_fleet(
     api = NodesApi(settings.client())
     # Hosts need what is packed for them: without it nothing is to be changed.
     packed = find_bundle(bundle) if wish.hosts else None
-    changed = api.make_fleet(wish.name, wish.placement, wish.attributes)
-    if wish.machines is not None:
-        api.set_machines(wish.name, wish.machines, wish.budget)
-        changed.append(f"fleet {wish.name} rents machines of {wish.machines['provider']}")
+    changed = api.make_fleet(wish.name, wish.placement, wish.attributes, wish.machines, wish.budget)
     if wish.images is not None and api.set_images(wish.name, wish.images, wish.registry_auth):
         many = f"pull {len(wish.images)} images ahead" if wish.images else "pull no images ahead"
         changed.append(f"the nodes of fleet {wish.name} {many}")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from controller.clock import Clock
-from controller.clouds.base import Cloud, Order
+from controller.clouds.base import Closes, Cloud, Order
 from controller.lifecycle.inventory import Spending
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
@@ -47,6 +47,7 @@ class MachineManager:
     ) -> None:
         self._rentals = rentals
         self._nodes = nodes
+        self._clouds = settings.clouds
         self._boot_data = settings.boot_data
         self._installation = installation
         desk = Desk(
@@ -69,15 +70,20 @@ class MachineManager:
         return [one for worker in self.workers.values() for one in worker.orphans]
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for worker in self.workers.values():
-                group.create_task(worker.run())
-                group.create_task(worker.keep_offers(self._tell))
-            while True:
-                self._rentals.changed.clear()
-                self._look()
-                await self._rentals.changed.wait()
+        """Work until cancelled, then close the providers."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in self.workers.values():
+                    group.create_task(worker.run())
+                    group.create_task(worker.keep_offers(self._tell))
+                while True:
+                    self._rentals.changed.clear()
+                    self._look()
+                    await self._rentals.changed.wait()
+        finally:
+            for cloud in self._clouds.values():
+                if isinstance(cloud, Closes):
+                    await cloud.close()
 
     def _tell(self, provider: str, offers: Sequence[Offer] | str) -> None:
         self._rentals.set_offers(provider, offers)

@@ -32,6 +32,8 @@ class MemoryCloud:
         self.loses: list[str] = []
         """Ids of calls that do their work and lose their answer; see `create`."""
         self.now = 0.0
+        self.place: Place | None = None
+        """Where new machines are reached."""
         self._offers = offers
         self._made = 0
 
@@ -45,6 +47,7 @@ class MemoryCloud:
             installation=installation,
             machine_id=machine_id,
             created_at=created_at,
+            place=self.place,
         )
         return instance_id
 

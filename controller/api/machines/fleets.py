@@ -14,11 +14,14 @@ from fairlead.documents import FleetMachinesView, FleetView
 
 
 class NewFleetBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`placement`: the attribute whose value the nodes of one gang share."""
+    """`placement`: the attribute whose value the nodes of one gang share. `machines`, `budget`: the
+    sections of a fleet's file."""
 
     name: str
     placement: str | None = None
     attributes: dict[str, str] = {}
+    machines: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
 
 
 class FleetBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +55,13 @@ async def list_fleets(call: Call) -> FleetsAnswer:
 
 async def add_fleet(call: Call) -> FleetView:
     body: NewFleetBody = call.body
-    fleet = await call.service.fleets.add(
-        body.name, placement=body.placement, attributes=body.attributes, user=call.caller
+    fleet = await call.service.rented.add(
+        body.name,
+        placement=body.placement,
+        attributes=body.attributes,
+        machines=body.machines,
+        budget=body.budget,
+        user=call.caller,
     )
     return fleet_view(call, fleet)
 

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -170,27 +170,37 @@ class NodesApi:
         fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
         return next((fleet for fleet in fleets if fleet.name == name), None)
 
-    def make_fleet(self, name: str, placement: str | None, attributes: dict[str, str]) -> list[str]:
-        """Make or change the fleet and return the changes; attributes that are not named stay."""
+    def make_fleet(
+        self,
+        name: str,
+        placement: str | None,
+        attributes: dict[str, str],
+        machines: dict[str, Any] | None = None,
+        budget: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Make or change the fleet and return the changes; attributes that are not named stay, and
+        so does what it may rent without `machines`.
+
+        What it may rent is refused before anything of a fleet is stored.
+        """
+        changes: list[str] = []
         before = self.find_fleet(name)
+        sections = {} if machines is None else {"machines": machines, "budget": budget}
+        rents = "" if machines is None else f"fleet {name} rents machines of {machines['provider']}"
         if before is None:
-            body = {"name": name, "placement": placement, "attributes": attributes}
+            body = {"name": name, "placement": placement, "attributes": attributes, **sections}
             self._client.post("/v1/fleets", body)
-            return [f"added fleet {name}"]
+            return [f"added fleet {name}", *([rents] if rents else [])]
+        path = f"/v1/fleets/{quote(name, safe='')}"
+        if machines is not None:
+            self._client.put(f"{path}/machines", sections)
         new = {
             key: value for key, value in attributes.items() if before.attributes.get(key) != value
         }
-        if not new and placement in (None, before.placement):
-            return []
-        self._client.patch(
-            f"/v1/fleets/{quote(name, safe='')}", {"placement": placement, "attributes": new}
-        )
-        return [f"changed fleet {name}"]
-
-    def set_machines(self, name: str, machines: object, budget: object) -> None:
-        """Say what the fleet may rent."""
-        body = {"machines": machines, "budget": budget}
-        self._client.put(f"/v1/fleets/{quote(name, safe='')}/machines", body)
+        if new or placement not in (None, before.placement):
+            self._client.patch(path, {"placement": placement, "attributes": new})
+            changes.append(f"changed fleet {name}")
+        return [*changes, *([rents] if rents else [])]
 
     def set_images(self, name: str, images: list[object], registry_auth: object) -> bool:
         """Say what the fleet's nodes pull ahead; return whether that changed their list."""

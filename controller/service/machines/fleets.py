@@ -9,7 +9,7 @@ import msgspec
 
 from common.refusals import Conflict, Invalid, NotFound
 from controller.clock import Clock
-from controller.lifecycle.inventory import NodeImage
+from controller.lifecycle.inventory import Budget, MachinesPolicy, NodeImage
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus
 from controller.nodes.images import login_of
 from controller.pipelines.run_pipeline import RunPipeline
@@ -90,7 +90,14 @@ class FleetService:
         return sorted(node.name for node in self._pipeline.nodes.values() if node.fleet == name)
 
     async def add(
-        self, name: str, *, placement: str | None, attributes: dict[str, str], user: User
+        self,
+        name: str,
+        *,
+        placement: str | None,
+        attributes: dict[str, str],
+        machines: MachinesPolicy | None = None,
+        budget: Budget | None = None,
+        user: User,
     ) -> Fleet:
         """Add a fleet. Raises Invalid, Conflict, Forbidden."""
         require_admin(user, "add a fleet")
@@ -108,6 +115,8 @@ class FleetService:
             name=name,
             placement=placement,
             attributes=attributes,
+            machines=machines,
+            budget=budget or Budget(),
             created_at=self._clock.now(),
         )
         await self._pipeline.save_fleet(fleet, name)

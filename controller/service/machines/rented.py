@@ -62,15 +62,47 @@ class RentedService:
         """
         require_admin(user, "let a fleet rent machines")
         fleet = self._fleets.get(name)
-        policy, limits = None, Budget()
-        if machines is not None:
-            policy, limits = policy_of(machines, budget or {})
-            self._require_provider(policy.provider)
-        elif budget is not None:
-            raise Invalid("a fleet without machines has no budget", field="budget")
+        policy, limits = self._allowed(machines, budget)
         changed = msgspec.structs.replace(fleet, machines=policy, budget=limits)
         await self._pipeline.save_fleet(changed, name)
         return changed
+
+    async def add(
+        self,
+        name: str,
+        *,
+        placement: str | None,
+        attributes: dict[str, str],
+        machines: dict[str, Any] | None,
+        budget: dict[str, Any] | None,
+        user: User,
+    ) -> Fleet:
+        """Add a fleet with what it may rent, or nothing at all.
+
+        Raises ConfigurationError, Invalid, Conflict, Forbidden.
+        """
+        require_admin(user, "add a fleet")
+        policy, limits = self._allowed(machines, budget)
+        return await self._fleets.add(
+            name,
+            placement=placement,
+            attributes=attributes,
+            machines=policy,
+            budget=limits,
+            user=user,
+        )
+
+    def _allowed(
+        self, machines: dict[str, Any] | None, budget: dict[str, Any] | None
+    ) -> tuple[MachinesPolicy | None, Budget]:
+        """Return what the two sections say. Raises ConfigurationError, Invalid."""
+        if machines is not None:
+            policy, limits = policy_of(machines, budget or {})
+            self._require_provider(policy.provider)
+            return policy, limits
+        if budget is not None:
+            raise Invalid("a fleet without machines has no budget", field="budget")
+        return None, Budget()
 
     def _require_provider(self, provider: str) -> None:
         known = {} if self._manager is None else self._manager.workers

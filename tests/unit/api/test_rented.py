@@ -39,6 +39,13 @@ async def test_what_could_rent_nothing_is_refused_with_its_field(
     assert field.startswith(shape[2].partition(".")[0])
 
 
+async def test_a_fleet_with_an_unknown_provider_is_not_added(api: TestClient[Any, Any]) -> None:
+    async with api.post("/v1/fleets", json={"name": "burst", "machines": GOOD}) as answer:
+        assert await shape_of(answer) == (400, "invalid", "machines.provider")
+    async with api.get("/v1/fleets") as answer:
+        assert "burst" not in {one["name"] for one in (await answer.json())["fleets"]}
+
+
 async def test_only_an_admin_lets_a_fleet_rent(api: TestClient[Any, Any]) -> None:
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     path = "/v1/fleets/default/machines"

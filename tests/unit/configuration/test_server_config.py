@@ -13,7 +13,8 @@ import pytest
 from controller import server_config
 from controller.lifecycle.inventory import Budget, NodeFailure
 from controller.lifecycle.model import Limits
-from controller.server_config import Operating, OperatingFields, QemuConfig
+from controller.provider_config import QemuProvider
+from controller.server_config import Operating, OperatingFields
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import fields_of
 from fairlead.configuration.plan import Defaults
@@ -98,7 +99,8 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"cluster_networks": ["10.0.0.1/8"]}, "cluster_networks[0]: '10.0.0.1/8' is not an IPv4"),
         ({"cluster_networks": [10]}, "cluster_networks[0]: '10' is not an IPv4 network"),
         ({"defaults": {"priority": 101}}, "defaults.priority: is out of range"),
-        ({"providers": {"a": {"type": "aws"}}}, "providers.a.type: 'aws' is not"),
+        ({"providers": {"a": {"type": "azure"}}}, "providers.a.type: 'azure' is no type of"),
+        ({"providers": {"a": {}}}, "providers.a.type: is missing"),
         ({"providers": {"a": {"type": "exec"}}}, "providers.a.command: is missing"),
         (
             {"providers": {"a": {"type": "exec", "command": []}}},
@@ -164,7 +166,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_this_host_is_a_provider(host: dict[str, Any]) -> None:
     found = server_config.parse({"providers": {"here": host}}).providers["here"]
-    assert isinstance(found, QemuConfig)
+    assert isinstance(found, QemuProvider)
     assert found.types == {"small": (2, 4_000_000_000, 20_000_000_000, 0.1)}
     assert (found.most, found.user, found.accelerator, found.is_open) == (4, None, None, False)
     assert found.programs[1:] == ("/usr/bin/qemu-img", "/usr/bin/genisoimage")
@@ -210,7 +212,7 @@ def test_a_controller_that_is_root_needs_an_account_for_the_machines(
         server_config.parse({"providers": {"here": host}})
     found = server_config.parse({"providers": {"here": host | {"user": "nobody"}}})
     provider = found.providers["here"]
-    assert isinstance(provider, QemuConfig)
+    assert isinstance(provider, QemuProvider)
     assert provider.user == "nobody"
 
 

@@ -24,8 +24,11 @@ from controller.clouds.base import (
 from controller.clouds.exec import ExecCloud
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import GpuOffer
+from tests.support.cloud_contract import CloudContract, installation
 from tests.support.waiting import LONG
-from tests.unit.machines.parts import GIB, offer
+from tests.unit.machines.parts import GIB, NOW, offer
+
+__all__ = ["installation"]
 
 ORDER = Order(
     machine_id="m1",
@@ -36,6 +39,72 @@ ORDER = Order(
     token="token",
     user_data="#cloud-config\n",
 )
+
+
+PROGRAM = f"""
+import json, pathlib, sys
+wish = json.load(sys.stdin)
+call, state = wish["call"], pathlib.Path(__file__).with_name("state.json")
+machines, fails = json.loads(state.read_text()) if state.exists() else ({{}}, {{}})
+planned = fails.pop(call, None)
+
+def end(answer):
+    state.write_text(json.dumps([machines, fails]))
+    sys.exit(print(json.dumps(answer)))
+
+if planned and planned != "lost":
+    end({{"error": planned, "message": "eight are enough"}})
+if call == "offers":
+    size = {{"cpu": 4, "memory_gib": 16, "disk_gib": 100}}
+    end({{"offers": [{{"instance_type": "small", "region": "north", "zone": "north-1",
+                      "price": 1.0, **size}}]}})
+if call == "create":
+    machines.setdefault(wish["token"], {{"id": "i-" + wish["token"], "machine": wish["machine"],
+        "installation": wish["installation"], "created_at": {NOW}, "host": "10.0.0.1"}})
+    end({{"error": "away"}} if planned else machines[wish["token"]])
+if call == "terminate":
+    end({{"gone": machines.pop(wish["id"][2:], None) is None}})
+if call == "console":
+    end({{"text": None}})
+end({{"machines": [one for one in machines.values()
+    if one["installation"] == wish.get("installation") or one["id"] in wish.get("ids", ())]}})
+"""
+KINDS = {NoCapacity: "no_capacity", QuotaReached: "quota"}
+
+
+class ExecWorld:
+    """A program that keeps its machines in a file next to it."""
+
+    def __init__(self, folder: Path) -> None:
+        program = folder / "rent.py"
+        program.write_text(PROGRAM)
+        self.offer = offer()
+        # -I -S: the interpreter starts for each call.
+        command = [sys.executable, "-I", "-S", str(program)]
+        self.cloud = ExecCloud("lab", command, abilities=Abilities(idempotent=True))
+        self._state = folder / "state.json"
+
+    def refuse(self, error: type[CloudError]) -> None:
+        self._plan("create", KINDS.get(error) or error.__name__.lower())
+
+    def lose(self) -> None:
+        self._plan("create", "lost")
+
+    def cut(self) -> None:
+        self._plan("list", "a page is missing")
+
+    def _plan(self, call: str, failure: str) -> None:
+        machines = json.loads(self._state.read_text())[0] if self._state.exists() else {}
+        self._state.write_text(json.dumps([machines, {call: failure}]))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ExecWorld:
+    return ExecWorld(tmp_path)
+
+
+class TestContract(CloudContract):
+    pass
 
 
 def cloud(tmp_path: Path, body: str, timeout: float = 30.0) -> ExecCloud:

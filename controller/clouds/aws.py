@@ -1,0 +1,479 @@
+"""EC2 of Amazon as a provider, through botocore: it finds credentials as all programs of AWS do
+(environment, profile, web identity, the role of the machine), signs, and knows every endpoint.
+
+Only a controller whose file names such a provider loads this module. Calls run in threads of their
+own, because botocore waits in its calls. It repeats none of them: the worker does, and counts.
+
+A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its region.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import botocore.loaders
+import botocore.session
+import msgspec
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from controller.clouds import catalog
+from controller.clouds.aws_errors import InstanceUnknown, TokenMismatch, refusal
+from controller.clouds.base import (
+    Abilities,
+    CloudAway,
+    Created,
+    Described,
+    Order,
+    Refused,
+)
+from controller.clouds.pace import Pace
+from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.reconcile import Found
+from controller.provider_config import AwsProvider, AwsRegion
+
+INSTALLATION_TAG = "fairlead-installation"
+MACHINE_TAG = "fairlead-machine"
+FLEET_TAG = "fairlead-fleet"
+DESCRIBE_EVERY_SECONDS = 5.0
+"""The least time between two questions for machines in one region."""
+SPOT_PRICES_EVERY_SECONDS = 1800.0
+VISIBLE_AFTER_SECONDS = 60.0
+"""For so long EC2 may not know the id of a machine that it has just made."""
+MAX_USER_DATA = 16 << 10
+_THREADS = 16
+_CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
+_MAX_FILTER_VALUES = 200
+_GIB = 1 << 30
+_THERE = ("pending", "running", "stopping", "stopped")
+"""The states of an instance that exists. One that is shutting down is neither billed nor used."""
+_WITH_PLACE = frozenset({"pending", "running"})
+T = TypeVar("T")
+
+
+class _Image(msgspec.Struct, frozen=True):
+    """An AMI: its root disk, its size in GiB, and the names of its other disks."""
+
+    root: str
+    size: int
+    others: tuple[str, ...]
+
+
+class AwsCloud:
+    """EC2 in the regions of `config`. `describe_every`, `visible_after`: seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        config: AwsProvider,
+        *,
+        describe_every: float = DESCRIBE_EVERY_SECONDS,
+        visible_after: float = VISIBLE_AFTER_SECONDS,
+    ) -> None:
+        self.abilities = Abilities(idempotent=True, visible_after=visible_after)
+        self._name = name
+        self._config = config
+        self._calls = _Calls(name, config)
+        self._paces = {region: Pace(describe_every) for region in config.regions}
+        self._images: dict[str, _Image] = {}
+        self._spot = _SpotPrices(self._calls)
+        self._unknown_since: dict[str, float] = {}
+        """When EC2 first did not know a machine that is to end, by its id."""
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    # -- offers -----------------------------------------------------------------------------
+
+    async def offers(self) -> Sequence[Offer]:
+        found: list[Offer] = []
+        types = catalog.load("aws")
+        for region, where in self._config.regions.items():
+            prices = {one.name: self._price(one, region) for one in types}
+            spot = await self._spot.of(region, [name for name, price in prices.items() if price])
+            for one in types:
+                if (price := prices[one.name]) is not None:
+                    found += self._offers_of(one, region, where, price, spot)
+        return found
+
+    def _price(self, one: catalog.MachineType, region: str) -> float | None:
+        return self._config.prices.get(one.name, one.prices.get(region))
+
+    def _offers_of(
+        self,
+        one: catalog.MachineType,
+        region: str,
+        where: AwsRegion,
+        price: float,
+        spot: Mapping[tuple[str, str], float],
+    ) -> Iterable[Offer]:
+        for zone in where.subnets:
+            on_demand = Offer(
+                provider=self._name,
+                instance_type=one.name,
+                region=region,
+                zone=zone,
+                price=price,
+                cpu=one.cpu,
+                memory=memory_for_jobs(one.memory),
+                disk=disk_for_jobs(self._config.disk),
+                gpus=one.gpus,
+            )
+            yield on_demand
+            # EC2 asks at most the price on demand of a spot machine that names no price itself.
+            cheaper = min(price, spot.get((one.name, zone), price))
+            yield msgspec.structs.replace(on_demand, spot=True, price=cheaper)
+
+    # -- machines ---------------------------------------------------------------------------
+
+    async def create(self, order: Order) -> Created:
+        offer = order.offer
+        where = self._config.regions.get(offer.region)
+        if where is None or offer.zone not in where.subnets:
+            place = offer.zone or offer.region
+            raise Refused(f"providers.{self._name}.regions names no subnet in {place}")
+        size = len(order.user_data.encode())
+        if size > MAX_USER_DATA:
+            raise Refused(f"the user-data has {size} bytes, and EC2 takes {MAX_USER_DATA}")
+        request = self._request(order, where, await self._image(offer.region, where.image))
+        try:
+            answer = await self._calls.ec2(offer.region, "run_instances", **request)
+        except TokenMismatch as error:
+            return await self._made_before(order, error)
+        instances = answer.get("Instances", ())
+        if len(instances) != 1:
+            raise CloudAway(f"run_instances in {offer.region} told {len(instances)} machines")
+        return _created(offer.region, instances[0], self._config.is_public)
+
+    def _request(self, order: Order, where: AwsRegion, image: _Image) -> dict[str, Any]:
+        """Return what is asked for: the same for the same order, image and settings."""
+        config, offer = self._config, order.offer
+        assert offer.zone is not None
+        request: dict[str, Any] = {
+            "ClientToken": order.token,
+            "ImageId": where.image,
+            "InstanceType": offer.instance_type,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "UserData": order.user_data,
+            # A job's container is one hop further away than the machine itself.
+            "MetadataOptions": {
+                "HttpEndpoint": "enabled",
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+            },
+            # A machine at the end of its leash powers itself off: that ends the bill.
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "NetworkInterfaces": [
+                {
+                    "DeviceIndex": 0,
+                    "SubnetId": where.subnets[offer.zone],
+                    "Groups": list(where.security_groups),
+                    "AssociatePublicIpAddress": config.is_public,
+                    "DeleteOnTermination": True,
+                }
+            ],
+            "BlockDeviceMappings": disks_of(image, config.disk),
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": _tags(order)}
+                for kind in ("instance", "volume", "network-interface")
+            ],
+        }
+        if config.key_name is not None:
+            request["KeyName"] = config.key_name
+        if config.instance_profile is not None:
+            request["IamInstanceProfile"] = {"Name": config.instance_profile}
+        if offer.spot:
+            request["InstanceMarketOptions"] = {
+                "MarketType": "spot",
+                "SpotOptions": {
+                    "SpotInstanceType": "one-time",
+                    "InstanceInterruptionBehavior": "terminate",
+                },
+            }
+        return request
+
+    async def _made_before(self, order: Order, mismatch: TokenMismatch) -> Created:
+        """Return the machine that an earlier call of this order made, with other settings."""
+        region = order.offer.region
+        chosen = [{"Name": "client-token", "Values": [order.token]}]
+        for instance in await self._instances(region, chosen):
+            if _state(instance) not in _THERE:
+                raise Refused(f"the machine of this order has ended already: {mismatch}")
+            return _created(region, instance, self._config.is_public)
+        # It may not be visible yet.
+        raise mismatch
+
+    async def _image(self, region: str, image: str) -> _Image:
+        if (known := self._images.get(region)) is not None:
+            return known
+        field = f"providers.{self._name}.regions.{region}.image"
+        try:
+            answer = await self._calls.ec2(region, "describe_images", ImageIds=[image])
+        except Refused as error:
+            raise Refused(f"{field}: {error}") from None
+        images = answer.get("Images", ())
+        if not images:
+            raise Refused(f"{field}: there is no image {image} in {region}")
+        self._images[region] = image_of(images[0])
+        return self._images[region]
+
+    async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        by_region: dict[str, list[str]] = {}
+        for one in instance_ids:
+            region, instance = self._split(one)
+            by_region.setdefault(region, []).append(instance)
+        every = await _all(self._described(region, ids) for region, ids in by_region.items())
+        return {name: described for found in every for name, described in found.items()}
+
+    async def _described(self, region: str, ids: list[str]) -> dict[str, Described]:
+        # By a filter: among ids, a single one that EC2 does not know yet would refuse them all.
+        if len(ids) <= _MAX_FILTER_VALUES:
+            chosen = [{"Name": "instance-id", "Values": ids}]
+        else:
+            chosen = [{"Name": "tag-key", "Values": [MACHINE_TAG]}]
+        wanted = set(ids)
+        return {
+            f"{region}/{one['InstanceId']}": Described(place=_place(one, self._config.is_public))
+            for one in await self._instances(region, chosen)
+            if one["InstanceId"] in wanted and _state(one) in _THERE
+        }
+
+    async def terminate(self, instance_id: str) -> bool:
+        region, instance = self._split(instance_id)
+        try:
+            answer = await self._calls.ec2(region, "terminate_instances", InstanceIds=[instance])
+        except InstanceUnknown:
+            return self._is_gone(instance_id)
+        self._unknown_since.pop(instance_id, None)
+        states = [one["CurrentState"]["Name"] for one in answer.get("TerminatingInstances", ())]
+        return states == ["terminated"]
+
+    def _is_gone(self, instance_id: str) -> bool:
+        """Return whether EC2 has not known the machine for long enough: at first it does not know
+        one that it has just made."""
+        now = asyncio.get_running_loop().time()
+        since = self._unknown_since.setdefault(instance_id, now)
+        if now - since < self.abilities.visible_after:
+            return False
+        del self._unknown_since[instance_id]
+        return True
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        chosen = [
+            {"Name": f"tag:{INSTALLATION_TAG}", "Values": [installation]},
+            {"Name": "instance-state-name", "Values": list(_THERE)},
+        ]
+        every = await _all(self._found(region, chosen) for region in self._config.regions)
+        return [one for found in every for one in found]
+
+    async def _found(self, region: str, chosen: list[dict[str, Any]]) -> list[Found]:
+        return [
+            Found(
+                instance_id=f"{region}/{one['InstanceId']}",
+                machine_id=_tag(one, MACHINE_TAG),
+                created_at=one["LaunchTime"].timestamp(),
+                place=_place(one, self._config.is_public),
+            )
+            for one in await self._instances(region, chosen)
+        ]
+
+    async def _instances(self, region: str, chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return all instances that the filters choose, page by page."""
+        async with self._paces[region].turn():
+            pages = await self._calls.pages(region, "describe_instances", Filters=chosen)
+        return [
+            instance
+            for page in pages
+            for reservation in page.get("Reservations", ())
+            for instance in reservation.get("Instances", ())
+        ]
+
+    async def console(self, instance_id: str) -> str | None:
+        region, instance = self._split(instance_id)
+        try:
+            answer = await self._calls.ec2(region, "get_console_output", InstanceId=instance)
+        except InstanceUnknown:
+            return None
+        return answer.get("Output") or None
+
+    def _split(self, instance_id: str) -> tuple[str, str]:
+        """Raises CloudAway for a machine in a region that the controller's file does not name."""
+        region, _, instance = instance_id.partition("/")
+        if region not in self._config.regions:
+            raise CloudAway(f"providers.{self._name}.regions does not name {region}")
+        return region, instance
+
+
+class _Calls:
+    """Calls EC2 from threads, with one client for each region."""
+
+    def __init__(self, name: str, config: AwsProvider) -> None:
+        self._config = config
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"provider-{name}")
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._clients: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        # What waits is cancelled; a call that is under way ends by its timeouts, and Python would
+        # wait for its thread in any case.
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        for client in self._clients.values():
+            client.close()
+
+    async def ec2(self, region: str, call: str, **request: Any) -> dict[str, Any]:
+        """Raises CloudError."""
+
+        def work() -> dict[str, Any]:
+            answer: dict[str, Any] = getattr(self._client(region), call)(**request)
+            return answer
+
+        return await self._in_thread(region, call, work)
+
+    async def pages(self, region: str, call: str, **request: Any) -> list[dict[str, Any]]:
+        """Return the pages of a list, all of them. Raises CloudError."""
+
+        def work() -> list[dict[str, Any]]:
+            return list(self._client(region).get_paginator(call).paginate(**request))
+
+        return await self._in_thread(region, call, work)
+
+    async def _in_thread(self, region: str, call: str, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, work)
+        except (BotoCoreError, ClientError) as error:
+            raise refusal(error, f"{call} in {region}") from None
+
+    def _client(self, region: str) -> Any:
+        # Clients may be shared by threads, but making one is not safe, and credentials that come
+        # from a role of the machine are asked for here.
+        with self._lock:
+            if region not in self._clients:
+                if self._session is None:
+                    self._session = botocore.session.Session(profile=self._config.profile)
+                    self._session.register_component("data_loader", _loader())
+                self._clients[region] = self._session.create_client(
+                    "ec2",
+                    region_name=region,
+                    endpoint_url=self._config.endpoint,
+                    config=Config(
+                        connect_timeout=_CONNECT_SECONDS,
+                        read_timeout=_READ_SECONDS,
+                        retries={"mode": "standard", "total_max_attempts": 1},
+                        max_pool_connections=_THREADS,
+                        user_agent_extra="fairlead",
+                    ),
+                )
+            return self._clients[region]
+
+
+class _SpotPrices:
+    """The present prices of spot machines, by type and zone."""
+
+    def __init__(self, calls: _Calls) -> None:
+        self._calls = calls
+        self._known: dict[str, tuple[float, dict[tuple[str, str], float]]] = {}
+
+    async def of(self, region: str, types: Sequence[str]) -> Mapping[tuple[str, str], float]:
+        """Raises CloudError: so an account that may do nothing has no offers, and nothing is
+        ordered from it."""
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(region)
+        if known is not None and now < known[0]:
+            return known[1]
+        pages = await self._calls.pages(
+            region,
+            "describe_spot_price_history",
+            InstanceTypes=list(types),
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=datetime.now(UTC),
+        )
+        prices = {
+            (one["InstanceType"], one["AvailabilityZone"]): float(one["SpotPrice"])
+            for page in pages
+            for one in page.get("SpotPriceHistory", ())
+        }
+        self._known[region] = (now + SPOT_PRICES_EVERY_SECONDS, prices)
+        return prices
+
+
+@functools.cache
+def _loader() -> Any:
+    """Return what keeps the description of EC2's API, once for all accounts: it is the larger part
+    of what a client takes."""
+    return botocore.loaders.create_loader()
+
+
+async def _all(calls: Iterable[Any]) -> list[Any]:
+    """Return all results. Raises the first CloudError once every call has ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return results
+
+
+def _tags(order: Order) -> list[dict[str, str]]:
+    tags = {
+        "Name": order.name,
+        INSTALLATION_TAG: order.installation,
+        MACHINE_TAG: order.machine_id,
+        FLEET_TAG: order.fleet,
+    }
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def disks_of(image: _Image, size: int) -> list[dict[str, Any]]:
+    """Return the image's disks: all of them end with their machine."""
+    root = {
+        "VolumeSize": max(image.size, -(-size // _GIB)),
+        "VolumeType": "gp3",
+        "DeleteOnTermination": True,
+    }
+    others = [{"DeviceName": name, "Ebs": {"DeleteOnTermination": True}} for name in image.others]
+    return [{"DeviceName": image.root, "Ebs": root}, *others]
+
+
+def image_of(answer: Mapping[str, Any]) -> _Image:
+    root = answer.get("RootDeviceName") or "/dev/sda1"
+    disks = {
+        one["DeviceName"]: one["Ebs"]
+        for one in answer.get("BlockDeviceMappings", ())
+        if "Ebs" in one
+    }
+    size = int(disks.get(root, {}).get("VolumeSize", 0))
+    return _Image(root, size, tuple(sorted(set(disks) - {root})))
+
+
+def _created(region: str, instance: Mapping[str, Any], is_public: bool) -> Created:
+    """Raises Refused for an instance that has ended: a known token tells it for some time."""
+    if _state(instance) == "terminated":
+        raise Refused(f"the machine of this order, {instance['InstanceId']}, has ended already")
+    return Created(
+        instance_id=f"{region}/{instance['InstanceId']}", place=_place(instance, is_public)
+    )
+
+
+def _state(instance: Mapping[str, Any]) -> str:
+    return str(instance.get("State", {}).get("Name", ""))
+
+
+def _tag(instance: Mapping[str, Any], key: str) -> str | None:
+    return next((one["Value"] for one in instance.get("Tags", ()) if one["Key"] == key), None)
+
+
+def _place(instance: Mapping[str, Any], is_public: bool) -> Place | None:
+    if _state(instance) not in _WITH_PLACE:
+        return None
+    host = instance.get("PublicIpAddress" if is_public else "PrivateIpAddress")
+    return Place(host=host) if host else None

@@ -1,0 +1,350 @@
+"""The cloud of Hetzner as a provider, over its REST API by the HTTP client of the controller.
+
+It has no idempotency tokens, but a name is unique in a project: a second request for a machine is
+refused because of its name, and then the first one's machine is the answer.
+
+A machine that powers itself off goes on costing money there, until the controller ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from controller.clouds.base import (
+    Abilities,
+    CloudAway,
+    CloudError,
+    Created,
+    Described,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    Throttled,
+    Unauthorized,
+)
+from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
+from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.reconcile import Found
+from controller.provider_config import HetznerProvider
+from fairlead.wire.decoders import decoder_of
+
+INSTALLATION_LABEL = "fairlead-installation"
+MACHINE_LABEL = "fairlead-machine"
+FLEET_LABEL = "fairlead-fleet"
+MAX_USER_DATA = 32 << 10
+_VISIBLE_AFTER_SECONDS = 30.0
+_THROTTLED_SECONDS = 10.0
+_TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+_PER_PAGE = 50
+_MAX_NAME = 63
+_GIB = 1 << 30
+_GB = 10**9
+_ARCHITECTURE = "x86"
+_MAX_SHOWN = 500
+_NO_CAPACITY = frozenset({"placement_error", "resource_unavailable"})
+_UNAUTHORIZED = frozenset({"forbidden", "token_readonly", "unauthorized"})
+_OPEN = frozenset({"conflict", "locked", "maintenance", "service_error", "timeout", "unavailable"})
+_NAME_TAKEN = "uniqueness_error"
+_NOT_FOUND = "not_found"
+_FIRST_ERROR, _FIRST_SERVER_ERROR, _TOO_MANY = 400, 500, 429
+T = TypeVar("T")
+
+
+class _Price(msgspec.Struct, frozen=True):
+    net: str
+
+
+class _LocalPrice(msgspec.Struct, frozen=True):
+    location: str
+    price_hourly: _Price
+
+
+class _ServerType(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory`, `disk` in GB."""
+
+    name: str
+    cores: int
+    memory: float
+    disk: float
+    architecture: str
+    deprecation: Any = None
+    prices: tuple[_LocalPrice, ...]
+
+
+class _Address(msgspec.Struct, frozen=True):
+    ip: str | None = None
+
+
+class _PublicNet(msgspec.Struct, frozen=True):
+    ipv4: _Address | None = None
+    ipv6: _Address | None = None
+
+
+class _Server(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    name: str
+    created: datetime
+    labels: dict[str, str] = {}
+    public_net: _PublicNet = _PublicNet()
+    private_net: tuple[_Address, ...] = ()
+
+
+class _Pagination(msgspec.Struct, frozen=True):
+    next_page: int | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    pagination: _Pagination
+
+
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    meta: _Meta
+
+
+class _ServerTypes(_Page, frozen=True, kw_only=True):
+    server_types: tuple[_ServerType, ...]
+
+
+class _Servers(_Page, frozen=True, kw_only=True):
+    servers: tuple[_Server, ...]
+
+
+class _Made(msgspec.Struct, frozen=True):
+    server: _Server
+
+
+class _Nothing(msgspec.Struct, frozen=True):
+    pass
+
+
+class _ErrorContent(msgspec.Struct, frozen=True):
+    code: str = ""
+    message: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct, frozen=True):
+    error: _ErrorContent
+
+
+class _NameTaken(CloudAway):
+    """A server of this name exists."""
+
+
+class _NotFound(CloudAway):
+    """There is no such server."""
+
+
+P = TypeVar("P", bound=_Page)
+
+
+class HetznerCloud:
+    """One project at Hetzner."""
+
+    def __init__(self, name: str, config: HetznerProvider) -> None:
+        self.abilities = Abilities(idempotent=True, visible_after=_VISIBLE_AFTER_SECONDS)
+        self._name = name
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def offers(self) -> Sequence[Offer]:
+        pages = await self._pages(_ServerTypes, "server_types")
+        return [
+            self._offer(one, price)
+            for page in pages
+            for one in page.server_types
+            if one.architecture == _ARCHITECTURE and one.deprecation is None
+            for price in one.prices
+            if price.location in self._config.locations
+        ]
+
+    def _offer(self, one: _ServerType, price: _LocalPrice) -> Offer:
+        return Offer(
+            provider=self._name,
+            instance_type=one.name,
+            region=price.location,
+            price=float(price.price_hourly.net),
+            cpu=float(one.cores),
+            memory=memory_for_jobs(int(one.memory * _GIB)),
+            disk=disk_for_jobs(int(one.disk * _GB)),
+        )
+
+    async def create(self, order: Order) -> Created:
+        size = len(order.user_data.encode())
+        if size > MAX_USER_DATA:
+            raise Refused(f"the user-data has {size} bytes, and Hetzner takes {MAX_USER_DATA}")
+        if order.offer.region not in self._config.locations:
+            raise Refused(f"providers.{self._name}.locations does not name {order.offer.region}")
+        try:
+            made = await self._call(_Made, "POST", "servers", content=self._request(order))
+        except _NameTaken as error:
+            return await self._made_before(order, error)
+        return self._created(made.server)
+
+    def _request(self, order: Order) -> dict[str, Any]:
+        """Return what is asked for: the same for the same order and settings."""
+        config = self._config
+        request: dict[str, Any] = {
+            "name": _name_of(order),
+            "server_type": order.offer.instance_type,
+            "location": order.offer.region,
+            "image": config.image,
+            "user_data": order.user_data,
+            "labels": {
+                INSTALLATION_LABEL: order.installation,
+                MACHINE_LABEL: order.machine_id,
+                FLEET_LABEL: order.fleet,
+            },
+            "start_after_create": True,
+            "public_net": {"enable_ipv4": config.is_public, "enable_ipv6": config.is_public},
+        }
+        if config.ssh_keys:
+            request["ssh_keys"] = list(config.ssh_keys)
+        if config.firewalls:
+            request["firewalls"] = [{"firewall": one} for one in config.firewalls]
+        if config.networks:
+            request["networks"] = list(config.networks)
+        return request
+
+    async def _made_before(self, order: Order, taken: _NameTaken) -> Created:
+        """Return the machine of this name, if an earlier call of this order made it."""
+        for server in await self._servers(name=_name_of(order)):
+            labels = server.labels
+            if (labels.get(INSTALLATION_LABEL), labels.get(MACHINE_LABEL)) == (
+                order.installation,
+                order.machine_id,
+            ):
+                return self._created(server)
+            raise Refused(f"a server of another owner has the name {server.name}")
+        # It may not be visible yet, or end right now.
+        raise taken
+
+    def _created(self, server: _Server) -> Created:
+        return Created(instance_id=str(server.id), place=self._place(server))
+
+    async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        wanted = set(instance_ids)
+        return {
+            str(one.id): Described(place=self._place(one))
+            for one in await self._servers(label_selector=MACHINE_LABEL)
+            if str(one.id) in wanted
+        }
+
+    async def terminate(self, instance_id: str) -> bool:
+        try:
+            await self._call(_Nothing, "DELETE", f"servers/{instance_id}")
+        except _NotFound:
+            return True
+        return False
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        return [
+            Found(
+                instance_id=str(one.id),
+                machine_id=one.labels.get(MACHINE_LABEL),
+                created_at=one.created.timestamp(),
+                place=self._place(one),
+            )
+            for one in await self._servers(label_selector=f"{INSTALLATION_LABEL}={installation}")
+        ]
+
+    async def console(self, instance_id: str) -> str | None:
+        """Hetzner shows a console to browsers alone."""
+        return None
+
+    def _place(self, server: _Server) -> Place | None:
+        if not self._config.is_public:
+            host = next((one.ip for one in server.private_net), None)
+        else:
+            address = server.public_net.ipv4
+            host = None if address is None else address.ip
+        return Place(host=host) if host else None
+
+    # -- the API ----------------------------------------------------------------------------
+
+    async def _servers(self, **chosen: str) -> list[_Server]:
+        """Return all servers that these parameters choose, page by page."""
+        pages = await self._pages(_Servers, "servers", **chosen)
+        return [one for page in pages for one in page.servers]
+
+    async def _pages(self, type_: type[P], path: str, **chosen: str) -> list[P]:
+        pages: list[P] = []
+        number: int | None = 1
+        while number is not None:
+            asked = chosen | {"page": str(number), "per_page": str(_PER_PAGE)}
+            page = await self._call(type_, "GET", path, asked)
+            pages.append(page)
+            number = page.meta.pagination.next_page
+        return pages
+
+    async def _call(
+        self,
+        type_: type[T],
+        method: str,
+        path: str,
+        asked: Mapping[str, str] | None = None,
+        content: Mapping[str, Any] | None = None,
+    ) -> T:
+        """Raises CloudError."""
+        what = f"{method} /{path}"
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        try:
+            async with self._session.request(
+                method,
+                f"{self._config.endpoint}/{path}",
+                params=asked,
+                json=content,
+                headers={"Authorization": f"Bearer {self._config.token()}"},
+            ) as answer:
+                status, body = answer.status, await answer.read()
+        except (aiohttp.ClientError, OSError) as error:
+            # TimeoutError is an OSError.
+            raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
+        if status >= _FIRST_ERROR:
+            raise _refusal(what, status, body)
+        try:
+            return decoder_of(type_).decode(body or b"{}")
+        except msgspec.MsgspecError as error:
+            raise CloudAway(f"{what} gave a wrong answer: {error}") from None
+
+
+def _name_of(order: Order) -> str:
+    """Return the server's name: unique in the project also among several installations."""
+    end = f"-{order.token[:12]}"
+    return order.name[: _MAX_NAME - len(end)] + end
+
+
+def _refusal(what: str, status: int, body: bytes) -> CloudError:
+    try:
+        content = decoder_of(_ErrorAnswer).decode(body).error
+    except msgspec.MsgspecError:
+        content = _ErrorContent()
+    code = content.code
+    text = f"{what}: {content.message or 'no reason'} ({code or status})"[:_MAX_SHOWN]
+    if code in _NO_CAPACITY:
+        return NoCapacity(text)
+    if code == "resource_limit_exceeded":
+        return QuotaReached(text)
+    if status == _TOO_MANY or code == "rate_limit_exceeded":
+        return Throttled(text, _THROTTLED_SECONDS)
+    if code in _UNAUTHORIZED:
+        return Unauthorized(text)
+    if code == _NAME_TAKEN:
+        return _NameTaken(text)
+    if code == _NOT_FOUND:
+        return _NotFound(text)
+    if status >= _FIRST_SERVER_ERROR or not code or code in _OPEN:
+        return CloudAway(text)
+    return Refused(text)

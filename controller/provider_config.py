@@ -1,0 +1,391 @@
+"""The providers of machines as the controller's file names them (`providers.NAME`): one struct for
+each type, which the provider of that type is made from.
+
+A type that is not configured loads nothing: this module knows no library of a cloud.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from fairlead.configuration.convert import ConfigurationError, convert
+from fairlead.configuration.field import Field, fields_of
+from fairlead.configuration.values.units import (
+    DURATION_ALLOWED,
+    SIZE_ALLOWED,
+    AtLeastOne,
+    Duration,
+    Size,
+)
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d{1,2}")
+_IMAGE = re.compile(r"ami-[0-9a-f]{8,17}")
+_SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
+_GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
+_GIB = 1 << 30
+_MAX_FOLDER = 60
+_MIN_MEMORY = 512_000_000
+_MIN_DISK = 5_000_000_000
+_ISO_PROGRAMS = ("genisoimage", "mkisofs", "xorrisofs")
+_SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
+_COMMAND = "a list: an absolute path of a program, and its arguments"
+_PRICES = "a mapping of types of machines to prices of an hour, such as {g6.xlarge: 0.8}"
+_IMAGES = "the id of an image of Fairlead in this region, such as ami-0123456789abcdef0"
+_SUBNETS = "a mapping of availability zones to subnets, such as {eu-central-1a: subnet-0123abcd}"
+_GROUPS = "a list of 1 to 5 ids, such as [sg-0123abcd]"
+_DISK = f"{SIZE_ALLOWED}, from 8GB to 16TB"
+_TOKENS = "the absolute path of a file with a token of the project that may read and write"
+_ADDRESSES = "public or private: the address at which the controller reaches the machines"
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written about a provider."""
+
+
+class _ExecFields(_Fields, frozen=True, kw_only=True):
+    type: Annotated[Literal["exec"], Field("exec: a program of yours makes the machines")]
+    command: Annotated[tuple[str, ...], Field(_COMMAND)]
+    timeout: Annotated[Duration | None, Field(_SOME_TIME)] = None
+    idempotent: Annotated[
+        bool, Field("true: the program makes one machine for one token, however often it is asked")
+    ] = False
+    visible_after: Annotated[
+        Duration | None,
+        Field(f"{DURATION_ALLOWED}: how long a new machine may be missing from its list"),
+    ] = None
+
+
+class _AwsRegionFields(_Fields, frozen=True, kw_only=True):
+    image: Annotated[str, Field(_IMAGES)]
+    subnets: Annotated[dict[str, str], Field(_SUBNETS)]
+    security_groups: Annotated[tuple[str, ...], Field(_GROUPS)]
+
+
+class _AwsFields(_Fields, frozen=True, kw_only=True):
+    type: Annotated[Literal["aws"], Field("aws: EC2 of Amazon makes the machines")]
+    regions: Annotated[
+        dict[str, _AwsRegionFields],
+        Field("a mapping of regions to mappings of image, subnets and security_groups"),
+    ]
+    profile: Annotated[str | None, Field("a profile of the file of AWS credentials")] = None
+    key_name: Annotated[str | None, Field("the name of a key pair of EC2")] = None
+    instance_profile: Annotated[str | None, Field("the name of an instance profile of IAM")] = None
+    address: Annotated[Literal["public", "private"], Field(_ADDRESSES)] = "public"
+    disk: Annotated[Size | None, Field(_DISK)] = None
+    prices: Annotated[dict[str, float], Field(_PRICES)] = msgspec.field(default_factory=dict)
+    endpoint: Annotated[str | None, Field("the URL of an endpoint of EC2 in your own network")] = (
+        None
+    )
+
+
+class _HetznerFields(_Fields, frozen=True, kw_only=True):
+    type: Annotated[Literal["hetzner"], Field("hetzner: the cloud of Hetzner makes the machines")]
+    token_file: Annotated[str, Field(_TOKENS)]
+    locations: Annotated[tuple[str, ...], Field("a list of locations, such as [fsn1, nbg1]")]
+    image: Annotated[int | str, Field("the id of a snapshot of Fairlead, or an image's name")]
+    ssh_keys: Annotated[tuple[int | str, ...], Field("a list of ids or names of SSH keys")] = ()
+    firewalls: Annotated[tuple[int, ...], Field("a list of ids of firewalls")] = ()
+    networks: Annotated[tuple[int, ...], Field("a list of ids of networks")] = ()
+    address: Annotated[Literal["public", "private"], Field(_ADDRESSES)] = "public"
+    endpoint: Annotated[str | None, Field("the URL of another server with this API")] = None
+
+
+class _InstanceTypeFields(_Fields, frozen=True, kw_only=True):
+    cpu: AtLeastOne
+    memory: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 512MB")]
+    disk: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 5GB")]
+    price: Annotated[float, msgspec.Meta(ge=0), Field("a number of at least 0, an hour")] = 0.0
+
+
+class _QemuFields(_Fields, frozen=True, kw_only=True):
+    type: Annotated[Literal["qemu"], Field("qemu: virtual machines of this host")]
+    image: Annotated[str, Field("the absolute path of a node's image (qcow2)")]
+    folder: Annotated[str, Field("an absolute path of at most 60 characters, for the disks")]
+    instance_types: Annotated[
+        dict[str, _InstanceTypeFields],
+        Field("a mapping of names to mappings of cpu, memory, disk and price"),
+    ]
+    machines: AtLeastOne
+    user: Annotated[str | None, Field("an account, other than root, for the machines")] = None
+    accelerator: Annotated[
+        Literal["auto", "kvm", "tcg"], Field("auto (kvm where it boots), kvm, or tcg")
+    ] = "auto"
+    network: Annotated[
+        Literal["closed", "open"],
+        Field("closed: machines reach nothing; open: what this host's accounts reach"),
+    ] = "closed"
+
+
+class ExecProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider that is a program. Times in seconds."""
+
+    command: tuple[str, ...]
+    timeout: float = 300.0
+    idempotent: bool = False
+    visible_after: float = 60.0
+    regions: None = None
+    """A program's offers name its regions."""
+
+
+class AwsRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """Where machines of one region begin. `subnets`: by availability zone."""
+
+    image: str
+    subnets: Mapping[str, str]
+    security_groups: tuple[str, ...]
+
+
+class AwsProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """EC2 in some regions. `disk` in bytes; `prices` of an hour on demand, instead of the
+    catalog's."""
+
+    regions: Mapping[str, AwsRegion]
+    profile: str | None = None
+    key_name: str | None = None
+    instance_profile: str | None = None
+    is_public: bool = True
+    disk: int = 100 * _GIB
+    prices: Mapping[str, float] = {}
+    endpoint: str | None = None
+
+
+class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """A project at Hetzner. `locations`: those in which machines may be."""
+
+    token_file: Path
+    locations: tuple[str, ...]
+    image: int | str
+    ssh_keys: tuple[int | str, ...] = ()
+    firewalls: tuple[int, ...] = ()
+    networks: tuple[int, ...] = ()
+    is_public: bool = True
+    endpoint: str = "https://api.hetzner.cloud/v1"
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return self.locations
+
+    def token(self) -> str:
+        """Return the token: read each time, so that a new one needs no restart. Raises OSError."""
+        return self.token_file.read_text().strip()
+
+
+class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider that is this host. `types`: cores, bytes of memory and of disk, and the price an
+    hour, by name. `programs`: QEMU, qemu-img, and one with the options of mkisofs."""
+
+    image: Path
+    folder: Path
+    types: Mapping[str, tuple[int, int, int, float]]
+    most: int
+    user: str | None
+    accelerator: str | None
+    is_open: bool
+    programs: tuple[str, str, str]
+    regions: None = None
+    """This host is the only region."""
+
+
+ProviderConfig = ExecProvider | AwsProvider | HetznerProvider | QemuProvider
+
+
+def read_provider(name: str, data: Mapping[str, Any]) -> ProviderConfig:
+    """Return the provider that is written as `providers.NAME`. Raises ConfigurationError."""
+    within = f"providers.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(within, "is not a provider's name", "1 to 40 of a-z, 0-9 and '-'")
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in _READERS:
+        known = ", ".join(_READERS)
+        problem = "is missing" if kind is None else f"{kind!r} is no type of providers"
+        raise ConfigurationError(f"{within}.type", problem, known)
+    return _READERS[kind](within, dict(data))
+
+
+def _exec(within: str, data: dict[str, Any]) -> ExecProvider:
+    written = convert(data, _ExecFields, within=within)
+    field = f"{within}.command"
+    if not written.command:
+        raise ConfigurationError(field, "is empty", _COMMAND)
+    program = Path(written.command[0])
+    if not program.is_absolute():
+        raise ConfigurationError(field, f"{program} is not an absolute path", _COMMAND)
+    if not os.access(program, os.X_OK):
+        raise ConfigurationError(field, f"{program} is no program that can be run", _COMMAND)
+    plain = ExecProvider(command=written.command)
+    timeout, visible_after = written.timeout, written.visible_after
+    return ExecProvider(
+        command=written.command,
+        timeout=plain.timeout if timeout is None else float(timeout),
+        idempotent=written.idempotent,
+        visible_after=plain.visible_after if visible_after is None else float(visible_after),
+    )
+
+
+def _aws(within: str, data: dict[str, Any]) -> AwsProvider:
+    written = convert(data, _AwsFields, within=within)
+    if not written.regions:
+        raise ConfigurationError(f"{within}.regions", "is empty", "at least one region")
+    for name, region in written.regions.items():
+        _check_region(f"{within}.regions.{name}", name, region)
+    disk = 100 * _GIB if written.disk is None else int(written.disk)
+    if not 8 * 10**9 <= disk <= 16 * (1 << 40):
+        raise ConfigurationError(f"{within}.disk", f"is {disk} bytes", _DISK)
+    for instance_type, price in written.prices.items():
+        _check_price(f"{within}.prices.{instance_type}", price)
+    if written.endpoint is not None and not written.endpoint.startswith(("https://", "http://")):
+        raise ConfigurationError(f"{within}.endpoint", "is no URL", "a URL that begins with https:")
+    return AwsProvider(
+        regions={
+            name: AwsRegion(
+                image=region.image, subnets=region.subnets, security_groups=region.security_groups
+            )
+            for name, region in written.regions.items()
+        },
+        profile=written.profile,
+        key_name=written.key_name,
+        instance_profile=written.instance_profile,
+        is_public=written.address == "public",
+        disk=disk,
+        prices=written.prices,
+        endpoint=written.endpoint,
+    )
+
+
+def _hetzner(within: str, data: dict[str, Any]) -> HetznerProvider:
+    written = convert(data, _HetznerFields, within=within)
+    field = f"{within}.token_file"
+    file = Path(written.token_file)
+    if not file.is_absolute():
+        raise ConfigurationError(field, f"{file} is not an absolute path", _TOKENS)
+    try:
+        if not file.read_text().strip():
+            raise ConfigurationError(field, f"{file} is empty", _TOKENS)
+    except OSError as error:
+        raise ConfigurationError(field, f"{file}: {error.strerror}", _TOKENS) from None
+    if not written.locations:
+        raise ConfigurationError(f"{within}.locations", "is empty", "a list such as [fsn1, nbg1]")
+    is_public = written.address == "public"
+    if not is_public and not written.networks:
+        problem = "is needed with address: private"
+        raise ConfigurationError(f"{within}.networks", problem, "a list of ids of networks")
+    plain = HetznerProvider(token_file=file, locations=written.locations, image=written.image)
+    return msgspec.structs.replace(
+        plain,
+        ssh_keys=written.ssh_keys,
+        firewalls=written.firewalls,
+        networks=written.networks,
+        is_public=is_public,
+        endpoint=(written.endpoint or plain.endpoint).rstrip("/"),
+    )
+
+
+def _qemu(within: str, data: dict[str, Any]) -> QemuProvider:
+    """Raises ConfigurationError."""
+    written = convert(data, _QemuFields, within=within)
+    known = fields_of(_QemuFields)
+
+    def require(is_right: bool, name: str, message: str) -> None:
+        if not is_right:
+            raise ConfigurationError(f"{within}.{name}", message, known[name].allowed)
+
+    image, folder = Path(written.image), Path(written.folder)
+    require(image.is_absolute(), "image", f"{image} is not an absolute path")
+    require(image.is_file(), "image", f"there is no file {image}")
+    require(folder.is_absolute(), "folder", f"{folder} is not an absolute path")
+    require(len(str(folder)) <= _MAX_FOLDER, "folder", "is too long for a socket's path")
+    require(bool(written.instance_types), "instance_types", "is empty")
+    for name, one in written.instance_types.items():
+        require(bool(_NAME.fullmatch(name)), "instance_types", f"{name!r} is no name")
+        require(one.memory >= _MIN_MEMORY, "instance_types", f"{name} has too little memory")
+        require(one.disk >= _MIN_DISK, "instance_types", f"{name} has too small a disk")
+    _require_account(written.user, require)
+    return QemuProvider(
+        image=image,
+        folder=folder,
+        types={
+            name: (one.cpu, int(one.memory), int(one.disk), one.price)
+            for name, one in written.instance_types.items()
+        },
+        most=written.machines,
+        user=written.user,
+        accelerator=None if written.accelerator == "auto" else written.accelerator,
+        is_open=written.network == "open",
+        programs=_qemu_programs(within),
+    )
+
+
+def _require_account(name: str | None, require: Callable[[bool, str, str], None]) -> None:
+    """A process of QEMU shares its memory with whoever breaks out of a machine."""
+    if name is None:
+        require(os.geteuid() != 0, "user", "is missing, and this controller runs as root")
+        return
+    try:
+        uid: int | None = pwd.getpwnam(name).pw_uid
+    except KeyError:
+        uid = None
+    require(uid is not None, "user", f"there is no account {name}")
+    require(uid != 0, "user", f"{name} is root")
+    is_own = os.geteuid() in (0, uid)
+    require(is_own, "user", f"only a controller that runs as root can start processes of {name}")
+
+
+def _qemu_programs(within: str) -> tuple[str, str, str]:
+    machine = os.uname().machine
+    system = shutil.which(f"qemu-system-{machine}")
+    img = shutil.which("qemu-img")
+    iso = next(filter(None, map(shutil.which, _ISO_PROGRAMS)), None)
+    if system is None or img is None or iso is None:
+        missing = f"qemu-system-{machine}" if system is None else "qemu-img"
+        missing = _ISO_PROGRAMS[0] if system is not None and img is not None else missing
+        raise ConfigurationError(
+            f"{within}.type", f"qemu needs the program {missing}, which is not installed", "exec"
+        )
+    return system, img, iso
+
+
+def _check_region(field: str, name: str, region: _AwsRegionFields) -> None:
+    """Raises ConfigurationError."""
+    if not _REGION.fullmatch(name):
+        raise ConfigurationError(field, "is no region of AWS", "a region such as eu-central-1")
+    if not _IMAGE.fullmatch(region.image):
+        raise ConfigurationError(f"{field}.image", f"{region.image!r} is no image", _IMAGES)
+    if not region.subnets:
+        raise ConfigurationError(f"{field}.subnets", "is empty", _SUBNETS)
+    for zone, subnet in region.subnets.items():
+        where = f"{field}.subnets.{zone}"
+        if not (zone.startswith(name) and len(zone) > len(name)):
+            raise ConfigurationError(where, f"is no zone of {name}", f"a zone such as {name}a")
+        if not _SUBNET.fullmatch(subnet):
+            raise ConfigurationError(where, f"{subnet!r} is no subnet", _SUBNETS)
+    groups = region.security_groups
+    if not 1 <= len(groups) <= 5:
+        raise ConfigurationError(f"{field}.security_groups", f"has {len(groups)} ids", _GROUPS)
+    for group in groups:
+        if not _GROUP.fullmatch(group):
+            problem = f"{group!r} is no security group"
+            raise ConfigurationError(f"{field}.security_groups", problem, _GROUPS)
+
+
+def _check_price(field: str, price: float) -> None:
+    """Raises ConfigurationError. A machine without a price would be outside of every budget."""
+    if not 0 < price < 10_000:
+        raise ConfigurationError(field, f"is {price:g}", "a price of an hour, more than 0")
+
+
+_READERS: Mapping[str, Callable[[str, dict[str, Any]], ProviderConfig]] = {
+    "exec": _exec,
+    "aws": _aws,
+    "hetzner": _hetzner,
+    "qemu": _qemu,
+}

@@ -1,0 +1,168 @@
+"""The cloud of Hetzner in memory, over HTTP, as its API reference describes it: labels and their
+selectors, pages, unique names, refusals by code, a machine that takes a moment to end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+TOKEN = "canary-of-hetzner"
+_TYPES = (
+    ("cx22", 2, 4.0, 40, "x86", None, 0.006),
+    ("ccx63", 48, 192.0, 960, "x86", None, 0.5),
+    ("cax11", 2, 4.0, 40, "arm", None, 0.006),
+    ("cx11", 1, 2.0, 20, "x86", {"announced": "2024-06-06T00:00:00Z"}, 0.005),
+)
+_LOCATIONS = ("fsn1", "hel1")
+
+
+class HetznerFailure(msgspec.Struct, frozen=True):
+    status: int
+    code: str
+    message: str = "eight are enough"
+
+
+class HetznerDouble:
+    """One project. `servers` by id; `calls` counts requests by method and path."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.servers: dict[int, dict[str, Any]] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.wishes: list[dict[str, Any]] = []
+        """The content of each request for a server."""
+        self.fails: dict[tuple[str, str], list[HetznerFailure]] = {}
+        """Refusals of the next calls, by method and path."""
+        self.loses = False
+        """Whether the next server is made and its answer is lost."""
+        self.page: int | None = None
+        """The most servers on a page."""
+        self.cuts = False
+        """Whether the next second page fails."""
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/server_types", self._server_types)
+        app.router.add_get("/servers", self._list)
+        app.router.add_post("/servers", self._create)
+        app.router.add_delete("/servers/{id}", self._delete)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        path = request.path if request.match_info.get("id") is None else "/servers/ID"
+        self.calls[request.method, path] += 1
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return _error(HetznerFailure(401, "unauthorized", "unable to authenticate"))
+        if waiting := self.fails.get((request.method, path)):
+            return _error(waiting.pop(0))
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _server_types(self, request: web.Request) -> web.Response:
+        types = [
+            {
+                "id": number,
+                "name": name,
+                "cores": cores,
+                "memory": memory,
+                "disk": disk,
+                "architecture": architecture,
+                "deprecation": deprecation,
+                "prices": [
+                    {
+                        "location": location,
+                        "price_hourly": {"net": f"{price:.10f}", "gross": f"{price * 1.19:.10f}"},
+                        "price_monthly": {"net": "1", "gross": "1.19"},
+                    }
+                    for location in _LOCATIONS
+                ],
+            }
+            for number, (name, cores, memory, disk, architecture, deprecation, price) in enumerate(
+                _TYPES
+            )
+        ]
+        return self._paged(request, "server_types", types)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        chosen = list(self.servers.values())
+        if (name := request.query.get("name")) is not None:
+            chosen = [one for one in chosen if one["name"] == name]
+        if (selector := request.query.get("label_selector")) is not None:
+            key, has_value, value = selector.partition("=")
+            chosen = [
+                one
+                for one in chosen
+                if key in one["labels"] and (not has_value or one["labels"][key] == value)
+            ]
+        return self._paged(request, "servers", chosen)
+
+    def _paged(self, request: web.Request, key: str, every: list[dict[str, Any]]) -> web.Response:
+        number = int(request.query.get("page", "1"))
+        if number > 1 and self.cuts:
+            self.cuts = False
+            return _error(HetznerFailure(503, "unavailable", "a page is missing"))
+        size = self.page or int(request.query.get("per_page", "25"))
+        end = number * size
+        pagination = {"page": number, "next_page": number + 1 if end < len(every) else None}
+        shown = every[end - size : end]
+        return web.json_response({key: shown, "meta": {"pagination": pagination}})
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        wish = await request.json()
+        self.wishes.append(wish)
+        if any(one["name"] == wish["name"] for one in self.servers.values()):
+            return _error(HetznerFailure(409, "uniqueness_error", "server name is already used"))
+        number = 1000 + len(self.wishes)
+        networks = wish.get("networks", [])
+        server = {
+            "id": number,
+            "name": wish["name"],
+            "status": "initializing",
+            "created": datetime.now(UTC).isoformat(),
+            "labels": wish["labels"],
+            "public_net": {
+                "ipv4": {"ip": f"203.0.113.{number % 250}"}
+                if wish["public_net"]["enable_ipv4"]
+                else None,
+                "ipv6": None,
+            },
+            "private_net": [{"network": one, "ip": f"10.0.0.{number % 250}"} for one in networks],
+        }
+        self.servers[number] = server
+        if self.loses:
+            self.loses = False
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"server": server, "root_password": None}, status=201)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        if self.servers.pop(int(request.match_info["id"]), None) is None:
+            return _error(HetznerFailure(404, "not_found", "server not found"))
+        return web.json_response({"action": {"id": 1, "status": "running"}})
+
+
+def _error(failure: HetznerFailure) -> web.Response:
+    content = {"error": {"code": failure.code, "message": failure.message}}
+    return web.json_response(content, status=failure.status)
+
+
+@asynccontextmanager
+async def hetzner() -> AsyncIterator[HetznerDouble]:
+    """Serve an empty project in this event loop."""
+    double = HetznerDouble()
+    runner = web.AppRunner(double.app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    double.url = f"http://{host}:{port}"
+    try:
+        yield double
+    finally:
+        await runner.cleanup()

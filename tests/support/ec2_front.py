@@ -1,0 +1,171 @@
+"""EC2 in front of moto: it adds what moto does not model, and fails as EC2 does.
+
+- Client tokens: a known one makes no second machine, is refused with other parameters, and refused
+  once its machine has ended (boto/boto3 #4406).
+- Machines that lists do not show yet, lost answers, refusals, lists that fail after a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qsl, urlencode
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+_REGION = re.compile(r"Credential=[^/]+/\d+/([a-z0-9-]+)/ec2/")
+_ERROR = (
+    "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+    "<RequestID>front</RequestID></Response>"
+)
+_EMPTY = (
+    '<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    "<requestId>front</requestId><reservationSet/></DescribeInstancesResponse>"
+)
+_GONE = (
+    '<TerminateInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    "<requestId>front</requestId><instancesSet><item><instanceId>{instance}</instanceId>"
+    "<currentState><code>48</code><name>terminated</name></currentState></item></instancesSet>"
+    "</TerminateInstancesResponse>"
+)
+_INSTANCE = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_NEW = "RunInstances"
+_LIST = "DescribeInstances"
+_END = "TerminateInstances"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    code: str
+    message: str = "eight are enough"
+    status: int = 400
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The answer to a token, and what it came with."""
+
+    wish: Mapping[str, str]
+    answer: bytes
+    instance: str
+
+
+class Ec2Front:
+    """`calls` counts requests by action and region."""
+
+    def __init__(self, moto: str) -> None:
+        self.url = ""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.wishes: list[dict[str, str]] = []
+        """The parameters of each RunInstances."""
+        self.fails: dict[str, list[Failure]] = {}
+        """Refusals of the next calls, by action."""
+        self.loses: list[str] = []
+        """Actions that do their work once and lose their answer."""
+        self.hides = False
+        """Whether no list shows a machine, and no call about one knows it."""
+        self.page: int | None = None
+        """The most machines on a page of a list."""
+        self.cuts = False
+        """Whether the next second page of a list fails."""
+        self._moto = moto
+        self._tokens: dict[str, _Made] = {}
+        self._ended: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        wish = dict(parse_qsl(await request.text(), keep_blank_values=True))
+        action = wish["Action"]
+        found = _REGION.search(request.headers.get("Authorization", ""))
+        self.calls[action, found.group(1) if found else "?"] += 1
+        if action == _NEW:
+            self.wishes.append(wish)
+        if waiting := self.fails.get(action):
+            return _error(waiting.pop(0))
+        refusal = self._refusal(action, wish)
+        if refusal is not None:
+            return refusal
+        status, content = await self._forwarded(request, action, wish)
+        if action == _END and status == web.HTTPOk.status_code:
+            self._ended.add(wish["InstanceId.1"])
+        if action in self.loses:
+            self.loses.remove(action)
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=status, body=content, content_type="text/xml")
+
+    def _refusal(self, action: str, wish: dict[str, str]) -> web.Response | None:
+        if action == _NEW and (made := self._tokens.get(wish["ClientToken"])) is not None:
+            if made.wish != wish:
+                return _error(Failure("IdempotentParameterMismatch", "the token is known"))
+            if made.instance in self._ended:
+                return _error(Failure("IdempotentInstanceTerminated", "it has ended"))
+        if action == _LIST and self.hides:
+            return web.Response(text=_EMPTY, content_type="text/xml")
+        if action == _END and self.hides:
+            return _error(Failure("InvalidInstanceID.NotFound", "there is no such machine"))
+        # moto removes the interfaces of a machine that has ended, and then fails.
+        if action == _END and (instance := wish["InstanceId.1"]) in self._ended:
+            return web.Response(text=_GONE.format(instance=instance), content_type="text/xml")
+        if action == _LIST and self.cuts and "NextToken" in wish:
+            self.cuts = False
+            return _error(Failure("InternalError", "an internal error has occurred", 500))
+        return None
+
+    async def _forwarded(
+        self, request: web.Request, action: str, wish: dict[str, str]
+    ) -> tuple[int, bytes]:
+        if action == _NEW and (made := self._tokens.get(wish["ClientToken"])) is not None:
+            return 200, made.answer
+        asked = self._for_moto(action, wish)
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name in ("Authorization", "Content-Type", "X-Amz-Date")
+        }
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self._moto, data=urlencode(asked), headers=headers) as answer,
+        ):
+            status, content = answer.status, await answer.read()
+        if action == _NEW and status == web.HTTPOk.status_code:
+            (instance,) = _INSTANCE.findall(content)
+            self._tokens[wish["ClientToken"]] = _Made(wish, content, instance.decode())
+        return status, content
+
+    def _for_moto(self, action: str, wish: dict[str, str]) -> dict[str, str]:
+        if action != _LIST:
+            return wish
+        asked = dict(wish)
+        if self.page is not None:
+            asked["MaxResults"] = str(self.page)
+        # moto does not know the filter.
+        if asked.get("Filter.1.Name") == "client-token":
+            made = self._tokens.get(asked["Filter.1.Value.1"])
+            asked["Filter.1.Name"] = "instance-id"
+            asked["Filter.1.Value.1"] = "i-0" if made is None else made.instance
+        return asked
+
+
+def _error(failure: Failure) -> web.Response:
+    text = _ERROR.format(code=failure.code, message=failure.message)
+    return web.Response(status=failure.status, text=text, content_type="text/xml")
+
+
+@asynccontextmanager
+async def front_of(moto: str) -> AsyncIterator[Ec2Front]:
+    """Serve a front in this event loop."""
+    front = Ec2Front(moto)
+    app = web.Application()
+    app.router.add_post("/", front.answer)
+    runner = web.AppRunner(app, handler_cancellation=False)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    front.url = f"http://{host}:{port}"
+    try:
+        yield front
+    finally:
+        await runner.cleanup()

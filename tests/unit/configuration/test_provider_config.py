@@ -1,0 +1,88 @@
+"""What the controller's file says about providers, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.provider_config import AwsProvider, AwsRegion, read_provider
+from fairlead.configuration.convert import ConfigurationError
+
+REGION = "regions.eu-central-1"
+
+
+def aws(**more: Any) -> dict[str, Any]:
+    return {"type": "aws", "regions": {"eu-central-1": region()}} | more
+
+
+def region(**more: Any) -> dict[str, Any]:
+    whole = {
+        "image": "ami-0123456789abcdef0",
+        "subnets": {"eu-central-1a": "subnet-0123abcd"},
+        "security_groups": ["sg-0123abcd"],
+    }
+    return whole | more
+
+
+def hetzner(**more: Any) -> dict[str, Any]:
+    # Any file that is there and not empty.
+    plain = {"type": "hetzner", "token_file": __file__, "locations": ["fsn1"], "image": 4711}
+    return plain | more
+
+
+def test_a_provider_of_aws_has_a_place_for_each_region() -> None:
+    found = read_provider("eu", aws(disk="200GB", address="private", prices={"g6.xlarge": 0.9}))
+    assert found == AwsProvider(
+        regions={
+            "eu-central-1": AwsRegion(
+                image="ami-0123456789abcdef0",
+                subnets={"eu-central-1a": "subnet-0123abcd"},
+                security_groups=("sg-0123abcd",),
+            )
+        },
+        disk=200 * 10**9,
+        is_public=False,
+        prices={"g6.xlarge": 0.9},
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ({"type": "aws"}, "regions: is missing"),
+        (aws(regions={}), "regions: is empty"),
+        (aws(regions={"Frankfurt": region()}), "regions.Frankfurt: is no region of AWS"),
+        (aws(regions={"eu-central-1": region(image="debian")}), f"{REGION}.image: 'debian' is no"),
+        (aws(regions={"eu-central-1": region(subnets={})}), f"{REGION}.subnets: is empty"),
+        (
+            aws(regions={"eu-central-1": region(subnets={"eu-west-1a": "subnet-0123abcd"})}),
+            f"{REGION}.subnets.eu-west-1a: is no zone of eu-central-1",
+        ),
+        (
+            aws(regions={"eu-central-1": region(subnets={"eu-central-1a": "main"})}),
+            f"{REGION}.subnets.eu-central-1a: 'main' is no subnet",
+        ),
+        (
+            aws(regions={"eu-central-1": region(security_groups=[])}),
+            f"{REGION}.security_groups: has 0 ids",
+        ),
+        (
+            aws(regions={"eu-central-1": region(security_groups=["default"])}),
+            f"{REGION}.security_groups: 'default' is no security group",
+        ),
+        (aws(prices={"g6.xlarge": 0}), "prices.g6.xlarge: is 0"),
+        (aws(disk="1GB"), "disk: is 1000000000 bytes"),
+        (aws(endpoint="ec2.local"), "endpoint: is no URL"),
+        (hetzner(token_file="token"), "token_file: token is not an absolute path"),
+        (hetzner(token_file="/none"), "token_file: /none: No such file or directory"),
+        (hetzner(token_file="/dev/null"), "token_file: /dev/null is empty"),
+        (hetzner(locations=[]), "locations: is empty"),
+        (hetzner(address="private"), "networks: is needed with address: private"),
+        (aws(adress="private"), "adress: is not a field; did you mean address?"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_field(written: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_provider("eu", written)
+    assert str(refused.value).startswith(f"providers.eu.{complaint}")

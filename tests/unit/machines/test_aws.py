@@ -1,0 +1,338 @@
+"""EC2 as a provider, on moto behind a front that has what moto lacks."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import botocore.session
+import msgspec
+import pytest
+
+from controller.clouds.aws import MAX_USER_DATA, AwsCloud, disks_of, image_of
+from controller.clouds.base import (
+    CloudAway,
+    CloudError,
+    NoCapacity,
+    QuotaReached,
+    Refused,
+    Throttled,
+    Unauthorized,
+)
+from controller.lifecycle.machines.model import Offer
+from controller.provider_config import AwsProvider, AwsRegion
+from tests.support.cloud_contract import CloudContract, ended, installation, order_of
+from tests.support.daemons import Daemon
+from tests.support.ec2_front import Ec2Front, Failure, front_of
+from tests.support.ssh_daemon import free_port
+
+__all__ = ["installation"]
+
+REGION, OTHER = "eu-central-1", "us-east-1"
+KEYS = {"AWS_ACCESS_KEY_ID": "fairlead-tests", "AWS_SECRET_ACCESS_KEY": "canary-of-ec2"}
+CODES: dict[type[CloudError], str] = {
+    NoCapacity: "InsufficientInstanceCapacity",
+    QuotaReached: "VcpuLimitExceeded",
+    Refused: "InvalidParameterValue",
+    Throttled: "RequestLimitExceeded",
+    Unauthorized: "UnauthorizedOperation",
+}
+
+
+class Account(msgspec.Struct, frozen=True):
+    """moto, and what its account has in both regions."""
+
+    url: str
+    regions: dict[str, AwsRegion]
+
+
+def _client(url: str, region: str) -> Any:
+    return botocore.session.Session().create_client("ec2", region_name=region, endpoint_url=url)
+
+
+def _with_what_operators_make(url: str, region: str) -> AwsRegion:
+    """An image, beside the network that every account has."""
+    ec2 = _client(url, region)
+    try:
+        image = ec2.register_image(Name="fairlead", RootDeviceName="/dev/sda1")["ImageId"]
+        subnets = ec2.describe_subnets()["Subnets"]
+        groups = ec2.describe_security_groups()["SecurityGroups"]
+        return AwsRegion(
+            image=image,
+            subnets={one["AvailabilityZone"]: one["SubnetId"] for one in subnets},
+            security_groups=(groups[0]["GroupId"],),
+        )
+    finally:
+        ec2.close()
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    daemon = Daemon(argv, tmp_path_factory.mktemp("ec2") / "moto.log", outlasts_tests=True)
+
+    def answers() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/", timeout=30) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        daemon.spawn()
+        daemon.wait_ready(answers)
+        yield Account(url, {name: _with_what_operators_make(url, name) for name in (REGION, OTHER)})
+        daemon.kill9()
+
+
+class Ec2World:
+    def __init__(self, cloud: AwsCloud, front: Ec2Front, offer: Offer) -> None:
+        self.cloud = cloud
+        self.front = front
+        self.offer = offer
+
+    def refuse(self, error: type[CloudError]) -> None:
+        self.front.fails["RunInstances"] = [Failure(CODES[error])]
+
+    def lose(self) -> None:
+        self.front.loses.append("RunInstances")
+
+    def cut(self) -> None:
+        self.front.page, self.front.cuts = 1, True
+
+
+@pytest.fixture
+async def world(account: Account) -> AsyncIterator[Ec2World]:
+    async with front_of(account.url) as front:
+        config = AwsProvider(regions=account.regions, endpoint=front.url)
+        cloud = AwsCloud("aws-eu", config, describe_every=0.0, visible_after=0.0)
+        yield Ec2World(cloud, front, _offer(REGION))
+        await cloud.close()
+
+
+def _offer(region: str, **more: Any) -> Offer:
+    return Offer(
+        provider="aws-eu",
+        instance_type="g6.xlarge",
+        region=region,
+        zone=f"{region}a",
+        price=1.006,
+        cpu=4.0,
+        memory=1 << 34,
+        disk=1 << 36,
+        **more,
+    )
+
+
+class TestContract(CloudContract):
+    pass
+
+
+async def test_a_machine_has_what_no_machine_may_lack(world: Ec2World, installation: str) -> None:
+    order = order_of(world, installation)
+    await world.cloud.create(msgspec.structs.replace(order, offer=_offer(REGION, spot=True)))
+    (wish,) = world.front.wishes
+    assert wish["MetadataOptions.HttpTokens"] == "required"
+    assert wish["MetadataOptions.HttpPutResponseHopLimit"] == "1"
+    assert wish["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert wish["ClientToken"] == order.token
+    assert base64.b64decode(wish["UserData"]).decode() == order.user_data
+    assert (wish["MinCount"], wish["MaxCount"]) == ("1", "1")
+    assert wish["BlockDeviceMapping.1.DeviceName"] == "/dev/sda1"
+    assert wish["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
+    assert wish["BlockDeviceMapping.1.Ebs.VolumeSize"] == "100"
+    assert wish["NetworkInterface.1.DeleteOnTermination"] == "true"
+    assert wish["InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior"] == "terminate"
+    kinds = {wish[f"TagSpecification.{number}.ResourceType"] for number in (1, 2, 3)}
+    assert kinds == {"instance", "volume", "network-interface"}
+    tags = {
+        wish[f"TagSpecification.2.Tag.{number}.Key"]: wish[f"TagSpecification.2.Tag.{number}.Value"]
+        for number in (1, 2, 3, 4)
+    }
+    assert tags == {
+        "Name": order.name,
+        "fairlead-installation": installation,
+        "fairlead-machine": order.machine_id,
+        "fairlead-fleet": "burst",
+    }
+
+
+async def test_each_try_of_an_order_is_the_same_request(world: Ec2World, installation: str) -> None:
+    order = order_of(world, installation)
+    world.lose()
+    with pytest.raises(CloudAway):
+        await world.cloud.create(order)
+    await world.cloud.create(order)
+    first, second = world.front.wishes
+    assert first == second
+
+
+async def test_a_token_that_was_used_with_other_settings_finds_its_machine(
+    world: Ec2World, account: Account, installation: str
+) -> None:
+    order = order_of(world, installation)
+    made = await world.cloud.create(order)
+    later = AwsProvider(regions=account.regions, endpoint=world.front.url, disk=1 << 37)
+    after = AwsCloud("aws-eu", later, describe_every=0.0)
+    try:
+        world.front.hides = True
+        # It may have been made: no other offer is tried before a list shows it.
+        with pytest.raises(CloudAway):
+            await after.create(order)
+        world.front.hides = False
+        assert (await after.create(order)).instance_id == made.instance_id
+        await world.cloud.terminate(made.instance_id)
+        with pytest.raises(Refused, match="has ended already"):
+            await after.create(order)
+    finally:
+        await after.close()
+
+
+async def test_the_token_of_a_machine_that_has_ended_is_a_refusal(
+    world: Ec2World, installation: str
+) -> None:
+    order = order_of(world, installation)
+    made = await world.cloud.create(order)
+    await world.cloud.terminate(made.instance_id)
+    with pytest.raises(Refused, match="has ended already"):
+        await world.cloud.create(order)
+
+
+async def test_a_machine_that_ec2_does_not_know_yet_is_not_gone(
+    world: Ec2World, account: Account, installation: str
+) -> None:
+    made = await world.cloud.create(order_of(world, installation))
+    config = AwsProvider(regions=account.regions, endpoint=world.front.url)
+    patient = AwsCloud("aws-eu", config, describe_every=0.0, visible_after=3600.0)
+    try:
+        world.front.hides = True
+        assert not await patient.terminate(made.instance_id)
+        assert await patient.describe([made.instance_id]) == {}
+        world.front.hides = False
+        await ended(patient, made.instance_id)
+    finally:
+        await patient.close()
+
+
+async def test_a_list_has_all_pages_of_all_regions(world: Ec2World, installation: str) -> None:
+    world.front.page = 1
+    made = set()
+    for region in (REGION, REGION, OTHER):
+        order = msgspec.structs.replace(order_of(world, installation), offer=_offer(region))
+        made.add((await world.cloud.create(order)).instance_id)
+    assert {one.instance_id for one in await world.cloud.list_tagged(installation)} == made
+    assert set(await world.cloud.describe(sorted(made))) == made
+
+
+async def test_a_region_that_does_not_answer_leaves_no_list(
+    world: Ec2World, installation: str
+) -> None:
+    world.front.fails["DescribeInstances"] = [Failure("Unavailable", "away", 503)]
+    with pytest.raises(CloudAway, match=r"describe_instances in \S+: away"):
+        await world.cloud.list_tagged(installation)
+
+
+async def test_one_question_asks_for_the_addresses_of_many_machines(
+    world: Ec2World, account: Account, installation: str
+) -> None:
+    ids = [(await world.cloud.create(order_of(world, installation))).instance_id for _ in range(3)]
+    world.front.calls.clear()
+    assert len(await world.cloud.describe([*ids, f"{REGION}/i-0123456789abcdef0"])) == 3
+    assert world.front.calls == {("DescribeInstances", REGION): 1}
+
+
+async def test_offers_have_the_zones_of_the_subnets_and_the_prices_of_today(
+    world: Ec2World,
+) -> None:
+    offers = await world.cloud.offers()
+    assert {one.zone for one in offers if one.region == REGION} == {
+        f"{REGION}{letter}" for letter in "abc"
+    }
+    (eight,) = [
+        one
+        for one in offers
+        if (one.instance_type, one.zone, one.spot) == ("p5.48xlarge", f"{OTHER}a", False)
+    ]
+    assert (eight.gpus[0].count, eight.price) == (8, 55.04)
+    assert not [one for one in offers if one.instance_type == "p5.48xlarge" and one.region != OTHER]
+    by_key = {one.key: one.price for one in offers if not one.spot}
+    for one in offers:
+        if one.spot:
+            assert one.price <= by_key[one.key.replace("/spot", "/on-demand")]
+    await world.cloud.offers()
+    assert world.front.calls["DescribeSpotPriceHistory", REGION] == 1
+
+
+async def test_wrong_credentials_leave_no_offers(world: Ec2World) -> None:
+    world.front.fails["DescribeSpotPriceHistory"] = [Failure("AuthFailure", "not valid", 401)]
+    with pytest.raises(Unauthorized, match="not valid"):
+        await world.cloud.offers()
+
+
+async def test_an_image_that_is_not_there_is_named_with_its_field(
+    world: Ec2World, account: Account, installation: str
+) -> None:
+    where = msgspec.structs.replace(account.regions[REGION], image="ami-00000000000000000")
+    config = AwsProvider(regions={REGION: where}, endpoint=world.front.url)
+    cloud = AwsCloud("aws-eu", config)
+    try:
+        with pytest.raises(Refused, match=rf"providers\.aws-eu\.regions\.{REGION}\.image"):
+            await cloud.create(order_of(world, installation))
+    finally:
+        await cloud.close()
+    assert not world.front.wishes
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"user_data": "x" * (MAX_USER_DATA + 1)}, "EC2 takes 16384"),
+        ({"offer": _offer("eu-west-1")}, "names no subnet in eu-west-1a"),
+    ],
+)
+async def test_what_ec2_would_refuse_is_not_asked(
+    world: Ec2World, installation: str, change: dict[str, Any], why: str
+) -> None:
+    order = msgspec.structs.replace(order_of(world, installation), **change)
+    with pytest.raises(Refused, match=why):
+        await world.cloud.create(order)
+    assert not world.front.wishes
+
+
+async def test_secrets_are_in_no_error(world: Ec2World, installation: str) -> None:
+    order = msgspec.structs.replace(order_of(world, installation), user_data="canary-of-boot")
+    for failure in (Failure("InvalidParameterValue"), Failure("InternalError", "x", 500)):
+        world.front.fails["RunInstances"] = [failure]
+        with pytest.raises(CloudError) as caught:
+            await world.cloud.create(order)
+        assert "canary" not in str(caught.value)
+
+
+def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
+    code = (
+        "import sys, controller.daemon, controller.commands.serve, controller.machines.manager, "
+        "controller.clouds.exec; "
+        "sys.exit(any(name.startswith(('botocore', 'controller.clouds.aws')) "
+        "for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_all_disks_of_an_image_end_with_their_machine() -> None:
+    mappings = [
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 130, "DeleteOnTermination": True}},
+        {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 10, "DeleteOnTermination": False}},
+        {"DeviceName": "/dev/sdc", "VirtualName": "ephemeral0"},
+    ]
+    image = image_of({"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": mappings})
+    root, other = disks_of(image, 100 << 30)
+    assert (root["DeviceName"], root["Ebs"]["VolumeSize"]) == ("/dev/xvda", 130)
+    assert (other["DeviceName"], other["Ebs"]) == ("/dev/sdb", {"DeleteOnTermination": True})
+    assert root["Ebs"]["DeleteOnTermination"]

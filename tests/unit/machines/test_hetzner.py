@@ -1,0 +1,193 @@
+"""The cloud of Hetzner as a provider, on a double of its API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.clouds.base import (
+    CloudAway,
+    CloudError,
+    NoCapacity,
+    QuotaReached,
+    Refused,
+    Throttled,
+    Unauthorized,
+)
+from controller.clouds.hetzner import MAX_USER_DATA, HetznerCloud
+from controller.lifecycle.machines.model import Offer
+from controller.provider_config import HetznerProvider
+from tests.doubles.hetzner import TOKEN, HetznerDouble, HetznerFailure, hetzner
+from tests.support.cloud_contract import CloudContract, installation, order_of
+from tests.unit.machines.parts import GIB
+
+__all__ = ["installation"]
+
+SERVERS = ("POST", "/servers")
+FAILURES: dict[type[CloudError], HetznerFailure] = {
+    NoCapacity: HetznerFailure(412, "resource_unavailable"),
+    QuotaReached: HetznerFailure(403, "resource_limit_exceeded"),
+    Refused: HetznerFailure(422, "invalid_input"),
+    Throttled: HetznerFailure(429, "rate_limit_exceeded"),
+    Unauthorized: HetznerFailure(403, "forbidden"),
+}
+
+
+class HetznerWorld:
+    def __init__(self, cloud: HetznerCloud, other_side: HetznerDouble) -> None:
+        self.cloud = cloud
+        self.other_side = other_side
+        self.offer = Offer(
+            provider="hz",
+            instance_type="cx22",
+            region="fsn1",
+            price=0.006,
+            cpu=2.0,
+            memory=3 * GIB,
+            disk=30 * GIB,
+        )
+
+    def refuse(self, error: type[CloudError]) -> None:
+        self.other_side.fails[SERVERS] = [FAILURES[error]]
+
+    def lose(self) -> None:
+        self.other_side.loses = True
+
+    def cut(self) -> None:
+        self.other_side.page, self.other_side.cuts = 1, True
+
+
+def config(folder: Path, url: str, **more: Any) -> HetznerProvider:
+    file = folder / "token"
+    file.write_text(f"{TOKEN}\n")
+    fields: dict[str, Any] = {"locations": ("fsn1",), "image": 4711, "firewalls": (7,)}
+    fields |= more
+    return HetznerProvider(token_file=file, endpoint=url, **fields)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[HetznerWorld]:
+    async with hetzner() as other_side:
+        cloud = HetznerCloud("hz", config(tmp_path, other_side.url))
+        yield HetznerWorld(cloud, other_side)
+        await cloud.close()
+
+
+class TestContract(CloudContract):
+    pass
+
+
+async def test_a_machine_is_made_of_everything_that_the_order_has(
+    world: HetznerWorld, installation: str
+) -> None:
+    order = order_of(world, installation)
+    made = await world.cloud.create(order)
+    (wish,) = world.other_side.wishes
+    assert wish == {
+        "name": f"{order.name}-{order.token[:12]}",
+        "server_type": "cx22",
+        "location": "fsn1",
+        "image": 4711,
+        "user_data": order.user_data,
+        "labels": {
+            "fairlead-installation": installation,
+            "fairlead-machine": order.machine_id,
+            "fairlead-fleet": "burst",
+        },
+        "start_after_create": True,
+        "public_net": {"enable_ipv4": True, "enable_ipv6": True},
+        "firewalls": [{"firewall": 7}],
+    }
+    assert made.place is not None
+    assert str(made.place.host).startswith("203.0.113.")
+
+
+async def test_a_private_machine_is_reached_in_its_network(
+    tmp_path: Path, installation: str
+) -> None:
+    async with hetzner() as other_side:
+        settings = config(tmp_path, other_side.url, networks=(1,), is_public=False)
+        cloud = HetznerCloud("hz", settings)
+        made = await cloud.create(order_of(HetznerWorld(cloud, other_side), installation))
+        await cloud.close()
+    assert made.place is not None
+    assert str(made.place.host).startswith("10.0.0.")
+
+
+async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
+    world: HetznerWorld,
+) -> None:
+    offers = await world.cloud.offers()
+    assert {(one.instance_type, one.region, one.price) for one in offers} == {
+        ("cx22", "fsn1", 0.006),
+        ("ccx63", "fsn1", 0.5),
+    }
+    small = next(one for one in offers if one.instance_type == "cx22")
+    # What the kernel, the image and the shim keep is not for jobs.
+    assert 3 * GIB < small.memory < 3.5 * GIB
+    assert small.disk < 30 * GIB
+
+
+async def test_a_name_that_another_owner_has_is_a_refusal(
+    world: HetznerWorld, installation: str
+) -> None:
+    order = order_of(world, installation)
+    await world.cloud.create(order)
+    other = msgspec.structs.replace(order, installation="another")
+    with pytest.raises(Refused, match="another owner"):
+        await world.cloud.create(other)
+
+
+async def test_a_name_that_no_list_shows_yet_leaves_the_outcome_open(
+    world: HetznerWorld, installation: str
+) -> None:
+    world.other_side.fails[SERVERS] = [HetznerFailure(409, "uniqueness_error")]
+    with pytest.raises(CloudAway):
+        await world.cloud.create(order_of(world, installation))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        HetznerFailure(503, "unavailable"),
+        HetznerFailure(500, "server_error"),
+        HetznerFailure(423, "locked"),
+    ],
+)
+async def test_a_fault_of_the_other_side_leaves_the_outcome_open(
+    world: HetznerWorld, installation: str, failure: HetznerFailure
+) -> None:
+    world.other_side.fails[SERVERS] = [failure]
+    with pytest.raises(CloudAway, match=failure.code):
+        await world.cloud.create(order_of(world, installation))
+
+
+async def test_a_wrong_token_is_told_without_it(tmp_path: Path) -> None:
+    async with hetzner() as other_side:
+        settings = config(tmp_path, other_side.url)
+        settings.token_file.write_text("canary-of-another")
+        cloud = HetznerCloud("hz", settings)
+        with pytest.raises(Unauthorized) as caught:
+            await cloud.offers()
+        settings.token_file.unlink()
+        with pytest.raises(CloudAway) as unread:
+            await cloud.offers()
+        await cloud.close()
+    assert "canary" not in f"{caught.value} {unread.value}"
+
+
+async def test_what_hetzner_would_refuse_is_not_asked(
+    world: HetznerWorld, installation: str
+) -> None:
+    order = order_of(world, installation)
+    long = msgspec.structs.replace(order, user_data="x" * (MAX_USER_DATA + 1))
+    with pytest.raises(Refused, match="Hetzner takes 32768"):
+        await world.cloud.create(long)
+    elsewhere = msgspec.structs.replace(world.offer, region="ash")
+    with pytest.raises(Refused, match="does not name ash"):
+        await world.cloud.create(msgspec.structs.replace(order, offer=elsewhere))
+    assert not world.other_side.wishes
