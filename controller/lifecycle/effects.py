@@ -105,7 +105,8 @@ def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]
     if not attempt.seen.container_started:
         return () if attempt.pull.credentials_asked is None else (EffectKind.SUBMIT_TASK,)
     ready = startup.may_start(state.run, state.jobs, attempt)
-    return (EffectKind.START_JOB,) if ready else ()
+    # The log is followed from the start on: a round trip and a commit less to its first line.
+    return (EffectKind.START_JOB, *_collecting(attempt, starting=True)) if ready else ()
 
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
@@ -157,8 +158,8 @@ def _registering(attempt: Attempt) -> tuple[EffectKind, ...]:
     return (EffectKind.REGISTER_REPLICA,) if waits else ()
 
 
-def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
-    started = attempt.running_at is not None or attempt.seen.runner_exited
+def _collecting(attempt: Attempt, *, starting: bool = False) -> tuple[EffectKind, ...]:
+    started = starting or attempt.running_at is not None or attempt.seen.runner_exited
     return (EffectKind.COLLECT_LOGS,) if started and not attempt.seen.logs_complete else ()
 
 

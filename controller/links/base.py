@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from common.streams import PortStream
+from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
     JobMetrics,
     RunnerHealth,
@@ -126,6 +127,9 @@ class RunnerApi(Protocol):
 
 class NodeConnection(Protocol):
     """One life of the connection to a node."""
+
+    runners: ListeningRunners
+    """Which of the node's runners listen; the node's session keeps it."""
 
     @property
     def shim(self) -> ShimApi: ...

@@ -15,6 +15,7 @@ from common.links.ssh import Advice, SshLogin
 from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, open_stream
 from common.streams import StreamReader, StreamWriter
 from controller.lifecycle.inventory import NodeAddress
+from controller.links.listening import ListeningRunners
 from runner.client import RunnerClient
 from shim.client import ShimClient
 
@@ -92,6 +93,7 @@ class LocalConnection:
     stream ends."""
 
     def __init__(self, shim_socket: str) -> None:
+        self.runners = ListeningRunners()
         self._clients = SocketClients(shim_socket, self._connector, asyncio.open_unix_connection)
         self._closed = asyncio.Event()
 
@@ -139,6 +141,7 @@ class SshConnection:
 
     def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
         self.ssh = ssh
+        self.runners = ListeningRunners()
         self._heard_at = float("-inf")
         self._clients = SocketClients(
             shim_socket,

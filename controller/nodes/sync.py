@@ -73,6 +73,7 @@ class NodeSync:
         """What the shim was asked to pull ahead; None: not known."""
 
     async def close(self) -> None:
+        self._connection.runners.close()
         await self._notices.close()
 
     async def take(self) -> None:
@@ -105,6 +106,7 @@ class NodeSync:
             case EventType.TASK if event.task is not None:
                 await self._found(event.task)
             case EventType.REMOVED if event.task_id is not None:
+                self._connection.runners.forget(event.task_id)
                 self._unsettled.discard(event.task_id)
                 self._let_go_of_quarantined(self._quarantined() - {event.task_id})
             case EventType.RESYNC:
@@ -150,6 +152,7 @@ class NodeSync:
                 raise
 
     async def _found(self, info: TaskInfo) -> None:
+        self._connection.runners.note(info)
         context = self._live(info)
         self._unsettled.discard(info.id)
         if context is None:

@@ -339,6 +339,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Its IPv4 address in its run's network on this node, where the run's other tasks here reach
     it; None in the node's network, and until it is known."""
     runner_socket: str = ""
+    runner_listens: bool | None = None
+    """Whether its runner has begun to listen on `runner_socket`; None: an older shim does not
+    say."""
     ports: dict[str, int] = {}
     gpus: tuple[str, ...] = ()
     ssh_host_key: str | None = None

@@ -30,18 +30,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 log = logging.getLogger(__name__)
 
 
-async def open_socket(settings: Settings, info: TaskInfo, executor: Executor) -> None:
-    """Return once the task's runner can be reached, or never can."""
+async def open_socket(settings: Settings, info: TaskInfo, executor: Executor) -> bool:
+    """Return True once the task's runner can be reached, or False if it never can."""
     link = Path(info.runner_socket)
     folder = settings.socket_folder(info.id)
     in_thread = partial(asyncio.get_running_loop().run_in_executor, executor)
     if link.parent != settings.sockets_folder or await in_thread(link.exists):
-        return
+        return True
     try:
         await arrival(folder, RUNNER_SOCKET_NAME)
         await in_thread(_link, folder, link)
     except OSError as error:
         log.error("task %s: its runner cannot be reached: %s", info.id, error)
+        return False
+    return True
 
 
 async def is_open(info: TaskInfo, executor: Executor) -> bool:

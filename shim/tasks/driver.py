@@ -178,12 +178,11 @@ async def _store_start(ctx: StepContext) -> None:
 
 async def _watch(ctx: StepContext, *more: Coroutine[None, None, None]) -> None:
     """Watch the task to its end, with `more` to do meanwhile."""
-    open_socket = runner_socket.open_socket(ctx.settings, ctx.task.info, ctx.executor)
     helpers = [
         # First: what is found out here, as the SSH port, is for this life of the shim alone.
         *(asyncio.create_task(work) for work in more),
         asyncio.create_task(stop_when_asked(ctx)),
-        asyncio.create_task(open_socket),
+        asyncio.create_task(_announce_runner(ctx)),
         asyncio.create_task(repeat_until_done(ctx, lambda: Published().do(ctx))),
     ]
     try:
@@ -195,6 +194,17 @@ async def _watch(ctx: StepContext, *more: Coroutine[None, None, None]) -> None:
             if isinstance(result, Exception):
                 log.error("task %s: %s", ctx.task.info.id, result)
     await _report_end(ctx, ended)
+
+
+async def _announce_runner(ctx: StepContext) -> None:
+    """Let callers reach the task's runner once it listens, and say so: nobody knocks in vain.
+
+    It is not stored: after a crash the socket itself tells it.
+    """
+    task = ctx.task
+    is_open = await runner_socket.open_socket(ctx.settings, task.info, ctx.executor)
+    if is_open and not task.info.runner_listens:
+        task.show(runner_listens=True)
 
 
 async def _exit_of(ctx: StepContext) -> Exit:

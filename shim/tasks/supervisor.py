@@ -391,6 +391,7 @@ class Supervisor:
                 incarnation=caller.incarnation,
                 network_mode=self._network_mode(request),
                 runner_socket=self.settings.runner_socket(task_id),
+                runner_listens=False,
                 gpus=gpus,
                 version=self._first_version,
                 times=TaskTimes(submitted_at=time.time()),

@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from shim.errors import EngineError
 
+ROUTES = "/proc/net/route"
 _OWN = "/proc/self/ns/net"
 _SECONDS = 20.0
 _PEER = struct.Struct("3i")
@@ -30,6 +32,11 @@ class WireError(EngineError):
 
 class AddressTaken(WireError):
     """There is a route to the wire's address already."""
+
+
+class Route(NamedTuple):
+    device: str
+    to: IPv4Network
 
 
 class Namespace:
@@ -108,6 +115,20 @@ class Namespace:
         except OSError as error:
             raise WireError(f"{path} cannot be read: {error.strerror}") from None
 
+    def devices(self) -> list[str]:
+        """Return the names of the network devices. Raises WireError."""
+        # Two lines of headings; a program that lists them would cost each start some milliseconds.
+        lines = self.read("/proc/net/dev").splitlines()[2:]
+        return [line.partition(":")[0].strip() for line in lines]
+
+    def routes(self, path: str = ROUTES) -> list[Route]:
+        """Return the IPv4 routes. Raises WireError."""
+        words = (line.split() for line in self.read(path).splitlines()[1:])
+        return [
+            Route(one[0], IPv4Network((_address(one[1]), str(_address(one[7]))), strict=False))
+            for one in words
+        ]
+
     def write(self, path: str, value: str) -> None:
         """Write a setting below /proc/sys/net, which shows each process its own namespace's. Raises
         WireError."""
@@ -145,6 +166,11 @@ class Namespace:
 
     def _path(self) -> str:
         return self._command[1].partition("=")[2] if self._command else _OWN
+
+
+def _address(text: str) -> IPv4Address:
+    """Return the address that the kernel writes in hexadecimal digits, in its own byte order."""
+    return IPv4Address(struct.pack("=L", int(text, 16)))
 
 
 def _listen_to_nftables() -> socket.socket:

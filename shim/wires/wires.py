@@ -13,7 +13,6 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
 
 import msgspec
 
@@ -304,20 +303,18 @@ class Wires:
         return {name for name in self._links() if name.startswith(self._names.wires)}
 
     def _links(self) -> list[str]:
-        links: list[dict[str, Any]] = json.loads(
-            self._namespace.run("ip", "-j", "link", "show", "type", "veth") or "[]"
-        )
-        return [str(one["ifname"]) for one in links if "ifname" in one]
+        return self._namespace.devices()
 
     def _routed(self) -> set[IPv4Address]:
-        routes = json.loads(self._namespace.run("ip", "-j", "-4", "route", "show") or "[]")
-        found = set()
-        for route in routes:
-            if str(route.get("dev", "")).startswith(rules.WIRES):
-                found.add(IPv4Address(str(route["dst"]).partition("/")[0]))
-        return found
+        return {
+            route.to.network_address
+            for route in self._namespace.routes()
+            if route.device.startswith(rules.WIRES)
+        }
 
     def _unlink(self, name: str) -> None:
+        if name not in self._links():
+            return
         # The kernel may have removed it meanwhile, with the namespace of its other end.
         if not self._namespace.answers("ip", "link", "delete", name) and name in self._links():
             raise WireError(f"{name} cannot be removed")

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 
 from common.streams import PortStream
 from controller.links.base import LogPieces, NodeConnection, OutputPieces
+from controller.links.listening import ListeningRunners
 from fairlead.wire.frames import BadFrame, Decoder
 from fairlead.wire.runner import (
     ExitRecord,
@@ -463,6 +464,7 @@ class FakeRunner:
 class FakeConnection:
     def __init__(self, shim: FakeShim | None = None) -> None:
         self.shim = shim or FakeShim()
+        self.runners = ListeningRunners()
         self.the_runner = FakeRunner()
         self.forgotten: list[str] = []
         self.last_byte_at = float("-inf")

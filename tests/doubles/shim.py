@@ -123,6 +123,8 @@ class ShimState(Generic[T]):
         self.events.task_removed(task_id)
         return task
 
+    tells_of_runners = False
+    """Whether it is new enough to say when a runner listens."""
     gateway_keys: tuple[str, ...] = ()
     """Of the gateways that may log in."""
     images_wanted = WantedImages(images=())
@@ -240,6 +242,7 @@ class ShimState(Generic[T]):
             incarnation=incarnation,
             address=self._address(request),
             runner_socket=f"/run/{self._machine.hostname}/{task_id}/runner.sock",
+            runner_listens=False if self.tells_of_runners else None,
             gpus=allocation.gpus,
             times=TaskTimes(submitted_at=self._clock.now()),
         )

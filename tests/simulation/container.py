@@ -57,6 +57,7 @@ class Container:
         self.script: Script | None = None
         self.frames: list[Frame] = []
         self.exit_code: int | None = None
+        self.listening = asyncio.Event()
         self.ended = asyncio.Event()
         self.stopped_by_engine = False
         self.stops: list[float] = []
@@ -248,6 +249,7 @@ class Container:
         if self._start is Start.MUTE:
             return
         self.rules.listen()
+        self.listening.set()
         self._ring()
         while self.record is None:
             await self._wait(None)

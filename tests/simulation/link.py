@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from common.links.errors import LinkError
 from common.streams import PortStream
+from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
     JobMetrics,
     RunnerHealth,
@@ -73,6 +74,7 @@ class SimulatedConnection:
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
         self._wire = node.wire()
+        self.runners = ListeningRunners()
         self.shim = SimulatedShim(node, self._wire)
 
     def runner(self, socket_path: str) -> SimulatedRunner:

@@ -87,6 +87,7 @@ class SimulatedNode:
             abilities=tuple(one for one in EngineAbility if one not in engine_lacks),
         )
         self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
+        self._state.tells_of_runners = True
         self._off = False
         self._serving = asyncio.Event()
         self._serving.set()

@@ -145,7 +145,11 @@ class TaskDriver:
         container = task.container
         assert container is not None
         stopper = self._spawn(self._stop_when_asked(task, container))
-        await container.ended.wait()
+        announcer = self._spawn(self._announce_runner(task, container))
+        try:
+            await container.ended.wait()
+        finally:
+            announcer.cancel()
         stopper.cancel()
         await self._engine.wait()
         reason, message = None, None
@@ -164,6 +168,12 @@ class TaskDriver:
             has_outputs=leaves_outputs(task.info.id),
             exit_record=None if record is None else msgspec.json.encode(record).decode(),
         )
+
+    async def _announce_runner(self, task: SimulatedTask, container: Container) -> None:
+        await container.listening.wait()
+        await self._serving.wait()
+        if not task.info.runner_listens:
+            self._state.change(task, runner_listens=True)
 
     async def _stop_when_asked(self, task: SimulatedTask, container: Container) -> None:
         await task.stop_ordered.wait()

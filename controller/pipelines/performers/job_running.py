@@ -31,7 +31,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
-from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent
+from fairlead.wire.runner import RunnerState, SignalRequest, StatusEvent, SubmitRequest
 from fairlead.wire.shim import Fence, NodeInfo, RefusalCode
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from shim.client import ShimError
@@ -39,7 +39,8 @@ from shim.client import ShimError
 log = logging.getLogger(__name__)
 START_TRIES = 100
 START_PAUSE_SECONDS = 0.015
-"""A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
+"""A runner listens 0.1 to 0.2 s after its container started. Over SSH each refused try is a channel
+that is opened in vain."""
 PASSING_REFUSALS = frozenset(
     {
         *(RefusalCode.NO_CAPACITY, RefusalCode.NO_NETWORK),
@@ -173,7 +174,10 @@ class JobStarter:
         run = context.state.run
         try:
             inputs = await self._inputs.of(run) if self._inputs and run.outputs_from else ()
-            event = await self._start_when_it_listens(runner, context, inputs)
+            request = self._request(context, inputs)
+            if not await connection.runners.until_it_listens(attempt.id):
+                raise RetryLater("the connection to the node was lost")
+            event = await _start(runner, request)
             # Also after a try that broke off in the upload: the runner still waits for its code.
             if event.state is RunnerState.WAITING_FOR_CODE:
                 await self._send_code(runner, context)
@@ -224,22 +228,23 @@ class JobStarter:
             )
         )
 
-    async def _start_when_it_listens(
-        self, runner: RunnerApi, context: AttemptContext, inputs: Sequence[TakenArchive]
-    ) -> StatusEvent:
-        """Start the job. Raises RunnerUnavailable when the runner does not listen soon, RetryLater
-        while the gang is not placed, SecretMissing."""
+    def _request(self, context: AttemptContext, inputs: Sequence[TakenArchive]) -> SubmitRequest:
+        """Raises RetryLater while the gang is not placed, SecretMissing."""
         cluster, key = self._clusters.info(context), self._clusters.key(context)
-        request = to_node.submit_request(
+        return to_node.submit_request(
             context.with_secrets(self._secrets), cluster, key, [one.files for one in inputs]
         )
-        for _ in range(START_TRIES):
-            try:
-                return await runner.start(request)
-            # The container runs some moments before its entrypoint listens on the socket.
-            except RunnerUnavailable:
-                await asyncio.sleep(START_PAUSE_SECONDS)
-        return await runner.start(request)
+
+
+async def _start(runner: RunnerApi, request: SubmitRequest) -> StatusEvent:
+    """Start the job. Raises RunnerUnavailable when the runner does not listen soon."""
+    for _ in range(START_TRIES):
+        try:
+            return await runner.start(request)
+        # An older shim does not tell when the runner listens.
+        except RunnerUnavailable:
+            await asyncio.sleep(START_PAUSE_SECONDS)
+    return await runner.start(request)
 
 
 class RunnerFollower:

@@ -1,8 +1,9 @@
 """Log collection follows a job's log, stores it, and acknowledges what is stored.
 
-It acknowledges at once at the end, soon when much came, else every minute; where logs are in a
-bucket, every 5 min, because each time makes an object. When the container is
-gone, it reads the rest from the shim and adds the last lines of the system.
+It begins next to the job's start, so that the first line finds an open way. It acknowledges at once
+at the end, soon when much came, else every minute; where logs are in a bucket, every 5 min, because
+each time makes an object. When the container is gone, it reads the rest from the shim and adds the
+last lines of the system.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ class LogCollector:
                         return
                 else:
                     runner = connection.runner(to_node.runner_socket(context))
+                    if not await connection.runners.until_it_listens(attempt.id):
+                        raise RetryLater("the connection to the node was lost")
                     await self._follow_runner(runner, writer, links)
                 if attempt.task.gpus:
                     notices = await self._notices(attempt.id, connection)

@@ -9,14 +9,13 @@ engine, a route, a DNS server.
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
 
 from shim.settings import MAX_NETWORKS, SubnetRange
-from shim.wires.namespace import Namespace, WireError
+from shim.wires.namespace import ROUTES, Namespace, WireError
 
 log = logging.getLogger(__name__)
 BRIDGES = "fl-"
@@ -30,7 +29,6 @@ _BUILT_IN = (
 """Docker's own pools but for 172.17, its default bridge, and 172.31, the default network of AWS:
 from the last, because Docker begins with the first. Then the range for benchmarks of networks, for
 nodes that have a route to 172.16.0.0/12."""
-_ROUTES = "/proc/net/route"
 _RESOLVERS = Path("/etc/resolv.conf")
 _MIN_ROUTE_PREFIX = 8
 """A wider route is a default route: VPNs split it into 0.0.0.0/1 and 128.0.0.0/1."""
@@ -108,7 +106,7 @@ def of_network(network: Mapping[str, Any]) -> Iterator[IPv4Network]:
 
 
 def of_node(
-    engine: Namespace, routes: str = _ROUTES, resolvers: Path = _RESOLVERS
+    engine: Namespace, routes: str = ROUTES, resolvers: Path = _RESOLVERS
 ) -> frozenset[IPv4Network]:
     """Return the networks to which the node has routes, and the addresses of its DNS servers.
 
@@ -120,23 +118,13 @@ def of_node(
 
 def _routes(engine: Namespace, path: str) -> Iterator[IPv4Network]:
     try:
-        lines = engine.read(path).splitlines()
+        routes = engine.routes(path)
     except WireError as error:
         log.warning("%s, so networks may overlap with its routes", error)
         return
-    for line in lines[1:]:
-        words = line.split()
-        if words[0].startswith(BRIDGES):
-            continue
-        target, mask = (_address(words[at]) for at in (1, 7))
-        network = IPv4Network(f"{target}/{mask}", strict=False)
-        if network.prefixlen >= _MIN_ROUTE_PREFIX:
-            yield network
-
-
-def _address(text: str) -> IPv4Address:
-    """Return the address that the kernel writes in hexadecimal digits, in its own byte order."""
-    return IPv4Address(struct.pack("=L", int(text, 16)))
+    for route in routes:
+        if not route.device.startswith(BRIDGES) and route.to.prefixlen >= _MIN_ROUTE_PREFIX:
+            yield route.to
 
 
 def _resolvers(path: Path) -> Iterator[IPv4Network]:

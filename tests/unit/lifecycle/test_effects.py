@@ -10,6 +10,8 @@ from fairlead.model.reasons import Reason
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import Play
 
+STARTING = (EffectKind.START_JOB, EffectKind.COLLECT_LOGS)
+
 
 def test_nothing_is_wanted_for_a_job_that_waits_for_a_place() -> None:
     assert Play().wanted() == ()
@@ -27,7 +29,7 @@ def test_a_shim_that_asks_for_credentials_again_gets_the_task_again_until_it_has
     assert play.send(play.seen(started=False, version=4)).wanted() == (EffectKind.SUBMIT_TASK,)
     assert play.send(play.seen(started=False, version=5)).wanted() == ()
     assert play.send(ask).wanted() == (EffectKind.SUBMIT_TASK,)
-    assert play.send(play.seen(version=9)).wanted() == (EffectKind.START_JOB,)
+    assert play.send(play.seen(version=9)).wanted() == STARTING
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -46,8 +48,8 @@ def test_the_newer_word_about_credentials_in_one_turn_counts(
     assert wanted_after(asks=1, has=2) == ()
 
 
-def test_a_started_container_is_given_its_job() -> None:
-    assert Play().to_container().wanted() == (EffectKind.START_JOB,)
+def test_a_started_container_is_given_its_job_and_its_log_is_followed() -> None:
+    assert Play().to_container().wanted() == STARTING
 
 
 def test_a_running_job_is_followed() -> None:

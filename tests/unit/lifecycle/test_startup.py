@@ -14,7 +14,7 @@ from fairlead.model.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play, planned
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
-START_JOB = (EffectKind.START_JOB,)
+START_JOB = (EffectKind.START_JOB, EffectKind.COLLECT_LOGS)
 
 
 def _all_in_containers(order: StartupOrder, **policy: object) -> Play:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -27,6 +29,20 @@ from tests.unit.nodes.world import (
     world,
 )
 from tests.unit.pipelines.parts import a_node, attempt_of, placed, submitted, task_of
+
+# -- who listens ---------------------------------------------------------------------------
+
+
+async def test_an_event_that_a_runner_listens_ends_the_wait_for_it() -> None:
+    state = placed(AttemptStatus.PULLING)
+    info = task_of(state, runner_listens=False)
+    async with world(state, before=listing(info)) as it:
+        await it.connected()
+        (connection,) = it.link.connections
+        wait = asyncio.create_task(connection.runners.until_it_listens(info.id))
+        it.event(EventType.TASK, msgspec.structs.replace(info, runner_listens=True))
+        assert await wait
+
 
 # -- who is there -------------------------------------------------------------------------
 

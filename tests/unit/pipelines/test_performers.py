@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -359,7 +360,33 @@ async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> N
     assert started.at == NOW
 
 
-async def test_a_runner_that_does_not_listen_yet_is_waited_for(
+async def test_a_runner_is_not_asked_before_its_shim_says_that_it_listens(
+    node: FakeConnection,
+) -> None:
+    state = placed(AttemptStatus.PULLING)
+    info = task_of(state, runner_listens=False)
+    node.runners.note(info)
+    node.the_runner.failures = [RunnerUnavailable("asked too early")]
+    starter = JobStarter(NotedPipeline(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)
+    start = asyncio.create_task(starter(context_of(state), node))
+    await asyncio.sleep(0)
+    node.the_runner.failures.clear()
+    node.runners.note(msgspec.structs.replace(info, runner_listens=True))
+    await start
+    assert node.the_runner.asked == ["start"]
+
+
+async def test_a_start_ends_its_wait_with_the_connection(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.PULLING)
+    node.runners.note(task_of(state, runner_listens=False))
+    node.runners.close()
+    starter = JobStarter(NotedPipeline(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)
+    with pytest.raises(RetryLater, match="the connection to the node was lost"):
+        await starter(context_of(state), node)
+    assert node.the_runner.asked == []
+
+
+async def test_a_runner_of_an_older_shim_is_asked_until_it_listens(
     node: FakeConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)

@@ -49,6 +49,16 @@ async def test_the_door_leads_to_the_first_socket_whatever_the_job_puts_there_la
         assert inode(door) == first
 
 
+async def test_the_shim_says_when_the_runner_listens_also_after_its_restart(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        assert (await until(service, "t1", TaskStatus.RUNNING)).runner_listens is False
+        with listen(node.settings.socket_folder("t1") / "runner.sock"):
+            await eventually(lambda: service.supervisor.info("t1").runner_listens)
+    async with node.shim() as service:
+        await eventually(lambda: service.supervisor.info("t1").runner_listens)
+
+
 @pytest.mark.parametrize("kind", ["symlink", "file", "fifo"])
 async def test_a_file_that_is_no_socket_gets_no_door(
     node: Node, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture

@@ -141,6 +141,52 @@ class QuietNamespace(Namespace):
     def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
         return {"cat": "1\n", "ip": "[]"}.get(argv[0], "")
 
+    def read(self, path: str) -> str:
+        return ""
+
+
+class ToldNamespace(QuietNamespace):
+    """Has the files of /proc/net that it is given, and notes the programs that it starts."""
+
+    def __init__(self, **files: str) -> None:
+        super().__init__()
+        self.files = files
+        self.started: list[tuple[str, ...]] = []
+
+    def run(self, *argv: str, given: str = "", fds: Sequence[int] = ()) -> str:
+        self.started.append(argv)
+        return super().run(*argv, given=given, fds=fds)
+
+    def read(self, path: str) -> str:
+        return self.files.get(path.rpartition("/")[2], "")
+
+
+_ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0
+fl-w0\t0100500A\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0
+eth1\t0200500A\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0
+"""
+
+
+def test_an_address_is_given_without_a_program_and_not_to_two_shims() -> None:
+    namespace = ToldNamespace(route=_ROUTES)
+    wires = Wires("install-1", namespace)
+    wires.open((), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    assert wires.give() == "10.80.0.2"
+    assert namespace.started == []
+
+
+def test_a_wire_that_went_with_its_container_is_forgotten_by_one_program() -> None:
+    namespace = ToldNamespace(dev="Inter-|\n face |\n    lo: 0 0\n")
+    wires = Wires("install-1", namespace)
+    one = Attachment(task_id="t1", run_id="run", container="c1", address=IPv4Address("10.80.0.2"))
+    wires.open((one,), IPv4Network("10.80.0.0/30"))
+    namespace.started.clear()
+    assert wires.detach("t1") == one.address
+    assert namespace.started == [("nft", "-f", "-")]
+
 
 def test_a_running_container_keeps_an_address_of_an_earlier_subnet() -> None:
     wires = Wires("install-1", QuietNamespace())

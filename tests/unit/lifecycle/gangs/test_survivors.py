@@ -475,7 +475,7 @@ def test_no_rank_is_started_before_all_have_their_places() -> None:
     play.wait(400)
     assert play.attempt(0).reason is None, "its start limit stands still meanwhile"
     play.place_waiting()
-    assert play.wanted(0) == (EffectKind.START_JOB,)
+    assert play.wanted(0)[0] is EffectKind.START_JOB
 
 
 def test_two_states_of_a_gang_are_equal_when_nothing_happened() -> None:
