@@ -20,6 +20,8 @@ def explored(seed: int) -> Outcome:
     try:
         return simulate(seed)
     except (Exception, NeverEnds) as error:
+        # The next alarm would end what comes now, and with it the caller.
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         text = "".join(traceback.format_exception(error))
         return Outcome(
             seed=seed,

@@ -26,7 +26,10 @@ from tests.support.daemons import Daemon
 _GIVEN = 3
 """The first descriptor that systemd gives, and `Daemon` too (sd_listen_fds(3))."""
 _LARGEST = 1 << 20
-_SLOW_MODULES = ("fairlead.cli.main", "rich.markdown", "rich.console", "cyclopts.help", "ssl")
+_SLOW_MODULES = (
+    *("fairlead.cli.main", "rich.markdown", "rich.console", "cyclopts.help", "ssl"),
+    *("controller.commands.serve", "uvloop"),
+)
 
 
 class WarmCommands:

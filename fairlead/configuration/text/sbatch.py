@@ -27,7 +27,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+", re.ASCII)
 _WHEN = {"afterok": "done", "afterany": "ended", "afternotok": "failed", "after": "running"}
 _ARRAY = re.compile(r"([0-9,:-]+)(?:%(\d+))?", re.ASCII)
 _ARRAY_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
-_MOST_TASKS = 10_000
+_MAX_TASKS = 10_000
 _TASK_ID = "array_task_id"
 """The parameter that `env_style: slurm` shows as SLURM_ARRAY_TASK_ID."""
 PREAMBLE = """\
@@ -361,13 +361,13 @@ def _array(job: _Job, value: str) -> None:
             break
         first = int(found[1])
         last, step = int(found[2] or first), int(found[3] or 1)
-        if last < first or step < 1 or (last - first) // step >= _MOST_TASKS:
-            raise _Refused(f"{part!r} is empty, or has more than {_MOST_TASKS:,} tasks")
+        if last < first or step < 1 or (last - first) // step >= _MAX_TASKS:
+            raise _Refused(f"{part!r} is empty, or has more than {_MAX_TASKS:,} tasks")
         numbers |= set(range(first, last + 1, step))
     if match is None:
         raise _Refused(f"{value!r} is not like 0-9, 0-15:4, 1,3,5 or 0-99%4")
-    if len(numbers) > _MOST_TASKS:
-        raise _Refused(f"{len(numbers):,} tasks: {_MOST_TASKS:,} at most")
+    if len(numbers) > _MAX_TASKS:
+        raise _Refused(f"{len(numbers):,} tasks: {_MAX_TASKS:,} at most")
     job.array = sorted(numbers)
     first, last = job.array[0], job.array[-1]
     is_range = len(job.array) == last - first + 1

@@ -14,7 +14,12 @@ from controller.commands import serve
 from controller.commands.serve import make_folder, read_config
 from controller.store.errors import LeaseLost, StoreError, StoreUnusable
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from tests.support.processes import run_cli
+from tests.unit.cli.conftest import Fairlead, Result
+from tests.unit.cli.output import of
+
+
+async def serve_in(folder: Path, start: Fairlead, *options: str, **env: str) -> Result:
+    return await of(start, "controller", "--data", f"{folder}/c", *options, **env)
 
 
 def test_a_mistake_in_the_controllers_file_names_file_line_and_field(tmp_path: Path) -> None:
@@ -38,26 +43,29 @@ def test_a_data_folder_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
         assert caught.value.exit_status == EXIT_USAGE
 
 
-def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    done = run_cli("controller", "--data", tmp_path / "c", "--log-level", "loud")
+async def test_a_level_that_is_not_known_is_refused_with_those_that_are(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    done = await serve_in(tmp_path, start, "--log-level", "loud")
     assert done.status == 2
-    assert '"warning"' in done.errors
-    assert "should not have happened" not in done.errors
+    assert '"warning"' in done.err
+    assert "should not have happened" not in done.err
 
 
-def test_a_level_from_the_environment_is_named_by_its_variable(tmp_path: Path) -> None:
-    env = {"FAIRLEAD_LOG_LEVEL": "loud"}
-    done = run_cli("controller", "--data", tmp_path / "c", env=env)
+async def test_a_level_from_the_environment_is_named_by_its_variable(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    done = await serve_in(tmp_path, start, FAIRLEAD_LOG_LEVEL="loud")
     assert done.status == 2
-    assert "FAIRLEAD_LOG_LEVEL" in done.errors
-    assert '"warning"' in done.errors
+    assert "FAIRLEAD_LOG_LEVEL" in done.err
+    assert '"warning"' in done.err
 
 
-def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_told_in_a_few_words(start: Fairlead, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run_cli("controller", "--data", tmp_path / "c", "--listen", listen)
-    assert (done.status, done.errors) == (
+        done = await serve_in(tmp_path, start, "--listen", listen)
+    assert (done.status, done.err) == (
         1,
         f"fairlead: cannot listen on {listen} (Address already in use); "
         "give another address with --listen HOST:PORT\n",
@@ -76,13 +84,13 @@ def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
         ("--service-body", "a size with a unit"),
     ],
 )
-def test_a_wrong_size_or_duration_is_refused_with_its_form(
-    tmp_path: Path, option: str, form: str
+async def test_a_wrong_size_or_duration_is_refused_with_its_form(
+    start: Fairlead, tmp_path: Path, option: str, form: str
 ) -> None:
-    done = run_cli("controller", "--data", tmp_path / "c", option, "some")
+    done = await serve_in(tmp_path, start, option, "some")
     assert done.status == 2
-    assert done.errors.startswith(f"fairlead: {option}: 'some' is not a ")
-    assert form in done.errors
+    assert done.err.startswith(f"fairlead: {option}: 'some' is not a ")
+    assert form in done.err
 
 
 @pytest.mark.parametrize("trouble", [LeaseLost("taken over"), StoreUnusable("it is damaged")])
@@ -103,17 +111,19 @@ def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
         os.umask(before)
 
 
-def test_a_wrong_domain_of_services_is_refused_with_an_example(tmp_path: Path) -> None:
-    done = run_cli("controller", "--data", tmp_path / "c", "--service-domain", "no domain")
-    assert (done.status, done.errors) == (
+async def test_a_wrong_domain_of_services_is_refused_with_an_example(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    done = await serve_in(tmp_path, start, "--service-domain", "no domain")
+    assert (done.status, done.err) == (
         2,
         "fairlead: --service-domain: 'no domain' is no domain, such as svc.example.com\n",
     )
 
 
-def test_half_of_a_certificate_is_a_usage_error(tmp_path: Path) -> None:
-    done = run_cli("controller", "--data", tmp_path / "c", "--tls-cert", tmp_path / "x.pem")
-    assert (done.status, done.errors) == (
+async def test_half_of_a_certificate_is_a_usage_error(start: Fairlead, tmp_path: Path) -> None:
+    done = await serve_in(tmp_path, start, "--tls-cert", f"{tmp_path}/x.pem")
+    assert (done.status, done.err) == (
         2,
         "fairlead: --tls-cert and --tls-key belong together: give both\n",
     )
@@ -133,18 +143,17 @@ def test_half_of_a_certificate_is_a_usage_error(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bucket_that_cannot_be_one_is_a_usage_error(
-    tmp_path: Path, options: tuple[str, ...], message: str
+async def test_a_bucket_that_cannot_be_one_is_a_usage_error(
+    start: Fairlead, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = run_cli("controller", "--data", tmp_path / "c", *options)
-    assert (done.status, done.errors) == (2, f"fairlead: {message}\n")
+    done = await serve_in(tmp_path, start, *options)
+    assert (done.status, done.err) == (2, f"fairlead: {message}\n")
 
 
-def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "x.pem", tmp_path / "x.key"
-    options = ("--tls-cert", certificate, "--tls-key", key)
-    done = run_cli("controller", "--data", tmp_path / "c", *options)
-    assert (done.status, done.errors) == (
+async def test_a_certificate_that_is_not_there_is_named(start: Fairlead, tmp_path: Path) -> None:
+    options = ("--tls-cert", f"{tmp_path}/x.pem", "--tls-key", f"{tmp_path}/x.key")
+    done = await serve_in(tmp_path, start, *options)
+    assert (done.status, done.err) == (
         1,
         f"fairlead: --tls-cert, --tls-key: {tmp_path}/x.pem: No such file or directory\n",
     )

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from fairlead.wire.frames import Stream
+from fairlead.wire.runner import RunnerState
 from runner.client import RunnerError
+from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,
@@ -16,6 +18,7 @@ from tests.unit.runner.harness import (
     followed,
     payload,
     run_job,
+    until,
     until_output,
 )
 
@@ -55,7 +58,16 @@ async def test_an_end_within_the_grace_counts_though_its_children_are_killed(
     tmp_path: Path,
 ) -> None:
     command = f"(trap '' TERM; while :; do sleep 0.05; done) & {SAVES}"
-    assert await interrupted(tmp_path, command, 3.0) == ("interrupted", 75)
+    async with a_runner(tmp_path) as (_, client):
+        await client.submit(a_job(command, restart_exit_code=75))
+        await client.run()
+        await until_output(client, b"ready\n")
+        main = Path(f"/proc/{(await until(client, RunnerState.RUNNING)).pid}")
+        await client.stop(grace=3600, interrupt=True)
+        await eventually(lambda: not main.exists())
+        await client.stop(grace=0)
+        record = await exit_of(client)
+    assert (record.reason, record.exit_code) == ("interrupted", 75)
 
 
 async def test_the_restart_exit_code_alone_is_no_interruption(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_stopping_reaches_a_job_at_its_terminal(tmp_path: Path) -> None:
         await client.submit(a_job(loop, tty=True))
         await client.run()
         await until_output(client, b"ready\n")
-        await client.stop(grace=10)
+        await client.stop(grace=3600)
         record = await exit_of(client)
         assert payload(await followed(client)).endswith(b"bye\n")
     assert (record.reason, record.exit_code) == ("container_exited_with_error", 5)

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 from tests.unit.shim.parts import CALLER, Node, listen, request, until
 
 WHY = "terminated_by_user"
-SOON = 1.0
+SOON = 2.0
 """A grace that has passed before the shim looks at it is no grace: nobody is told of it then."""
 
 
