@@ -19,7 +19,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, write_private
+from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, INSTALLATION_NAME, write_private
 from controller.store import schema
 from controller.store.lease import LEASE_SECONDS, Lease
 from controller.store.sql import Database
@@ -193,6 +193,8 @@ def _move(folder: Path, data: Path) -> None:
     # SQLite would play the write-ahead log of the old database into the restored one.
     for suffix in ("-wal", "-shm"):
         (data / f"{DATABASE_NAME}{suffix}").unlink(missing_ok=True)
+    # The folder belongs to the restored installation from now on; its next start says so.
+    (data / INSTALLATION_NAME).unlink(missing_ok=True)
     for name in (*_BESIDE, DATABASE_NAME):
         if (folder / name).exists():
             (folder / name).replace(data / name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import logging
 import math
 import signal
@@ -71,7 +72,7 @@ from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint, UserData, render
 from controller.service.runs.progress import PullsInProgress
 from controller.store import peers
-from controller.store.base import Boot, Snapshot, Store
+from controller.store.base import BEFORE_BUCKET, Boot, Snapshot, Store
 from controller.store.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable
 from controller.store.lease import LEASE_SECONDS
 from controller.store.peers import Peers
@@ -189,8 +190,11 @@ async def _among_peers(
 ) -> None:
     """Carry connections to the leader until it is gone, then lead. Raises as `serve` does."""
     peers.keys = await asyncio.to_thread(_fingerprint, options)
+    peers.installation_id = await asyncio.to_thread(_installation_of, options)
     wait = following.Wait(peers, stop)
     await wait.begin()
+    if peers.installation_id is not None:
+        await asyncio.to_thread(_tie, options, peers.installation_id)
     async with contextlib.AsyncExitStack() as closing:
         listening = await _listening(options)
         closing.callback(listening.close)
@@ -293,6 +297,7 @@ async def _stores(options: Options, closing: contextlib.AsyncExitStack) -> Store
         store=SqlStore(
             options.database or SqliteDatabase(data),
             lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
+            installation_id=await asyncio.to_thread(_installation_of, options),
         ),
         logs=LogStore(data / "logs"),
         outputs=OutputStore(data / "outputs", options.most_outputs),
@@ -388,6 +393,7 @@ async def _known(options: Options, store: Store) -> _Known:
     """Raises StoreError, IdentityUnusable, KeyUnusable."""
     # It takes the lease: only its holder may make keys and tokens in the data folder.
     boot = await store.open()
+    await asyncio.to_thread(identity.tie, options.data, boot.installation_id)
     snapshot = await store.load()
     far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
     key = await asyncio.to_thread(identity.ssh_identity, options.data, far)
@@ -400,9 +406,29 @@ async def _known(options: Options, store: Store) -> _Known:
 
 
 def _fingerprint(options: Options) -> str | None:
+    """Return `Peer.keys` of this controller. Blocking. Raises CannotStart."""
+    try:
+        keys = identity.fingerprint(options.data, options.secrets_key_file)
+    except identity.IdentityUnusable as error:
+        raise CannotStart(str(error)) from error
+    if keys is None or options.logs_bucket is None:
+        return keys
+    place = hashlib.sha256(msgspec.json.encode(options.logs_bucket)).hexdigest()[:8]
+    return f"{keys}{BEFORE_BUCKET}{place}"
+
+
+def _tie(options: Options, installation_id: str) -> None:
     """Blocking. Raises CannotStart."""
     try:
-        return identity.fingerprint(options.data, options.secrets_key_file)
+        identity.tie(options.data, installation_id)
+    except identity.IdentityUnusable as error:
+        raise CannotStart(str(error)) from error
+
+
+def _installation_of(options: Options) -> str | None:
+    """Blocking. Raises CannotStart."""
+    try:
+        return identity.installation_of(options.data)
     except identity.IdentityUnusable as error:
         raise CannotStart(str(error)) from error
 

@@ -147,7 +147,7 @@ def _keys(facts: Facts) -> Iterator[Finding]:
         yield bad("keys", f"others can read {path}", f"chmod 600 {path}")
     if names:
         return
-    wrong = [one.url for one in _alive_others(facts) if one.keys not in (None, facts.keys)]
+    wrong = [one.url for one in _alive_others(facts) if one.key_files not in (None, facts.keys)]
     if wrong:
         fix = "copy id_ed25519 and secrets.key from the leader's data folder to all others"
         yield bad("keys", f"they are not those of {', '.join(wrong)}", fix)

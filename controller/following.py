@@ -9,8 +9,8 @@ import time
 
 from controller.identity import IDENTITY_NAME
 from controller.relay import Relay
-from controller.store.base import Sight
-from controller.store.errors import StoreUnavailable, StoreUnusable
+from controller.store.base import BEFORE_BUCKET, Peer, Sight
+from controller.store.errors import OtherInstallation, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
 from controller.vault import SECRETS_KEY_NAME
 
@@ -37,7 +37,18 @@ class Wait:
     async def begin(self) -> None:
         """Look for the first time: what cannot work is refused now. Raises StoreUnavailable,
         StoreUnusable."""
-        sight = await self._look()
+        tied, found = self._peers.installation_id, await asyncio.to_thread(self._peers.installation)
+        if tied is None:
+            self._peers.installation_id = found
+        elif found != tied:
+            raise OtherInstallation(tied, found)
+        # Without showing itself: one that is refused has written nothing, and no other one has seen
+        # its keys.
+        sight = await asyncio.to_thread(self._peers.look_on)
+        if sight is not None:
+            alive = [peer for peer in sight.peers if sight.is_alive(peer)]
+            for peer in [peer for peer in alive if peer.leads] or alive:
+                self._compare(peer)
         if sight is not None and abs(off := time.time() - sight.now) > MAX_CLOCK_DIFFERENCE:
             word = "ahead of" if off > 0 else "behind"
             raise StoreUnusable(
@@ -81,7 +92,9 @@ class Wait:
         """Return whether another controller leads or may do so."""
         sight = await asyncio.to_thread(self._peers.look_on)
         relay.lead_to(self._elsewhere(sight))
-        return any(peer.id != self._peers.id for peer in filter(sight.is_alive, sight.peers))
+        return sight is not None and any(
+            peer.id != self._peers.id for peer in filter(sight.is_alive, sight.peers)
+        )
 
     def _elsewhere(self, sight: Sight | None) -> str | None:
         """Return where the leader is. One that was here is gone: its row stays until another one
@@ -103,10 +116,23 @@ class Wait:
     async def _look(self) -> Sight | None:
         """Raises StoreUnavailable, StoreUnusable."""
         sight = await asyncio.to_thread(self._peers.look)
-        for peer in () if sight is None else filter(sight.is_alive, sight.peers):
-            if peer.id != self._peers.id and peer.keys not in (None, self._peers.keys):
-                raise StoreUnusable(
-                    f"the controller {peer.url} has other keys: copy {IDENTITY_NAME} and "
-                    f"{SECRETS_KEY_NAME} from its data folder to this one's, then start again"
-                )
+        leader = None if sight is None else sight.leader
+        if sight is not None and leader is not None and sight.is_alive(leader):
+            self._compare(leader)
         return sight
+
+    def _compare(self, peer: Peer) -> None:
+        """Raises StoreUnusable if this controller and the other one can't take each other's
+        place."""
+        if peer.id == self._peers.id or peer.keys in (None, self._peers.keys):
+            return
+        own = self._peers.keys
+        if own is not None and own.partition(BEFORE_BUCKET)[0] == peer.key_files:
+            raise StoreUnusable(
+                f"the controller {peer.url} keeps its logs in another place: give all controllers "
+                "the same --logs-bucket and --logs-endpoint"
+            )
+        raise StoreUnusable(
+            f"the controller {peer.url} has other keys: copy {IDENTITY_NAME} and "
+            f"{SECRETS_KEY_NAME} from its data folder to this one's, then start again"
+        )

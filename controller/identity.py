@@ -18,6 +18,8 @@ from controller.store.base import Changes, Snapshot, Store
 
 IDENTITY_NAME = "id_ed25519"
 ADMIN_TOKEN_NAME = "admin-token"
+INSTALLATION_NAME = "installation"
+"""The file with the id of the installation to which a data folder belongs."""
 ADMIN = "admin"
 _PRIVATE = 0o600
 
@@ -63,6 +65,28 @@ def _how_to_make(path: Path) -> str:
         f"`ssh-keygen -t ed25519 -N '' -f {path}`, and its line in {path}.pub into the "
         f"authorized_keys of each node"
     )
+
+
+def installation_of(data: Path) -> str | None:
+    """Return the id of the installation to which the folder belongs; None: it is new, or of an
+    earlier version. Blocking. Raises IdentityUnusable."""
+    path = data / INSTALLATION_NAME
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityUnusable(f"cannot use {path}: {error}") from error
+
+
+def tie(data: Path, installation_id: str) -> None:
+    """Let the folder belong to this installation. Blocking. Raises IdentityUnusable."""
+    path = data / INSTALLATION_NAME
+    if installation_of(data) != installation_id:
+        try:
+            write_private(path, f"{installation_id}\n".encode())
+        except OSError as error:
+            raise IdentityUnusable(f"cannot write {path}: {error.strerror}") from error
 
 
 def fingerprint(data: Path, secrets_key: Path) -> str | None:

@@ -93,8 +93,9 @@ class Store(Protocol):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller as the others of its database see it. `keys`: the fingerprint of its key files;
-    None: it has none yet. Times are the database's Unix seconds."""
+    """A controller as the others of its database see it. `keys`: the fingerprint of its key files,
+    and that of its bucket of logs if it has one; None: it has no keys yet. Times are the database's
+    Unix seconds."""
 
     id: str
     url: str
@@ -106,7 +107,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     has_lock: bool = True
     """Of one that leads: the end of its session tells that it is dead."""
 
+    @property
+    def key_files(self) -> str | None:
+        return None if self.keys is None else self.keys.partition(BEFORE_BUCKET)[0]
 
+
+BEFORE_BUCKET = "."
+"""What stands in `Peer.keys` between the two fingerprints."""
 SHOWN_SECONDS = 10.0
 """A controller that was not seen for so long counts as gone."""
 

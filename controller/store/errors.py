@@ -49,3 +49,15 @@ class LeaseHeld(StoreError):
 
 class LeaseLost(StoreError):
     """Another controller has taken over: this one must stop at once and change nothing."""
+
+
+class OtherInstallation(StoreUnusable):
+    """The controller's data folder belongs to another installation than the database."""
+
+    def __init__(self, of_folder: str, of_database: str | None) -> None:
+        found = "is empty" if of_database is None else f"is that of {of_database}"
+        super().__init__(
+            f"the data folder belongs to the installation {of_folder}, and the database {found}: "
+            "give the database and the folder (--data) of one installation. If the database was "
+            "replaced on purpose, remove the file `installation` from the folder"
+        )

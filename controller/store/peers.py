@@ -71,7 +71,8 @@ _CONNECT = {
 class Peers:
     """This controller among those of its database. Everything blocks; one thread at a time.
 
-    `url`: where the other controllers and clients reach this one; `keys` may be set later.
+    `url`: where the other controllers and clients reach this one; `keys` may be set later, and so
+    may `installation_id`, to which the data folder belongs (None: it is new).
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Peers:
         self.id = secrets.token_hex(8)
         self.url = url
         self.keys = keys
+        self.installation_id: str | None = None
         self._version = version
         self._monotonic = monotonic
         self._engine: sa.Engine | None = None
@@ -107,18 +109,23 @@ class Peers:
         """Show this controller, and see the others; None: no controller of this version, or of a
         newer one, has opened the database yet. Raises StoreUnavailable."""
         with self._reached() as session:
-            if (schema.version(session) or "") < schema.CONTROLLERS_SINCE:
+            if not _knows_controllers(session):
                 return None
             self._show(session)
             return self._sight(session)
 
-    def look_on(self) -> Sight:
-        """See the others, and neither show this controller nor try to lead: it has led, and ends.
+    def look_on(self) -> Sight | None:
+        """See the others as `look` does, and neither show this controller nor try to lead."""
+        with self._reached() as session:
+            return sight_of(session) if _knows_controllers(session) else None
+
+    def installation(self) -> str | None:
+        """Return the id of the installation whose database this is; None: it is empty.
 
         Raises StoreUnavailable.
         """
         with self._reached() as session:
-            return sight_of(session)
+            return schema.installation_of(session)
 
     @contextmanager
     def _reached(self) -> Iterator[sa.Connection]:
@@ -225,6 +232,10 @@ class Peers:
         self._try_lock(session)
         has_ended = self.has_lock and leader is not None
         return msgspec.structs.replace(found, may_lead=found.may_lead or has_ended)
+
+
+def _knows_controllers(session: sa.Connection) -> bool:
+    return (schema.version(session) or "") >= schema.CONTROLLERS_SINCE
 
 
 def is_pooled(session: sa.Connection) -> bool:

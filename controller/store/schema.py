@@ -346,6 +346,13 @@ def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installat
     return Installation(id=new_id, epoch=1, restored_at=None)
 
 
+def installation_of(connection: sa.Connection) -> str | None:
+    """Return the id of the installation whose database this is; None: it is empty."""
+    if version(connection) is None:
+        return None
+    return connection.execute(sa.select(installation.c.id)).scalar_one_or_none()
+
+
 def begin_epoch(connection: sa.Connection, now: float) -> int:
     """Begin a new epoch after a restore and return it.
 

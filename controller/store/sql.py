@@ -17,7 +17,13 @@ import sqlalchemy as sa
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema, writes
 from controller.store.base import USE_SECONDS, Boot, Changes, Sight, Snapshot, StoredEvent
-from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from controller.store.errors import (
+    LeaseLost,
+    OtherInstallation,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
 from controller.store.sql_errors import as_store_error, is_about_values, sentence
@@ -94,7 +100,8 @@ class SqlStore:
     """The store in a SQL database; see `base.Store`.
 
     `now` gives Unix seconds. `lease_seconds` matters only for a database that several machines
-    reach: renew well before it has passed.
+    reach: renew well before it has passed. `installation_id`: the only installation whose database
+    is opened; None: any.
     """
 
     def __init__(
@@ -103,8 +110,10 @@ class SqlStore:
         *,
         now: Callable[[], float] = time.time,
         lease_seconds: float = LEASE_SECONDS,
+        installation_id: str | None = None,
     ) -> None:
         self.database = database
+        self._installation_id = installation_id
         self._lease = Lease(
             holder=_holder(),
             seconds=lease_seconds,
@@ -154,6 +163,10 @@ class SqlStore:
 
     def _begin_life(self, connection: sa.Connection) -> Boot:
         self.database.guard(connection)
+        if self._installation_id is not None:
+            found = schema.installation_of(connection)
+            if found != self._installation_id:
+                raise OtherInstallation(self._installation_id, found)
         token = None
         if schema.version(connection) is not None:
             # Before an upgrade: a living controller's tables must not change below it.

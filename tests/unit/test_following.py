@@ -34,10 +34,11 @@ class Planted(Peers):
             raise found
         return found
 
-    def look_on(self) -> Sight:
-        found = self.look()
-        assert found is not None
-        return found
+    def look_on(self) -> Sight | None:
+        return self.look()
+
+    def installation(self) -> str | None:
+        return "of-the-database"
 
 
 class NotingRelay(Relay):
@@ -94,6 +95,28 @@ async def test_other_keys_than_those_of_a_living_controller_are_refused(keys: st
     wait = Wait(Planted(sight(keys=keys)), asyncio.Event())
     with pytest.raises(StoreUnusable, match="http://l:1 has other keys: copy id_ed25519"):
         await wait.begin()
+
+
+async def test_another_bucket_of_logs_than_the_leaders_is_refused() -> None:
+    wait = Wait(Planted(sight(keys="k.place")), asyncio.Event())
+    with pytest.raises(StoreUnusable, match="http://l:1 keeps its logs in another place: give all"):
+        await wait.begin()
+
+
+async def test_a_waiting_one_with_other_keys_keeps_nobody_from_leading() -> None:
+    wrong = msgspec.structs.replace(at("http://w:1", "w", leads=False), keys="other")
+    assert await waited(seen(at("http://l:1"), wrong), seen(wrong, may_lead=True))
+
+
+@pytest.mark.parametrize(("tied", "is_refused"), [("of-another", True), ("of-the-database", False)])
+async def test_a_folder_of_another_installation_than_the_database_is_refused(
+    tied: str, is_refused: bool
+) -> None:
+    peers = Planted(sight())
+    peers.installation_id = tied
+    refused = pytest.raises(StoreUnusable, match="the data folder belongs to the installation of-")
+    with refused if is_refused else contextlib.nullcontext():
+        await Wait(peers, asyncio.Event()).begin()
 
 
 async def test_the_keys_of_one_that_has_none_yet_or_is_gone_do_not_count() -> None:

@@ -151,3 +151,13 @@ def test_a_write_that_fails_leaves_the_old_file_whole(
 def test_the_key_that_is_read_can_sign_in(tmp_path: Path) -> None:
     key = identity.ssh_identity(tmp_path)
     assert asyncssh.import_public_key(identity.public_line(key)) == key.convert_to_public()
+
+
+def test_a_folder_is_tied_to_one_installation(tmp_path: Path) -> None:
+    assert identity.installation_of(tmp_path) is None
+    identity.tie(tmp_path, "0123456789abcdef")
+    before = (tmp_path / identity.INSTALLATION_NAME).stat().st_ino
+    identity.tie(tmp_path, "0123456789abcdef")
+    assert (tmp_path / identity.INSTALLATION_NAME).stat().st_ino == before
+    assert identity.installation_of(tmp_path) == "0123456789abcdef"
+    assert mode(tmp_path / identity.INSTALLATION_NAME) == 0o600

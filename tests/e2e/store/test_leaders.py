@@ -176,9 +176,19 @@ def _may_lead(peers: Peers) -> bool:
     return sight.may_lead
 
 
-def test_one_with_other_keys_is_refused(controllers: Controllers) -> None:
+def test_one_of_another_installation_or_with_other_keys_or_another_bucket_is_refused(
+    controllers: Controllers,
+) -> None:
     *_, third = controllers.all
     third.kill9()
+    installation = (third.data / "installation").read_text()
+    (third.data / "installation").write_text("another\n")
+    with pytest.raises(DaemonFailed, match="the data folder belongs to the installation another"):
+        third.start()
+    (third.data / "installation").write_text(installation)
+    third.daemon.argv.extend(["--logs-bucket", "s3://theirs"])
+    with pytest.raises(DaemonFailed, match="keeps its logs in another place"):
+        third.start()
     (third.data / "id_ed25519").unlink()
     with pytest.raises(DaemonFailed, match=r"has other keys: copy id_ed25519 and secrets\.key"):
         third.start()

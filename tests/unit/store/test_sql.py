@@ -442,3 +442,24 @@ def test_a_lease_that_was_given_back_can_be_taken_at_once(lease_table: sa.Engine
         first.give_back(connection)
         second.verify(connection)
     lease_table.dispose()
+
+
+async def test_the_database_of_another_installation_is_refused_and_nothing_is_written(
+    folder: Path,
+) -> None:
+    store = SqlStore(SqliteDatabase(folder))
+    boot = await store.open()
+    await store.close()
+    refused = SqlStore(SqliteDatabase(folder), installation_id="another")
+    with pytest.raises(
+        StoreUnusable, match=f"another, and the database is that of {boot.installation_id}"
+    ):
+        await refused.open()
+    own = SqlStore(SqliteDatabase(folder), installation_id=boot.installation_id)
+    assert (await own.open()).token == boot.token + 1
+    await own.close()
+
+
+async def test_an_empty_database_is_not_that_of_the_folders_installation(folder: Path) -> None:
+    with pytest.raises(StoreUnusable, match="another, and the database is empty: give"):
+        await SqlStore(SqliteDatabase(folder), installation_id="another").open()
