@@ -562,6 +562,25 @@ class OrphanView(_View, frozen=True):
     quarantined: bool
 
 
+class ProviderFindingView(_View, frozen=True):
+    """What was tried at a provider. `fault`: what is wrong with it; null: nothing."""
+
+    what: str
+    fault: str | None
+
+
+class ProviderCheckView(_View, frozen=True):
+    findings: tuple[ProviderFindingView, ...]
+
+
+class ProviderTrialView(_View, frozen=True):
+    """A machine that is made to check its provider, and ended. `steps`: what was done so far."""
+
+    steps: tuple[str, ...]
+    fault: str | None
+    is_over: bool
+
+
 class FleetView(_View, frozen=True):
     """`placement`: the attribute whose value the nodes of one gang share. `nodes`: their names."""
 

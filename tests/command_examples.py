@@ -276,6 +276,11 @@ SECTIONS = {
         ),
         Command("machine orphans", "fairlead machine orphans"),
         Command(
+            "provider check",
+            "fairlead provider check aws-eu --boot",
+            "[Providers](machines.md) stand in the controller's file.",
+        ),
+        Command(
             "cost",
             "fairlead cost --by user,run --since 7d",
             "Users who are no admins see what their own runs have cost.",

@@ -25,7 +25,7 @@ from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
 from controller.api.http.streams import STREAMS, TOKEN_PROTOCOL, end_streams
 from controller.api.jobs import jobs, log_windows, logs, outputs, ports, terminals
-from controller.api.machines import controllers, fleets, gateways, nodes, rented
+from controller.api.machines import controllers, fleets, gateways, nodes, providers, rented
 from controller.api.runs import blobs, events, runs, scheduling, services, sweeps
 from controller.service import ControllerService
 from controller.service.accounts.rights import require_admin
@@ -286,6 +286,7 @@ ROUTES: tuple[Route, ...] = (
     *controllers.ROUTES,
     *fleets.ROUTES,
     *rented.ROUTES,
+    *providers.ROUTES,
     *gateways.ROUTES,
     *service_keys.ROUTES,
     *services.ROUTES,

@@ -1,8 +1,7 @@
 """EC2 of Amazon as a provider, through botocore: it finds credentials as all programs of AWS do
 (environment, profile, web identity, the role of the machine), signs, and knows every endpoint.
 
-Only a controller whose file names such a provider loads this module. Calls run in threads of their
-own, because botocore waits in its calls. It repeats none of them: the worker does, and counts.
+Only a controller whose file names such a provider loads this module.
 
 A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its region.
 """
@@ -10,26 +9,22 @@ A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its reg
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import botocore.loaders
-import botocore.session
 import msgspec
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
 from controller.clouds import catalog
-from controller.clouds.aws_errors import InstanceUnknown, TokenMismatch, refusal
+from controller.clouds.aws_calls import Calls
+from controller.clouds.aws_errors import InstanceUnknown, TokenMismatch, WouldWork
 from controller.clouds.base import (
     Abilities,
     CloudAway,
+    CloudError,
     Created,
     Described,
+    Examined,
     Order,
     Refused,
 )
@@ -49,14 +44,21 @@ SPOT_PRICES_EVERY_SECONDS = 1800.0
 VISIBLE_AFTER_SECONDS = 60.0
 """For so long EC2 may not know the id of a machine that it has just made."""
 MAX_USER_DATA = 16 << 10
-_THREADS = 16
-_CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
 _MAX_FILTER_VALUES = 200
 _GIB = 1 << 30
 _THERE = ("pending", "running", "stopping", "stopped")
 """The states of an instance that exists. One that is shutting down is neither billed nor used."""
+QUOTAS = {
+    "L-1216C47A": "standard machines on demand",
+    "L-34B43A08": "standard spot machines",
+    "L-DB2E81BA": "machines of G and VT on demand",
+    "L-3819A6DF": "spot machines of G and VT",
+    "L-417A185B": "machines of P on demand",
+    "L-7212CCBC": "spot machines of P",
+}
+"""The quotas of EC2 that limit the types of the catalog, by their codes."""
+_TRIED_TYPE = "t3.medium"
 _WITH_PLACE = frozenset({"pending", "running"})
-T = TypeVar("T")
 
 
 class _Image(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class AwsCloud:
         self.abilities = Abilities(idempotent=True, visible_after=visible_after)
         self._name = name
         self._config = config
-        self._calls = _Calls(name, config)
+        self._calls = Calls(name, config)
         self._paces = {region: Pace(describe_every) for region in config.regions}
         self._images: dict[str, _Image] = {}
         self._spot = _SpotPrices(self._calls)
@@ -305,6 +307,72 @@ class AwsCloud:
             return None
         return answer.get("Output") or None
 
+    # -- examining --------------------------------------------------------------------------
+
+    async def examine(self) -> Sequence[Examined]:
+        every = await _all(self._examined(region) for region in self._config.regions)
+        return [one for found in every for one in found]
+
+    async def _examined(self, region: str) -> list[Examined]:
+        where = self._config.regions[region]
+        found = [await self._tried(f"image {where.image} in {region}", self._image_there(region))]
+        if found[0].fault is None:
+            for zone in where.subnets:
+                what = f"rights to make a machine in {zone}"
+                found.append(await self._tried(what, self._dry_run(region, zone)))
+        for code, name in QUOTAS.items():
+            found.append(await self._quota(region, code, name))
+        return found
+
+    async def _tried(self, what: str, call: Awaitable[object]) -> Examined:
+        try:
+            await call
+        except CloudError as error:
+            return Examined(what=what, fault=str(error))
+        return Examined(what=what)
+
+    async def _image_there(self, region: str) -> None:
+        self._images.pop(region, None)
+        await self._image(region, self._config.regions[region].image)
+
+    async def _dry_run(self, region: str, zone: str) -> None:
+        """Ask for a machine that is not made. Raises CloudError."""
+        where = self._config.regions[region]
+        size = Offer(
+            provider=self._name,
+            instance_type=_TRIED_TYPE,
+            region=region,
+            zone=zone,
+            price=0.0,
+            cpu=0.0,
+            memory=0,
+            disk=0,
+        )
+        order = Order(
+            machine_id="check",
+            name="check",
+            installation="check",
+            fleet="check",
+            offer=size,
+            token="check",
+            user_data="#cloud-config\n",
+        )
+        request = self._request(order, where, await self._image(region, where.image))
+        try:
+            await self._calls.ec2(region, "run_instances", DryRun=True, **request)
+        except WouldWork:
+            return
+
+    async def _quota(self, region: str, code: str, name: str) -> Examined:
+        what = f"quota of {name} in {region}"
+        try:
+            cores = await self._calls.quota(region, code)
+        except CloudError as error:
+            return Examined(what=what, fault=str(error))
+        if cores <= 0:
+            return Examined(what=what, fault="it is 0 vCPUs: ask AWS for more, or do without them")
+        return Examined(what=f"{what}: {cores:g} vCPUs")
+
     def _split(self, instance_id: str) -> tuple[str, str]:
         """Raises CloudAway for a machine in a region that the controller's file does not name."""
         region, _, instance = instance_id.partition("/")
@@ -313,74 +381,10 @@ class AwsCloud:
         return region, instance
 
 
-class _Calls:
-    """Calls EC2 from threads, with one client for each region."""
-
-    def __init__(self, name: str, config: AwsProvider) -> None:
-        self._config = config
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"provider-{name}")
-        self._lock = threading.Lock()
-        self._session: Any = None
-        self._clients: dict[str, Any] = {}
-
-    async def close(self) -> None:
-        # What waits is cancelled; a call that is under way ends by its timeouts, and Python would
-        # wait for its thread in any case.
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
-        for client in self._clients.values():
-            client.close()
-
-    async def ec2(self, region: str, call: str, **request: Any) -> dict[str, Any]:
-        """Raises CloudError."""
-
-        def work() -> dict[str, Any]:
-            answer: dict[str, Any] = getattr(self._client(region), call)(**request)
-            return answer
-
-        return await self._in_thread(region, call, work)
-
-    async def pages(self, region: str, call: str, **request: Any) -> list[dict[str, Any]]:
-        """Return the pages of a list, all of them. Raises CloudError."""
-
-        def work() -> list[dict[str, Any]]:
-            return list(self._client(region).get_paginator(call).paginate(**request))
-
-        return await self._in_thread(region, call, work)
-
-    async def _in_thread(self, region: str, call: str, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._threads, work)
-        except (BotoCoreError, ClientError) as error:
-            raise refusal(error, f"{call} in {region}") from None
-
-    def _client(self, region: str) -> Any:
-        # Clients may be shared by threads, but making one is not safe, and credentials that come
-        # from a role of the machine are asked for here.
-        with self._lock:
-            if region not in self._clients:
-                if self._session is None:
-                    self._session = botocore.session.Session(profile=self._config.profile)
-                    self._session.register_component("data_loader", _loader())
-                self._clients[region] = self._session.create_client(
-                    "ec2",
-                    region_name=region,
-                    endpoint_url=self._config.endpoint,
-                    config=Config(
-                        connect_timeout=_CONNECT_SECONDS,
-                        read_timeout=_READ_SECONDS,
-                        retries={"mode": "standard", "total_max_attempts": 1},
-                        max_pool_connections=_THREADS,
-                        user_agent_extra="fairlead",
-                    ),
-                )
-            return self._clients[region]
-
-
 class _SpotPrices:
     """The present prices of spot machines, by type and zone."""
 
-    def __init__(self, calls: _Calls) -> None:
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._known: dict[str, tuple[float, dict[tuple[str, str], float]]] = {}
 
@@ -405,13 +409,6 @@ class _SpotPrices:
         }
         self._known[region] = (now + SPOT_PRICES_EVERY_SECONDS, prices)
         return prices
-
-
-@functools.cache
-def _loader() -> Any:
-    """Return what keeps the description of EC2's API, once for all accounts: it is the larger part
-    of what a client takes."""
-    return botocore.loaders.create_loader()
 
 
 async def _all(calls: Iterable[Any]) -> list[Any]:

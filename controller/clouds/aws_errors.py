@@ -77,6 +77,10 @@ class TokenMismatch(CloudAway):
     """The token was used before with other parameters: that call may have made a machine."""
 
 
+class WouldWork(CloudAway):
+    """A call that was only tried would have worked."""
+
+
 class InstanceUnknown(CloudAway):
     """EC2 knows no machine of this id, or does not know it yet."""
 
@@ -108,6 +112,8 @@ def refusal(error: BotoCoreError | ClientError, what: str) -> CloudError:
         return Unauthorized(text)
     if code in NOT_FOUND:
         return InstanceUnknown(text)
+    if code == "DryRunOperation":
+        return WouldWork(text)
     if code == TOKEN_MISMATCH:
         return TokenMismatch(text)
     if code == TOKEN_OF_ENDED:

@@ -88,6 +88,21 @@ class Closes(Protocol):
         """Give them back. No call follows."""
 
 
+class Examined(msgspec.Struct, frozen=True, kw_only=True):
+    """A thing that was tried at a provider. `fault`: what is wrong with it, and the fix."""
+
+    what: str
+    fault: str | None = None
+
+
+@runtime_checkable
+class Examines(Protocol):
+    """A provider that can try what an order needs without making a machine."""
+
+    async def examine(self) -> Sequence[Examined]:
+        """Try it. What goes wrong is an answer and no error."""
+
+
 class CloudError(Exception):
     """A call failed; the message is a sentence for operators."""
 

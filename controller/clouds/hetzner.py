@@ -21,6 +21,7 @@ from controller.clouds.base import (
     CloudError,
     Created,
     Described,
+    Examined,
     NoCapacity,
     Order,
     QuotaReached,
@@ -114,6 +115,10 @@ class _ServerTypes(_Page, frozen=True, kw_only=True):
 
 class _Servers(_Page, frozen=True, kw_only=True):
     servers: tuple[_Server, ...]
+
+
+class _Images(msgspec.Struct, frozen=True):
+    images: tuple[Any, ...]
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -262,6 +267,19 @@ class HetznerCloud:
     async def console(self, instance_id: str) -> str | None:
         """Hetzner shows a console to browsers alone."""
         return None
+
+    async def examine(self) -> Sequence[Examined]:
+        image = self._config.image
+        what = f"image {image}"
+        try:
+            if isinstance(image, int):
+                await self._call(_Nothing, "GET", f"images/{image}")
+            elif not (await self._call(_Images, "GET", "images", {"name": image})).images:
+                return [Examined(what=what, fault=f"there is no image of the name {image}")]
+        except CloudError as error:
+            field = f"providers.{self._name}.image"
+            return [Examined(what=what, fault=f"{field}: {error}")]
+        return [Examined(what=what)]
 
     def _place(self, server: _Server) -> Place | None:
         if not self._config.is_public:

@@ -13,6 +13,7 @@ from controller.lifecycle.inventory import Spending
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Node
+from controller.machines.trial import Trial
 from controller.machines.worker import Desk, Worker
 from controller.pipelines.rentals import Pinned, Rentals
 from fairlead.model.statuses import NodeStatus
@@ -49,7 +50,7 @@ class MachineManager:
         self._nodes = nodes
         self._clouds = settings.clouds
         self._boot_data = settings.boot_data
-        self._installation = installation
+        self.installation = installation
         desk = Desk(
             installation=installation,
             records=lambda: rentals.committed.values(),
@@ -63,11 +64,26 @@ class MachineManager:
             name: Worker(name, cloud, desk, clock) for name, cloud in settings.clouds.items()
         }
         self._known = set(rentals.committed)
+        self.trials: dict[str, Trial] = {}
+        """The latest check of each provider that made a machine."""
+        self._trying: set[asyncio.Task[None]] = set()
 
     @property
     def orphans(self) -> list[Orphan]:
         """The machines of this installation that no record knows, as last listed."""
         return [one for worker in self.workers.values() for one in worker.orphans]
+
+    def cloud(self, provider: str) -> Cloud | None:
+        return self._clouds.get(provider)
+
+    def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:
+        """Begin a check that makes a machine of this offer and ends it."""
+        trial = Trial(self._clouds[provider], offer, self.installation, machine_id)
+        self.trials[provider] = trial
+        task = asyncio.create_task(trial.run(), name="check of a provider")
+        self._trying.add(task)
+        task.add_done_callback(self._trying.discard)
+        return trial
 
     async def run(self) -> None:
         """Work until cancelled, then close the providers."""
@@ -81,6 +97,10 @@ class MachineManager:
                     self._look()
                     await self._rentals.changed.wait()
         finally:
+            trying = list(self._trying)
+            for task in trying:
+                task.cancel()
+            await asyncio.gather(*trying, return_exceptions=True)
             for cloud in self._clouds.values():
                 if isinstance(cloud, Closes):
                     await cloud.close()
@@ -101,7 +121,7 @@ class MachineManager:
         return Order(
             machine_id=machine.id,
             name=machine.name,
-            installation=self._installation,
+            installation=self.installation,
             fleet=machine.fleet,
             offer=machine.offer,
             token=machine.token,

@@ -37,6 +37,7 @@ from controller.service.machines.fleets import FleetService
 from controller.service.machines.gateways import GatewayService
 from controller.service.machines.health import DoctorService, GpuService
 from controller.service.machines.nodes import NodeService
+from controller.service.machines.providers import ProviderService
 from controller.service.machines.registrations import RegistrationService
 from controller.service.machines.rented import RentedService
 from controller.service.machines.user_data import JoinPoint
@@ -224,5 +225,6 @@ class ControllerService:
         )
         self.fleets = FleetService(pipeline, clock, vault)
         self.rented = RentedService(pipeline, self.fleets, clock, parts.machines)
+        self.providers = ProviderService(chance, parts.machines)
         self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, pipeline, connect)

@@ -57,6 +57,7 @@ GROUPS = {
     "gateway": "Add, list, show and remove gateways of services.",
     "fleet": "Add, list, change and remove fleets.",
     "machine": "List rented machines, and those that no record knows.",
+    "provider": "Check who rents machines.",
     "user": "Add, list, change and remove users.",
     "token": "Add, list and revoke tokens.",
     "service": "Show services, roll them back, and manage their keys.",

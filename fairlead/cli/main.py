@@ -49,6 +49,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         _job_app,
         _fleet_app,
         _machine_app,
+        _provider_app,
         _user_app,
         _token_app,
         _service_app,
@@ -154,6 +155,13 @@ def _machine_app() -> App:
     help = "List machines at providers that no record knows."
     machine.command(f"{machines}:orphans", name="orphans", help=help)
     return machine
+
+
+def _provider_app() -> App:
+    provider = _group("provider")
+    help = "Check a provider of machines."
+    provider.command(f"{_COMMANDS}.nodes.providers:check", name="check", help=help)
+    return provider
 
 
 def _user_app() -> App:

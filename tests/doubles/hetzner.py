@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 TOKEN = "canary-of-hetzner"
+IMAGE = 4711
 _TYPES = (
     ("cx22", 2, 4.0, 40, "x86", None, 0.006),
     ("ccx63", 48, 192.0, 960, "x86", None, 0.5),
@@ -49,6 +50,7 @@ class HetznerDouble:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/server_types", self._server_types)
+        app.router.add_get("/images/{id}", self._image)
         app.router.add_get("/servers", self._list)
         app.router.add_post("/servers", self._create)
         app.router.add_delete("/servers/{id}", self._delete)
@@ -89,6 +91,11 @@ class HetznerDouble:
             )
         ]
         return self._paged(request, "server_types", types)
+
+    async def _image(self, request: web.Request) -> web.Response:
+        if int(request.match_info["id"]) != IMAGE:
+            return _error(HetznerFailure(404, "not_found", "image not found"))
+        return web.json_response({"image": {"id": IMAGE}})
 
     async def _list(self, request: web.Request) -> web.Response:
         chosen = list(self.servers.values())

@@ -70,11 +70,15 @@ class Ec2Front:
         """The most machines on a page of a list."""
         self.cuts = False
         """Whether the next second page of a list fails."""
+        self.quotas: dict[str, float] = {}
+        """The quotas of the account, by their codes."""
         self._moto = moto
         self._tokens: dict[str, _Made] = {}
         self._ended: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("X-Amz-Target", "").endswith(".GetServiceQuota"):
+            return self._quota((await request.json())["QuotaCode"])
         wish = dict(parse_qsl(await request.text(), keep_blank_values=True))
         action = wish["Action"]
         found = _REGION.search(request.headers.get("Authorization", ""))
@@ -94,6 +98,13 @@ class Ec2Front:
             assert request.transport is not None
             request.transport.abort()
         return web.Response(status=status, body=content, content_type="text/xml")
+
+    def _quota(self, code: str) -> web.Response:
+        kind = "application/x-amz-json-1.1"
+        if (value := self.quotas.get(code)) is None:
+            refusal = {"__type": "NoSuchResourceException", "Message": "no such quota"}
+            return web.json_response(refusal, status=400, content_type=kind)
+        return web.json_response({"Quota": {"QuotaCode": code, "Value": value}}, content_type=kind)
 
     def _refusal(self, action: str, wish: dict[str, str]) -> web.Response | None:
         if action == _NEW and (made := self._tokens.get(wish["ClientToken"])) is not None:

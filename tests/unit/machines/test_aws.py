@@ -325,6 +325,24 @@ def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+async def test_an_examination_makes_nothing_and_names_what_is_missing(
+    world: Ec2World, account: Account, installation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", world.front.url)
+    world.front.quotas = {"L-1216C47A": 64.0, "L-DB2E81BA": 0.0}
+    world.front.fails["RunInstances"] = [Failure("UnauthorizedOperation", "no", 403)]
+    found = {one.what: one.fault for one in await world.cloud.examine()}
+    image = account.regions[REGION].image
+    assert found[f"image {image} in {REGION}"] is None
+    rights = [fault for what, fault in found.items() if what.startswith("rights to make")]
+    assert len([fault for fault in rights if fault is None]) == len(rights) - 1
+    assert found[f"quota of standard machines on demand in {REGION}: 64 vCPUs"] is None
+    assert "0 vCPUs" in str(found[f"quota of machines of G and VT on demand in {REGION}"])
+    assert "no such quota" in str(found[f"quota of spot machines of P in {REGION}"])
+    assert all(wish["DryRun"] == "true" for wish in world.front.wishes)
+    assert list(await world.cloud.list_tagged("check")) == []
+
+
 def test_all_disks_of_an_image_end_with_their_machine() -> None:
     mappings = [
         {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 130, "DeleteOnTermination": True}},

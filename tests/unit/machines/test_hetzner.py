@@ -21,7 +21,7 @@ from controller.clouds.base import (
 from controller.clouds.hetzner import MAX_USER_DATA, HetznerCloud
 from controller.lifecycle.machines.model import Offer
 from controller.provider_config import HetznerProvider
-from tests.doubles.hetzner import TOKEN, HetznerDouble, HetznerFailure, hetzner
+from tests.doubles.hetzner import IMAGE, TOKEN, HetznerDouble, HetznerFailure, hetzner
 from tests.support.cloud_contract import CloudContract, installation, order_of
 from tests.unit.machines.parts import GIB
 
@@ -64,7 +64,7 @@ class HetznerWorld:
 def config(folder: Path, url: str, **more: Any) -> HetznerProvider:
     file = folder / "token"
     file.write_text(f"{TOKEN}\n")
-    fields: dict[str, Any] = {"locations": ("fsn1",), "image": 4711, "firewalls": (7,)}
+    fields: dict[str, Any] = {"locations": ("fsn1",), "image": IMAGE, "firewalls": (7,)}
     fields |= more
     return HetznerProvider(token_file=file, endpoint=url, **fields)
 
@@ -91,7 +91,7 @@ async def test_a_machine_is_made_of_everything_that_the_order_has(
         "name": f"{order.name}-{order.token[:12]}",
         "server_type": "cx22",
         "location": "fsn1",
-        "image": 4711,
+        "image": IMAGE,
         "user_data": order.user_data,
         "labels": {
             "fairlead-installation": installation,
@@ -130,6 +130,16 @@ async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
     # What the kernel, the image and the shim keep is not for jobs.
     assert 3 * GIB < small.memory < 3.5 * GIB
     assert small.disk < 30 * GIB
+
+
+async def test_an_image_that_is_not_there_is_named_with_its_field(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    assert [one.fault for one in await world.cloud.examine()] == [None]
+    cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, image=1))
+    (found,) = await cloud.examine()
+    await cloud.close()
+    assert str(found.fault).startswith("providers.hz.image: GET /images/1: image not found")
 
 
 async def test_a_name_that_another_owner_has_is_a_refusal(

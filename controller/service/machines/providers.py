@@ -1,0 +1,98 @@
+"""An admin's requests about providers of machines: which there are, and whether they work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.refusals import Conflict, Invalid, NotFound, Unavailable
+from controller.clock import Chance
+from controller.clouds.base import Cloud, CloudError, Examined, Examines
+from controller.lifecycle.machines.model import Offer
+from controller.machines.manager import MachineManager
+from controller.machines.trial import Trial
+from controller.service.accounts.rights import require_admin
+from controller.store.accounts import User
+
+
+class ProviderService:
+    """`manager` None: this controller has no providers."""
+
+    def __init__(self, chance: Chance, manager: MachineManager | None) -> None:
+        self._chance = chance
+        self._manager = manager
+
+    async def check(self, name: str, user: User) -> list[Examined]:
+        """Try what orders at this provider need; no machine is made.
+
+        Raises Forbidden, NotFound, Unavailable.
+        """
+        require_admin(user, "check a provider")
+        manager, cloud = self._cloud(name)
+        try:
+            offers = await cloud.offers()
+        except CloudError as error:
+            return [Examined(what="credentials and offers", fault=str(error))]
+        if not offers:
+            fault = "it has none: see its regions and prices in the controller's file"
+            return [Examined(what="credentials"), Examined(what="offers", fault=fault)]
+        found = [Examined(what=f"credentials and {len(offers)} offers")]
+        found.append(await _listed(cloud, manager.installation))
+        if isinstance(cloud, Examines):
+            found += await cloud.examine()
+        return found
+
+    async def try_one(self, name: str, instance_type: str | None, user: User) -> Trial:
+        """Begin to make one machine and end it: the cheapest on demand, or one of this type.
+
+        Raises Forbidden, NotFound, Unavailable, Conflict, Invalid.
+        """
+        require_admin(user, "make a machine to check a provider")
+        manager, cloud = self._cloud(name)
+        before = manager.trials.get(name)
+        if before is not None and not before.is_over:
+            raise Conflict(
+                f"a check of provider {name} makes a machine right now", field="provider"
+            )
+        try:
+            offer = _cheapest(await cloud.offers(), instance_type)
+        except CloudError as error:
+            raise Unavailable(str(error)) from None
+        if offer is None:
+            wanted = "" if instance_type is None else f" of the type {instance_type}"
+            raise Invalid(f"provider {name} has no offer{wanted} on demand", field="instance_type")
+        return manager.try_one(name, offer, self._chance.new_id())
+
+    def trial(self, name: str, user: User) -> Trial:
+        """Return the latest such check. Raises Forbidden, NotFound, Unavailable."""
+        require_admin(user, "read the check of a provider")
+        manager, _ = self._cloud(name)
+        if (found := manager.trials.get(name)) is None:
+            raise NotFound(f"no check of provider {name} made a machine since the controller began")
+        return found
+
+    def _cloud(self, name: str) -> tuple[MachineManager, Cloud]:
+        if self._manager is None:
+            raise Unavailable("this controller has no providers of machines")
+        if (cloud := self._manager.cloud(name)) is None:
+            known = ", ".join(sorted(self._manager.workers))
+            raise NotFound(
+                f"there is no provider {name!r}; this controller has {known}", field="provider"
+            )
+        return self._manager, cloud
+
+
+def _cheapest(offers: Sequence[Offer], instance_type: str | None) -> Offer | None:
+    allowed = (
+        one
+        for one in offers
+        if not one.spot and one.reservation is None and instance_type in (None, one.instance_type)
+    )
+    return min(allowed, key=lambda one: (one.price, one.key), default=None)
+
+
+async def _listed(cloud: Cloud, installation: str) -> Examined:
+    try:
+        machines = await cloud.list_tagged(installation)
+    except CloudError as error:
+        return Examined(what="the list of its machines", fault=str(error))
+    return Examined(what=f"the list of its machines: {len(machines)} of this installation")
