@@ -45,8 +45,10 @@ def apply_fleet(
     packed = find_bundle(bundle) if wish.hosts else None
     changed = api.make_fleet(wish.name, wish.placement, wish.attributes)
     if wish.machines is not None:
-        api.set_machines(wish.name, wish.machines, wish.budget)
-        changed.append(f"fleet {wish.name} rents machines of {wish.machines['provider']}")
+        # An empty mapping is `off`; the API reads that as none.
+        api.set_machines(wish.name, wish.machines or None, wish.budget)
+        rents = f"machines of {wish.machines['provider']}" if wish.machines else "no machines"
+        changed.append(f"fleet {wish.name} rents {rents}")
     if wish.images is not None and api.set_images(wish.name, wish.images, wish.registry_auth):
         many = f"pull {len(wish.images)} images ahead" if wish.images else "pull no images ahead"
         changed.append(f"the nodes of fleet {wish.name} {many}")
