@@ -22,7 +22,7 @@ from controller.lifecycle.machines.model import (
     Offer,
     node_of,
 )
-from controller.lifecycle.model import Resources
+from controller.lifecycle.model import Constraint, Resources
 from controller.lifecycle.pending_reasons import constraint_words
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
@@ -35,7 +35,12 @@ from controller.lifecycle.renting_reasons import (
 )
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
-from controller.scheduling.fitting.constraints import attributes_of, domain_of, unmet
+from controller.scheduling.fitting.constraints import (
+    all_unmet,
+    attributes_of,
+    domain_of,
+    unmet,
+)
 from controller.scheduling.fitting.fit import Room, closest, less, room, shortfalls
 from controller.scheduling.gang_placement import (
     allocate,
@@ -606,14 +611,23 @@ def _lost_a_spot_machine(member: Member) -> bool:
     return len(attempts) > 1 and attempts[-2].reason is Reason.INTERRUPTED_BY_NO_CAPACITY
 
 
+def _in_the_way(constraints: Sequence[Constraint], bins: Sequence[_Bin]) -> list[Constraint]:
+    """Return the constraints that leave no offer: each of which alone does, for some offer, or else
+    those of the offer that meets the most."""
+    missing = [all_unmet(constraints, one.attributes) for one in bins]
+    fewest = min(map(len, missing))
+    nearest = [one for one in missing if len(one) == fewest]
+    return list(
+        dict.fromkeys(one for each in (nearest if fewest == 1 else nearest[:1]) for one in each)
+    )
+
+
 def _why_none(need: Need, bins: Sequence[_Bin]) -> str:
     """Return what the nearest offer lacks, as a sentence's end."""
     _, constraints = need.scope
     reachable = [one for one in bins if unmet(constraints, one.attributes) is None]
     if not reachable:
-        missing = unmet(constraints, bins[0].attributes)
-        assert missing is not None
-        words = constraint_words(missing)
+        words = ", ".join(map(constraint_words, _in_the_way(constraints, bins)))
         return f"no offer has the attributes that the job asks for ({words})"
     nearest = closest(need.resources, [one.room for one in reachable])
     if not nearest.lacks:

@@ -45,7 +45,7 @@ ALLOWED = {
     "name": "a fleet's name",
     "placement": "the attribute whose value the nodes of one gang share",
     "hosts": "a list of host names, or of mappings with `host`",
-    "machines": "a mapping: what the fleet may rent",
+    "machines": "a mapping: what the fleet may rent; or off: nothing any more",
     "budget": "a mapping: per_hour, per_month",
     "images": "a list of images that its nodes pull ahead",
     "registry_auth": "a mapping of username and password",
@@ -89,7 +89,7 @@ class FleetFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     hosts: tuple[str | HostFields, ...] = ()
     placement: str | None = None
-    machines: dict[str, Any] | None = None
+    machines: dict[str, Any] | bool | str | None = None
     budget: dict[str, Any] | None = None
     images: list[Any] | None = None
     registry_auth: dict[str, Any] | None = None
@@ -134,7 +134,7 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str]
     hosts: tuple[FleetHost, ...]
     machines: dict[str, Any] | None = None
-    """What it may rent, as written; None: its file says nothing of it."""
+    """What it may rent, as written; empty: nothing any more; None: its file says nothing of it."""
     budget: dict[str, Any] | None = None
     images: list[Any] | None = None
     """What its nodes pull ahead; None: its file says nothing of it."""
@@ -148,7 +148,7 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
     """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError,
     HostError."""
     fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
-    _check_machines(fields)
+    rented = _machines_of(fields)
     _check_images(fields)
     hosts: list[FleetHost] = []
     for number, entry in enumerate(fields.hosts):
@@ -169,7 +169,7 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
         placement=fields.placement,
         attributes=fields.attributes,
         hosts=tuple(hosts),
-        machines=fields.machines,
+        machines=rented,
         budget=fields.budget,
         images=fields.images,
         registry_auth=fields.registry_auth,
@@ -186,20 +186,27 @@ def _check_images(fields: FleetFields) -> None:
         )
 
 
-def _check_machines(fields: FleetFields) -> None:
-    """Raises ConfigurationError."""
-    if fields.machines is None:
+def _machines_of(fields: FleetFields) -> dict[str, Any] | None:
+    """Return what the fleet may rent; empty: `off`. Raises ConfigurationError."""
+    # YAML 1.1 reads `off` as false.
+    is_off = fields.machines is False or fields.machines == "off"
+    if fields.machines is None or is_off:
         if fields.budget is not None:
             raise ConfigurationError(
                 "budget", "is of a fleet that rents nothing", "only with `machines`"
             )
-        if not fields.hosts and fields.images is None:
+        if not fields.hosts and fields.images is None and not is_off:
             raise ConfigurationError(
                 "hosts", "is missing", "a list of hosts, or `machines`, or `images`"
             )
-        return
+        return {} if is_off else None
+    if not isinstance(fields.machines, dict):
+        raise ConfigurationError(
+            "machines", f"{fields.machines!r} is not a mapping", ALLOWED["machines"]
+        )
     machines = convert(fields.machines, MachinesFields, within="machines")
     check_machines(machines, convert(fields.budget or {}, BudgetFields, within="budget"))
+    return fields.machines
 
 
 def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> FleetHost:

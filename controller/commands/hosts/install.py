@@ -179,14 +179,16 @@ class NodesApi:
         budget: dict[str, Any] | None = None,
     ) -> list[str]:
         """Make or change the fleet and return the changes; attributes that are not named stay, and
-        so does what it may rent without `machines`.
+        so does what it may rent without `machines`; an empty mapping: nothing any more.
 
         What it may rent is refused before anything of a fleet is stored.
         """
         changes: list[str] = []
         before = self.find_fleet(name)
-        sections = {} if machines is None else {"machines": machines, "budget": budget}
-        rents = "" if machines is None else f"fleet {name} rents machines of {machines['provider']}"
+        # The API reads no machines as `off`.
+        sections = {} if machines is None else {"machines": machines or None, "budget": budget}
+        what = f"machines of {machines['provider']}" if machines else "no machines"
+        rents = "" if machines is None else f"fleet {name} rents {what}"
         if before is None:
             body = {"name": name, "placement": placement, "attributes": attributes, **sections}
             self._client.post("/v1/fleets", body)

@@ -156,6 +156,8 @@ def _provisioning(machine: Machine, around: Surroundings, now: float) -> Machine
     if node.status is NodeStatus.CONNECTED:
         joined = replace(machine, status=MachineStatus.JOINED, joined_at=now, trouble=None)
         return _joined(joined, around, now)
+    if around.policy is None:
+        return ending(machine, MachineEnd.FLEET_REMOVED, "its fleet rents no more", now)
     if now >= boots_until(machine, around.policy):
         seconds = now - machine.ordered_at
         message = f"it was no node {seconds:.0f} s after its order"

@@ -252,6 +252,20 @@ def test_a_limit_that_no_offer_meets_is_named() -> None:
     }
 
 
+def test_each_field_of_the_run_that_leaves_no_offer_is_named() -> None:
+    market = shop(
+        offer("cheap", price=1.0),
+        offer("dear", price=4.0, region="south", zone="south-1"),
+    )
+    found = look(limited(regions=("south",), max_price=2.0), market)
+    (sentence,) = sentences(found)
+    assert "its regions" in sentence
+    assert "its max_price" in sentence
+    (sentence,) = sentences(look(limited(max_price=0.5, spot_policy=SpotPolicy.ON_DEMAND), market))
+    assert "its max_price" in sentence
+    assert "its spot_policy" not in sentence
+
+
 def test_a_run_that_only_reuses_takes_what_is_on_order_and_says_so_else() -> None:
     only = limited(creation_policy=CreationPolicy.REUSE)
     assert sentences(look(only, shop(offer()))) == {

@@ -165,3 +165,14 @@ def test_the_token_names_installation_machine_and_offer() -> None:
 def test_the_shorter_idle_duration_of_fleet_and_run_counts(own: float | None, due: float) -> None:
     idle = joined(idle_since=NOW, idle_duration=own)
     assert wakes_at(idle, around()) == NOW + due
+
+
+def test_a_fleet_that_rents_no_more_keeps_only_what_has_jobs() -> None:
+    off = replace(around(NodeStatus.EXPECTED), policy=None)
+    after = moved(machine(), [], off, NOW + 1)
+    assert (after.status, after.end) == (MachineStatus.TERMINATING, MachineEnd.FLEET_REMOVED)
+    off = replace(around(), policy=None)
+    idle = moved(joined(idle_since=NOW), [], off, NOW + 1)
+    assert idle.closing
+    busy = joined()
+    assert moved(busy, [], replace(off, is_used=True), NOW + 1) is busy

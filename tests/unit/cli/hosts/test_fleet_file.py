@@ -184,3 +184,25 @@ def test_images_that_could_not_be_pulled_are_refused_without_the_password(
         read(tmp_path, text)
     assert refused.value.field == field
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("off", ["off", "'off'", "false"])
+def test_a_fleet_stops_renting_with_off(tmp_path: Path, off: str) -> None:
+    wish = read(tmp_path, f"type: fleet\nname: f\nmachines: {off}\n")
+    assert (wish.machines, wish.hosts) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("type: fleet\nname: f\nmachines: on\n", "machines"),
+        ("type: fleet\nname: f\nmachines: many\n", "machines"),
+        ("type: fleet\nname: f\nmachines: off\nbudget: {per_hour: 1}\n", "budget"),
+    ],
+)
+def test_what_is_neither_a_mapping_nor_off_is_refused(
+    tmp_path: Path, text: str, field: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(tmp_path, text)
+    assert refused.value.field == field
