@@ -62,4 +62,6 @@ def test_mpirun_starts_ranks_on_all_nodes_that_add_up_over_the_network(
     only = f"--mca btl_tcp_if_include {network} --mca oob_tcp_if_include {network}"
     mpirun = f"mpirun --allow-run-as-root {only} --hostfile {hosts} -np 2 /allreduce"
     lines = lab.inside(attempts[0], "sh", "-c", mpirun).splitlines()
-    assert sorted(lines) == ["rank 0 of 2: sum 3", "rank 1 of 2: sum 3"]
+    # Open MPI may warn that its child has already started ssh: setpgid(2) fails with EACCES then.
+    ranks = [line for line in lines if "plm:rsh: Warning: setpgid(" not in line]
+    assert sorted(ranks) == ["rank 0 of 2: sum 3", "rank 1 of 2: sum 3"]
