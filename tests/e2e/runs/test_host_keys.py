@@ -64,8 +64,9 @@ def test_a_wrong_key_is_pinned_and_corrected_while_a_job_goes_on(lab: RunLab) ->
     wrong = other.export_public_key().decode().strip()
     lab.cli("node", "set", "n1", "--host-key", wrong).succeeded()
     try:
-        lab.wait_for_node(lambda node: lab.sshd.fingerprint in (node["message"] or ""))
-        node = lab.node()
+        node = lab.wait_for_node(
+            lambda node: node if lab.sshd.fingerprint in (node["message"] or "") else None
+        )
     finally:
         lab.cli("node", "set", "n1", "--host-key", lab.sshd.host_key).succeeded()
     assert node["status"] == "unreachable"
