@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 KILLS = 6
 READY = ': > "$2/ready"'
-STOP = TerminateRequest(grace=5, reason="terminated_by_user")
+STOP = TerminateRequest(grace=60, reason="terminated_by_user")
 
 
 @pytest.fixture

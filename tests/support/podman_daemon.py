@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
-from tests.support.waiting import LONG, wait_until
+from tests.support.waiting import wait_until
 
 # Limits: podman as root raises them, and fails where it has no CAP_SYS_RESOURCE, as in a container.
 _CONFIGURATION = """
@@ -126,7 +126,7 @@ class PodmanDaemon:
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-            client.settimeout(LONG)
+            client.settimeout(10)
             client.connect(str(self.socket))
             client.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
             return b"200" in client.recv(64)

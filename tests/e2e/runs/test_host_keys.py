@@ -4,6 +4,7 @@ can be accepted, pinned and changed, and none but the pinned one is asked for.""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -63,9 +64,12 @@ def test_a_wrong_key_is_pinned_and_corrected_while_a_job_goes_on(lab: RunLab) ->
     container = lab.container("going")
     wrong = other.export_public_key().decode().strip()
     lab.cli("node", "set", "n1", "--host-key", wrong).succeeded()
+
+    def refused(node: Any) -> Any:
+        return node if lab.sshd.fingerprint in (node["message"] or "") else None
+
     try:
-        lab.wait_for_node(lambda node: lab.sshd.fingerprint in (node["message"] or ""))
-        node = lab.node()
+        node = lab.wait_for_node(refused)
     finally:
         lab.cli("node", "set", "n1", "--host-key", lab.sshd.host_key).succeeded()
     assert node["status"] == "unreachable"

@@ -102,11 +102,10 @@ def test_a_changed_host_key_keeps_the_node_out_and_shows_both(
     lab.add_node("n2", "--host-key", pinned).succeeded()
     try:
         said = _told_about_n2(lab, other.get_fingerprint())
-        node = lab.node("n2")
+        lab.wait_for_node(lambda node: node["status"] == "unreachable", "n2")
         listed = lab.cli("node", "list", "--json").succeeded().output
     finally:
         lab.cli("node", "remove", "n2").succeeded()
-    assert node["status"] == "unreachable"
     for fingerprint in (lab.sshd.fingerprints[kind], other.get_fingerprint()):
         assert fingerprint in said
         assert fingerprint in listed
