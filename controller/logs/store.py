@@ -25,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 4
+BUCKET_THREADS = 8
 REMEMBERED_LOGS = 16
 """So many logs that were read in windows are remembered with what was learnt of them."""
 REMEMBERED_FINALS = 10_000
@@ -112,7 +113,9 @@ class LogWriter:
         """Make everything before the returned offset survive a power cut; with a bucket, the loss
         of this disk. Raises OSError."""
         end = await self._store.in_thread(self._writer.sync)
-        return end if self._parts is None else await self._store.in_thread(self._parts.put, end)
+        return (
+            end if self._parts is None else await self._store.in_bucket_thread(self._parts.put, end)
+        )
 
     async def close(self) -> None:
         """Close the writer in its thread, also when cancelled; only then the next writer begins."""
@@ -135,12 +138,16 @@ class LogStore:
         self._writers: dict[str, LogWriter] = {}
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
+        # Of its own: what waits for a slow bucket keeps no log from the disk.
+        self._bucket_pool = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="log-parts")
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
+        # A bucket that doesn't answer must not hold up the next leader.
+        self._bucket_pool.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=True)
 
     def use(self, bucket: LogBucket) -> None:
@@ -186,7 +193,7 @@ class LogStore:
     async def complete(self, attempt_id: str) -> None:
         """Record durably that no byte will follow; readers come to their end."""
         if self._bucket is not None:
-            await self.in_thread(self._bucket.complete, attempt_id)
+            await self.in_bucket_thread(self._bucket.complete, attempt_id)
             self._ended.put_nowait(attempt_id)
         await self.in_thread(segments.mark_complete, self.folder_of(attempt_id))
         self.finish(attempt_id)
@@ -200,7 +207,7 @@ class LogStore:
             try:
                 await self._filled(attempt_id)
                 folder = self.folder_of(attempt_id)
-                await self.in_thread(parts.join, self._bucket, folder, attempt_id)
+                await self.in_bucket_thread(parts.join, self._bucket, folder, attempt_id)
             except OSError as error:
                 log.warning("the parts of the log of %s stay apart: %s", attempt_id, error)
 
@@ -223,7 +230,7 @@ class LogStore:
         removed = await self.in_thread(segments.sweep, self._folder, needed, written_before)
         if self._bucket is not None:
             try:
-                await self.in_thread(self._bucket.sweep, needed, written_before)
+                await self.in_bucket_thread(self._bucket.sweep, needed, written_before)
             except BucketError as error:
                 log.warning("expired logs stay in their bucket for now: %s", error)
         return removed
@@ -239,7 +246,7 @@ class LogStore:
         # A writer keeps the copy newer than the bucket.
         if not copy.is_settled and attempt_id not in self._writers:
             folder = self.folder_of(attempt_id)
-            copy.end = await self.in_thread(parts.settle, bucket, folder, attempt_id)
+            copy.end = await self.in_bucket_thread(parts.settle, bucket, folder, attempt_id)
             copy.is_settled = True
 
     async def _filled(self, attempt_id: str) -> None:
@@ -250,7 +257,7 @@ class LogStore:
         async with copy.lock:
             try:
                 await self._settle(self._bucket, attempt_id, copy)
-                await self.in_thread(parts.fill, self._bucket, folder, attempt_id)
+                await self.in_bucket_thread(parts.fill, self._bucket, folder, attempt_id)
             except BucketError:
                 # A bucket that is away keeps nobody from what is here.
                 if not await self.in_thread(parts.is_whole, folder):
@@ -345,6 +352,11 @@ class LogStore:
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+
+    async def in_bucket_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a call that asks the bucket."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._bucket_pool, lambda: call(*args, **kwargs))
 
     def folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id

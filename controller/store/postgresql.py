@@ -17,10 +17,11 @@ import sqlalchemy as sa
 
 from controller.store import peers, schema
 from controller.store.base import Sight
-from controller.store.errors import StoreUnavailable, StoreUnusable
+from controller.store.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from controller.store.lease import FolderLock, Life
 from controller.store.peers import Peers, sight_of
 from controller.store.schema import installation
+from controller.store.sql_errors import sentence
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class PostgresqlDatabase:
             raise StoreUnusable(_NO_URL)
         self._url = parsed.set(drivername="postgresql+psycopg")
         self._engines: list[sa.Engine] = []
+        self._timeline: int | None = None
         self._lock = None if folder is None else FolderLock(folder)
         self.peers = peers
         if peers is not None:
@@ -83,6 +85,7 @@ class PostgresqlDatabase:
     def enter(self, holder: str) -> None:
         """Lock the data folder. If that fails, the lease alone protects the database: see
         `guard`."""
+        self._timeline = None
         if self._lock is not None:
             try:
                 self._lock.take(holder)
@@ -113,7 +116,9 @@ class PostgresqlDatabase:
     def writer(self) -> sa.Engine:
         # With a stricter level, a writer that waited for the lease's row would get a serialization
         # failure (40001) instead of the row as its successor left it.
-        return self._engine(isolation_level="READ COMMITTED")
+        engine = self._engine(isolation_level="READ COMMITTED")
+        sa.event.listen(engine, "connect", self._require_timeline)
+        return engine
 
     def reader(self) -> sa.Engine:
         """Return an engine whose queries in one transaction all see the same moment."""
@@ -137,6 +142,22 @@ class PostgresqlDatabase:
         if self.peers is None:
             return {**_CONNECT, "options": peers.options(_SETTINGS)}
         return {**_SHARED_CONNECT, "options": peers.options(_SHARED_SETTINGS)}
+
+    def timeline(self) -> int | None:
+        return self._timeline
+
+    def _require_timeline(self, connection: Any, _record: object) -> None:
+        """Raise LeaseLost if a server was promoted since the first connection: what is in memory
+        may be ahead of it."""
+        found = _timeline_of(connection)
+        if self._timeline is None:
+            self._timeline = found
+        elif found not in (None, self._timeline):
+            connection.close()
+            raise LeaseLost(
+                "another database server was promoted, which may lack the last commits; this "
+                "controller stops, so that the next one goes on from what is there"
+            )
 
     def guard(self, connection: sa.Connection) -> None:
         if self.peers is not None:
@@ -195,6 +216,24 @@ class PostgresqlDatabase:
             self._lock.leave()
         if self.peers is not None:
             self.peers.leave()
+
+
+def _timeline_of(connection: Any) -> int | None:
+    """Return the timeline on which the server writes; None: it doesn't tell.
+
+    A file of the write-ahead log begins its name with it. The control file's is that of the last
+    checkpoint, which a promotion does not wait for.
+    """
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_walfile_name(pg_current_wal_lsn())")
+            return int(cursor.fetchone()[0][:8], 16)
+    # A standby, a vendor's server without such files, or a connection that has just broken.
+    except Exception as error:
+        log.debug("the server's timeline is not known: %s", sentence(error))
+        return None
+    finally:
+        connection.rollback()
 
 
 def _lost_with_its_server(context: sa.engine.ExceptionContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,9 @@ import sqlalchemy as sa
 
 from controller.store.errors import StoreUnusable
 
-SCHEMA_VERSION = "0009"
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = "0011"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 metadata = sa.MetaData(
@@ -69,6 +72,7 @@ installation = sa.Table(
     sa.Column("epoch", sa.BigInteger(), nullable=False),
     _time("created_at", nullable=False),
     _time("restored_at"),
+    sa.Column("timeline", sa.BigInteger(), nullable=True),
 )
 leases = sa.Table(
     "leases",
@@ -344,6 +348,30 @@ def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installat
         return Installation(id=row.id, epoch=row.epoch, restored_at=row.restored_at)
     connection.execute(installation.insert().values(id=new_id, epoch=1, created_at=now))
     return Installation(id=new_id, epoch=1, restored_at=None)
+
+
+def follow(
+    connection: sa.Connection, found: Installation, timeline: int, now: float
+) -> Installation:
+    """Return the identity on this timeline of the server.
+
+    Another timeline begins when a standby is promoted, which may lack the last commits. Nodes have
+    obeyed those, so this is a restore, and the epoch a new one.
+    """
+    known = connection.execute(sa.select(installation.c.timeline)).scalar_one()
+    if known == timeline:
+        return found
+    connection.execute(installation.update().values(timeline=timeline))
+    if known is None:
+        return found
+    log.warning(
+        "the database's server was promoted (its timeline is %d, it was %d) and may lack the last "
+        "commits: this counts as a restore",
+        timeline,
+        known,
+    )
+    epoch = begin_epoch(connection, now)
+    return Installation(id=found.id, epoch=epoch, restored_at=now)
 
 
 def installation_of(connection: sa.Connection) -> str | None:

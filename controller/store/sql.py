@@ -52,6 +52,13 @@ class Database(Protocol):
         """Return the engine for transactions that only read, next to a writing one; another thread
         uses it."""
 
+    def timeline(self) -> int | None:
+        """Return the number of the server's history that `writer` is connected to, which grows when
+        a standby is promoted; None: there is none, or it isn't known.
+
+        A writer that is connected to another one later gets LeaseLost.
+        """
+
     def guard(self, connection: sa.Connection) -> None:
         """Keep others from opening this database until the transaction ends."""
 
@@ -176,6 +183,9 @@ class SqlStore:
             token = self._take_lease(connection)
         self.database.announce(connection, token)
         installation = schema.identify(connection, new_id=secrets.token_hex(8), now=self._now())
+        timeline = self.database.timeline()
+        if timeline is not None:
+            installation = schema.follow(connection, installation, timeline, self._now())
         return Boot(
             epoch=installation.epoch,
             token=token,
@@ -295,7 +305,7 @@ class SqlStore:
             if writer is not None and self._lease.token is not None:
                 with writer.begin() as connection:
                     self._lease.give_back(connection)
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, StoreError) as error:
             log.warning("the lease could not be given back: %s", sentence(error))
         finally:
             if writer is not None:

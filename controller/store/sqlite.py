@@ -107,6 +107,9 @@ class SqliteDatabase:
         self._engines.append(engine)
         return engine
 
+    def timeline(self) -> int | None:
+        return None
+
     def guard(self, connection: sa.Connection) -> None:
         """Do nothing: this process already holds the lock next to the file."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from controller import backups
+from controller.store import postgresql as databases
 from controller.store import schema
 from controller.store.base import Changes, Store
 from controller.store.errors import (
@@ -329,3 +331,42 @@ async def test_the_lock_of_a_folder_says_nothing_about_another_life_or_database(
         await SqlStore(PostgresqlDatabase(other_url, tmp_path)).open()
     for store in (other, living, killed):
         await store.close()
+
+
+async def test_a_promoted_standby_counts_as_a_restore_once(
+    database_url: str, postgresql: PostgresqlServer
+) -> None:
+    boots = []
+    for _ in range(3):
+        store = SqlStore(PostgresqlDatabase(database_url))
+        boots.append(await store.open())
+        await store.close()
+        if len(boots) == 1:
+            # As if this server's timeline were a later one than that of the first life.
+            postgresql.sql(f"test{name_of(database_url)}", "UPDATE installation SET timeline = 0")
+    first, promoted, again = boots
+    assert (first.epoch, first.restored_at) == (1, None)
+    assert promoted.epoch > first.epoch
+    assert promoted.restored_at is not None
+    assert (again.epoch, again.restored_at) == (promoted.epoch, promoted.restored_at)
+
+
+async def test_a_controller_below_which_a_standby_is_promoted_stops(
+    database_url: str, postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqlStore(PostgresqlDatabase(database_url))
+    await store.open()
+    timeline = store.database.timeline()
+    assert timeline is not None
+    monkeypatch.setattr(databases, "_timeline_of", lambda _: timeline + 1)
+    postgresql.cut_connections(f"test{name_of(database_url)}")
+
+    async def write() -> None:
+        while True:
+            # The first one finds its connection cut.
+            with suppress(StoreUnavailable):
+                await store.renew_lease()
+
+    with pytest.raises(LeaseLost, match="another database server was promoted"):
+        await write()
+    await store.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -168,6 +169,28 @@ async def test_nothing_is_stored_that_is_not_in_the_bucket(
         is_away = False
         assert await writer.sync() == 20
         assert logs.waiting == 0
+
+
+async def test_a_bucket_that_hangs_holds_up_neither_other_logs_nor_the_end(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        held.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(LogBucket, "put", hangs)
+    logs = await machine("a")
+    async with writing(logs, 0) as writer:
+        putting = asyncio.create_task(writer.sync())
+        await eventually(held.is_set)
+        await writer.append(frame(1))
+        assert await collect(logs.read(ATTEMPT, 0)) == numbers(0, 1)
+    await asyncio.to_thread(logs.close)
+    assert not putting.done()
+    go_on.set()
+    await putting
 
 
 async def test_only_expired_logs_of_this_installation_leave_the_bucket(
