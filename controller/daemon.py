@@ -342,7 +342,7 @@ async def _open(options: Options, stores: Stores) -> _Opened:
     if options.logs_bucket is not None:
         stores.logs.use(LogBucket(options.logs_bucket, known.boot.installation_id))
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
-    _require_providers(options, snapshot)
+    require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
     gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
     assembly = Assembly(
@@ -449,7 +449,7 @@ def _node_settings(options: Options, known: _Known) -> NodeSettings:
     )
 
 
-def _require_providers(options: Options, snapshot: Snapshot) -> None:
+def require_providers(options: Options, snapshot: Snapshot) -> None:
     """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
     does not name: nothing could end them."""
     for machine in snapshot.machines:
@@ -469,7 +469,7 @@ def _require_providers(options: Options, snapshot: Snapshot) -> None:
         )
 
 
-def _cloud(name: str, config: ProviderConfig) -> Cloud:
+def make_cloud(name: str, config: ProviderConfig) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded.
 
     Raises CannotStart.
@@ -543,7 +543,7 @@ def _machine_settings(
         )
 
     return MachineSettings(
-        clouds={name: _cloud(name, config) for name, config in options.providers.items()},
+        clouds={name: make_cloud(name, config) for name, config in options.providers.items()},
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,

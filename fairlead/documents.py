@@ -563,10 +563,12 @@ class OrphanView(_View, frozen=True):
 
 
 class ProviderFindingView(_View, frozen=True):
-    """What was tried at a provider. `fault`: what is wrong with it; null: nothing."""
+    """What was tried at a provider. `fault`: what is wrong with it; null: nothing. `note`: what an
+    operator should know of it."""
 
     what: str
     fault: str | None
+    note: str | None
 
 
 class ProviderCheckView(_View, frozen=True):

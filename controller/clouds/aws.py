@@ -368,9 +368,9 @@ class AwsCloud:
         try:
             cores = await self._calls.quota(region, code)
         except CloudError as error:
-            return Examined(what=what, fault=str(error))
+            return Examined(what=what, note=f"not known: {error}")
         if cores <= 0:
-            return Examined(what=what, fault="it is 0 vCPUs: ask AWS for more, or do without them")
+            return Examined(what=what, note="0 vCPUs: there are none until AWS raises it")
         return Examined(what=f"{what}: {cores:g} vCPUs")
 
     def _split(self, instance_id: str) -> tuple[str, str]:

@@ -89,10 +89,12 @@ class Closes(Protocol):
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """A thing that was tried at a provider. `fault`: what is wrong with it, and the fix."""
+    """A thing that was tried at a provider. `fault`: what is wrong with it, and the fix. `note`:
+    what an operator should know of it, without being a fault."""
 
     what: str
     fault: str | None = None
+    note: str | None = None
 
 
 @runtime_checkable

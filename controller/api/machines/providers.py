@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controller.api.http.routes import Call, Route
+from controller.api.views import derived
 from controller.machines.trial import Trial
 from fairlead.documents import ProviderCheckView, ProviderFindingView, ProviderTrialView
 
@@ -21,9 +22,7 @@ class TrialBody(msgspec.Struct, frozen=True, kw_only=True):
 
 async def check_provider(call: Call) -> ProviderCheckView:
     found = await call.service.providers.check(call.path("provider"), call.caller)
-    return ProviderCheckView(
-        findings=tuple(ProviderFindingView(what=one.what, fault=one.fault) for one in found)
-    )
+    return ProviderCheckView(findings=tuple(derived(ProviderFindingView, one) for one in found))
 
 
 async def begin_trial(call: Call) -> ProviderTrialView:

@@ -40,9 +40,9 @@ def check(
             _show(one)
     if boot and not any(one.fault for one in found):
         trial = _try_one(client, f"{path}/trial", instance_type, shows=not json)
-        found += [ProviderFindingView(what=step, fault=None) for step in trial.steps]
+        found += [ProviderFindingView(what=step, fault=None, note=None) for step in trial.steps]
         if trial.fault is not None:
-            last = ProviderFindingView(what="a machine", fault=trial.fault)
+            last = ProviderFindingView(what="a machine", fault=trial.fault, note=None)
             found.append(last)
             if not json:
                 _show(last)
@@ -67,4 +67,9 @@ def _try_one(
 
 
 def _show(one: ProviderFindingView) -> None:
-    output.emit(f"ok    {one.what}" if one.fault is None else f"FAIL  {one.what}: {one.fault}")
+    if one.fault is not None:
+        output.emit(f"FAIL  {one.what}: {one.fault}")
+    elif one.note is not None:
+        output.emit(f"note  {one.what}: {one.note}")
+    else:
+        output.emit(f"ok    {one.what}")

@@ -78,7 +78,12 @@ async def run_here(process: asyncssh.SSHServerProcess[bytes]) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     await process.redirect(started.stdin, started.stdout, started.stderr)
-    process.exit(await started.wait())
+    status = await started.wait()
+    # What is read of the pipes after the exit would be written to a closed channel, for which
+    # asyncssh ends the whole connection.
+    await process.stdout.drain()
+    await process.stderr.drain()
+    process.exit(status)
     await process.wait_closed()
 
 

@@ -1,0 +1,51 @@
+"""What a controller with rented machines needs of its file when it starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.daemon import CannotStart, Options, make_cloud, require_providers
+from controller.lifecycle.machines.model import MachineStatus
+from controller.provider_config import AwsProvider, AwsRegion, ExecProvider, ProviderConfig
+from controller.store.base import Snapshot
+from tests.unit.machines.parts import machine, offer
+
+AWS = AwsProvider(
+    regions={
+        "eu-central-1": AwsRegion(
+            image="ami-0123abcd", subnets={"eu-central-1a": "subnet-1"}, security_groups=("sg-1",)
+        )
+    }
+)
+
+
+def start(tmp_path: Path, region: str, status: MachineStatus, **providers: ProviderConfig) -> None:
+    rented = machine("m1", offer=offer(region=region), status=status)
+    options = Options(data=tmp_path, providers=providers)
+    require_providers(options, Snapshot(machines=(rented,)))
+
+
+def test_a_provider_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="provider lab, which --config does not name"):
+        start(tmp_path, "north", MachineStatus.TERMINATING)
+    start(tmp_path, "north", MachineStatus.TERMINATED)
+    # A program names its regions itself.
+    start(tmp_path, "north", MachineStatus.JOINED, lab=ExecProvider(command=("/bin/true",)))
+
+
+def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match=r"region us-east-1 of provider lab.*providers\.lab"):
+        start(tmp_path, "us-east-1", MachineStatus.PROVISIONING, lab=AWS)
+    start(tmp_path, "us-east-1", MachineStatus.TERMINATED, lab=AWS)
+    start(tmp_path, "eu-central-1", MachineStatus.JOINED, lab=AWS)
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.config", None)
+    for name in ("aws", "aws_calls"):
+        monkeypatch.delitem(sys.modules, f"controller.clouds.{name}", raising=False)
+    with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[aws\]'"):
+        make_cloud("eu", AWS)
