@@ -150,7 +150,7 @@ class Guests:
         StartFailed."""
         if (known := self.find(guest.id)) is not None:
             return known
-        self._settings.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self._make_folder()
         unfinished = self._settings.folder / f"{_UNFINISHED}{guest.id}"
         shutil.rmtree(unfinished, ignore_errors=True)
         made = msgspec.structs.replace(guest, port=_free_port())
@@ -166,7 +166,7 @@ class Guests:
 
     def _fill(self, folder: Path, guest: Guest, user_data: str) -> None:
         programs, run = self._settings.programs, folder / "run"
-        folder.mkdir(mode=0o711)
+        _make_passable(folder)
         run.mkdir(mode=0o700)
         seed = {
             "user-data": user_data,
@@ -264,7 +264,7 @@ class Guests:
     def _boots_by_kvm(self) -> bool:
         if not os.path.exists("/dev/kvm"):
             return False
-        self._settings.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self._make_folder()
         sector = self._settings.folder / ".first-sector"
         sector.write_bytes(_FIRST_SECTOR)
         sector.chmod(0o644)
@@ -335,11 +335,22 @@ class Guests:
             return time.time() - max(used, guest.created_at) > _ENDED_KEPT_SECONDS
         return False
 
+    def _make_folder(self) -> None:
+        if not self._settings.folder.exists():
+            _make_passable(self._settings.folder)
+
     def _names(self) -> Iterator[str]:
         return (one for one in _entries(self._settings.folder) if not one.startswith("."))
 
     def _folder(self, guest_id: str) -> Path:
         return self._settings.folder / guest_id
+
+
+def _make_passable(folder: Path) -> None:
+    """Make a folder through which another account gets to its own: a daemon's umask takes that
+    from the mode of mkdir."""
+    folder.mkdir(parents=True, mode=0o711)
+    folder.chmod(0o711)
 
 
 def _entries(folder: Path) -> list[str]:

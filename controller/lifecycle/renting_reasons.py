@@ -54,16 +54,19 @@ class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
 
 
 class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
-    """The provider refused each offer that would do. `next_at`: the time of the next try."""
+    """The provider refused each offer that would do. `next_at`: the time of the next try.
+    `detail`: why the first one was refused, if that is not its capacity."""
 
     fleet: str
     tried: tuple[str, ...]
     next_at: float
+    detail: str | None = None
 
     def sentence(self) -> str:
         shown = ", ".join(self.tried[:3]) + (", …" if len(self.tried) > 3 else "")
+        why = "" if self.detail is None else f": {self.detail}"
         return (
-            f"the provider of fleet {self.fleet} has refused {shown}; the next try is at "
+            f"the provider of fleet {self.fleet} has refused {shown}{why}; the next try is at "
             f"{_time_of_day(self.next_at)}"
         )
 

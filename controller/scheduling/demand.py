@@ -377,6 +377,7 @@ class _Look:
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
             next_at=first,
+            detail=None if known[0].end is MachineEnd.NO_CAPACITY else known[0].message,
         )
 
     # -- a gang -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import msgspec
 
 from common.links.errors import LinkError
 from common.tokens import digest
+from controller.clock import month_began
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -30,7 +31,13 @@ from controller.clouds.base import (
 )
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine, MachineEnd, Offer, attributes_of_offer
+from controller.lifecycle.machines.model import (
+    Machine,
+    MachineEnd,
+    Offer,
+    attributes_of_offer,
+    cost_between,
+)
 from controller.lifecycle.machines.reconcile import Found
 from controller.lifecycle.model import (
     Attempt,
@@ -65,6 +72,10 @@ from tests.simulation.world import Outcome, Scale, World, played
 
 FAULTS_UNTIL = 2400.0
 MOST, PER_HOUR = 12, 14.0
+LARGE_GANG, TIGHT_ROOM = 8, 5
+"""The ranks of a gang, and the machines of each zone in a world that has no room for it."""
+_MONTHS = (None, None, None, 3.0, 8.0)
+"""What all machines may cost in a month; most worlds have no such limit."""
 FOREIGN = "i-foreign"
 DUPLICATE_SECONDS = 300.0
 _LAG_SECONDS = 45.0
@@ -118,6 +129,8 @@ class WaywardCloud:
         self.foreign_touched = False
         self.is_bad = True
         self.ends_nothing_until = 0.0
+        self.room: int | None = None
+        """How many machines each zone holds; None: as many as are asked for."""
         self._chance = chance
         self._now = now
         self._spawn = spawn
@@ -161,7 +174,7 @@ class WaywardCloud:
                 assert same[0].order == order, "the same token came with another request"
                 return Created(instance_id=same[0].id)
         roll = chance.random() if self.is_bad else 1.0
-        if roll < 0.12:
+        if roll < 0.12 or self._is_full(order.offer.zone):
             raise NoCapacity(f"no {order.offer.instance_type} in {order.offer.zone}")
         if roll < 0.16:
             raise QuotaReached("vCPU limit")
@@ -174,6 +187,10 @@ class WaywardCloud:
             await asyncio.sleep(chance.uniform(0.0, 30.0))
             raise CloudAway("the answer was lost")
         return Created(instance_id=made.id)
+
+    def _is_full(self, zone: str | None) -> bool:
+        there = sum(one.order.offer.zone == zone for one in self.live)
+        return self.room is not None and there >= self.room
 
     def _make(self, order: Order) -> Instance:
         now = self._now()
@@ -298,12 +315,19 @@ class MachineWorld(World):
         self._taken_back: set[str] = set()
         self._must_fail: set[str] = set()
         self._may_fail: set[str] = set()
-        least = self.chance("least").choice((0, 0, 1))
+        self._per_month = self.chance("month").choice(_MONTHS)
+        # A fleet whose month is used up keeps no machine.
+        least = 0 if self._per_month else self.chance("least").choice((0, 0, 1))
+        if self.chance("room").random() < 0.45:
+            self.cloud.room = TIGHT_ROOM
         policy = MachinesPolicy(
             provider="wayward", min=least, max=MOST, idle_duration=60.0, boot_limit=400.0
         )
         burst = Fleet(
-            name="fleet", machines=policy, budget=Budget(per_hour=PER_HOUR), created_at=EPOCH
+            name="fleet",
+            machines=policy,
+            budget=Budget(per_hour=PER_HOUR, per_month=self._per_month),
+            created_at=EPOCH,
         )
         self.fleets = [burst]
 
@@ -312,6 +336,8 @@ class MachineWorld(World):
         await self.rivals.start()
         await self.admin.register_fleets()
         users = [self.spawn(self._submit(n)) for n in range(chance.randint(3, 14))]
+        if self.cloud.room is not None:
+            users.append(self.spawn(self._submit_a_gang_too_large()))
         faults = [self.spawn(one) for one in (self._kill(), self._take_back(), self._stall())]
         watch = self.spawn(self._watch())
         await asyncio.sleep(FAULTS_UNTIL)
@@ -335,6 +361,24 @@ class MachineWorld(World):
         state = self._run(f"run-{number}", chance)
         await insist(self, lambda pipeline: self._admit(pipeline, state))
 
+    async def _submit_a_gang_too_large(self) -> None:
+        """It gets nothing, and what came for it is given back."""
+        chance = self.chance("large gang")
+        await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.5))
+        script = Script(seconds=10.0, lines=2, line_bytes=10)
+        alone = Resources(cpu=1.0, memory=GIB, whole_node=True)
+        spec = JobSpec(image=image_of(Start.FINE), env=script.env(), resources=alone)
+        group = Group(name="main", nodes=LARGE_GANG, gang_size=LARGE_GANG)
+        state = new_run(
+            name="large-gang",
+            user="ada",
+            groups=[PlannedGroup(group=group, spec=spec)],
+            now=self.clock.now(),
+            new_id=seeded_chance(chance).new_id,
+        )
+        self._must_fail.add("large-gang")
+        await insist(self, lambda pipeline: self._admit(pipeline, state))
+
     async def _admit(self, pipeline: Any, state: RunState) -> None:
         if state.run.id not in self.database.runs:
             await pipeline.admit(state)
@@ -350,11 +394,12 @@ class MachineWorld(World):
         rent = chance.choice((*_NO_LIMITS, *_LIMITS))
         spec = msgspec.structs.replace(spec, rent=rent)
         hopeless = _is_hopeless(spec)
-        limits = Limits() if hopeless or not rent.buys else Limits(no_capacity=_NEVER)
+        may_end = hopeless or not rent.buys or self._per_month is not None
+        limits = Limits() if may_end else Limits(no_capacity=_NEVER)
         policy = RunPolicy(limits=limits)
-        if not rent.buys:
+        if not rent.buys or self._per_month is not None:
             self._may_fail.add(name)
-        elif hopeless:
+        if rent.buys and hopeless:
             self._must_fail.add(name)
             jobs = [PlannedJob(cookie=0, replica=0, spec=spec)]
             return new_run(name=name, user="ada", jobs=jobs, now=now, new_id=new_id, policy=policy)
@@ -470,13 +515,24 @@ class MachineWorld(World):
     # -- what must hold -----------------------------------------------------------------------
 
     def _committed(self, changes: Changes) -> None:
+        ordered = [one for key, one in changes.machines.items() if key not in self._machines]
         self._machines |= changes.machines
+        if ordered and self._per_month is not None:
+            self._check_month(max(one.ordered_at for one in ordered), self._per_month)
         live = [one for one in self._machines.values() if one.is_live]
         price = sum(one.offer.price for one in live)
         if len(live) > MOST:
             self.checks.violated(f"{len(live)} machines are live of {MOST}")
         if price > PER_HOUR + 1e-6:
             self.checks.violated(f"the machines cost {price} an hour of {PER_HOUR}")
+
+    def _check_month(self, now: float, most: float) -> None:
+        """An order leaves room for an hour of everything, the longest step of a bill."""
+        began, every = month_began(now), self._machines.values()
+        spent = sum(cost_between(one, began, now) for one in every)
+        soon = spent + sum(one.offer.price for one in every if one.is_live)
+        if soon > most + 1e-6:
+            self.checks.violated(f"an order brings the month to {soon:.2f} of {most:g}")
 
     async def _watch(self) -> None:
         while True:

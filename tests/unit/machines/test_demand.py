@@ -390,6 +390,16 @@ def test_what_a_month_has_cost_changes_no_reason_at_each_look() -> None:
     assert later.answers == ()
 
 
+def test_a_refusal_is_told_with_the_providers_words() -> None:
+    market = shop(offer())
+    (only,) = market.offers["lab"]
+    market.penalties.add(only, MachineEnd.REFUSED, NOW, message="there is no such image")
+    assert sentences(look(waiting(1), market)) == {
+        "the provider of fleet burst has refused small in north-1 (on demand, 1 an hour): "
+        f"there is no such image; the next try is at {shown(NOW + 600)}"
+    }
+
+
 def test_a_quota_is_named_with_the_providers_words() -> None:
     market = shop(offer())
     (only,) = market.offers["lab"]

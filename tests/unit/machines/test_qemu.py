@@ -146,6 +146,16 @@ async def test_the_seed_has_the_user_data_and_is_for_nobody_else(host: Host) -> 
     assert [one.name for one in run.parent.iterdir() if "data" in one.name] == []
 
 
+async def test_the_account_of_qemu_gets_to_its_folder_whatever_the_umask(host: Host) -> None:
+    before = os.umask(0o077)
+    try:
+        made = await host.cloud().create(order())
+    finally:
+        os.umask(before)
+    for folder in (host.folder, host.folder / made.instance_id):
+        assert folder.stat().st_mode & 0o777 == 0o711
+
+
 async def test_a_machine_of_another_installation_is_not_listed(host: Host) -> None:
     cloud = host.cloud()
     await cloud.create(order(installation="there"))
