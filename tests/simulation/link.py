@@ -19,6 +19,8 @@ from typing import TypeVar
 from common.links.errors import LinkError
 from common.streams import PortStream
 from fairlead.wire.runner import (
+    BatchAnswer,
+    BatchRequest,
     JobMetrics,
     RunnerHealth,
     SignalRequest,
@@ -261,6 +263,9 @@ class SimulatedRunner:
 
     async def ack(self, offset: int) -> int:
         return await self._ask(lambda container: container.ack(offset))
+
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        return await self._ask(lambda container: container.batch(request))
 
     async def stop(
         self,
