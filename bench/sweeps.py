@@ -95,11 +95,16 @@ def accept(client: Client, controller: psutil.Process, sets: int) -> Accepted:
     return found
 
 
-def execute(client: Client, programs: Programs, jobs: int, parallel: int) -> Ran:
+def execute(
+    client: Client, programs: Programs, jobs: int, parallel: int, *, reuse: bool = False
+) -> Ran:
     before = programs.cpu()
     began = time.perf_counter()
     run: Run = client.sweep(
-        {**TASK, "name": "tiny"}, {"seed": list(range(jobs))}, max_parallel=parallel
+        {**TASK, "name": "tiny"},
+        {"seed": list(range(jobs))},
+        max_parallel=parallel,
+        reuse_container=reuse,
     )
     run.wait()
     seconds = time.perf_counter() - began
@@ -125,11 +130,14 @@ def main() -> None:
                 f"{first.memory / (1 << 20):.1f} MiB |",
                 flush=True,
             )
-            ran = execute(client, programs, given.jobs, given.parallel)
-            print(
-                f"| {ran.jobs:,} times `true`, process engine | {ran.rate:.1f} jobs/s | "
-                f"ms of CPU a job: {ran.cpu_of_a_job()} |"
-            )
+            for reuse, parallel in ((False, given.parallel), (True, given.containers)):
+                ran = execute(client, programs, given.jobs, parallel, reuse=reuse)
+                how = f"{parallel} containers used again" if reuse else "a container each"
+                print(
+                    f"| {ran.jobs:,} times `true`, process engine, {how} | {ran.rate:.1f} jobs/s | "
+                    f"ms of CPU a job: {ran.cpu_of_a_job()} |",
+                    flush=True,
+                )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sets", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--parallel", type=int, default=32)
+    parser.add_argument(
+        "--containers", type=int, default=4, help="how many of them run jobs one after another"
+    )
     return parser
 
 

@@ -25,7 +25,7 @@ from controller.nodes.strays import StrayTasks
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.dependents import unknown_predecessors
 from controller.pipelines.effects import EffectRunner, Performer
-from controller.pipelines.performers import dev_environments, service_replicas
+from controller.pipelines.performers import batches, dev_environments, service_replicas
 from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.performers.job_running import JobRunningPipeline
 from controller.pipelines.performers.job_terminating import JobTerminatingPipeline
@@ -180,7 +180,9 @@ class Assembly:
         running = JobRunningPipeline(
             self.pipeline, fence, clock, stores.blobs, clusters, logs, nodes.secrets, inputs
         )
-        return running.performers
+        return running.performers | batches.performers(
+            self.pipeline, clock, stores.logs, nodes.secrets
+        )
 
     def _of_services(self, fence: Fence, clock: Clock) -> dict[EffectKind, Performer]:
         """Return the performers of services and dev environments."""

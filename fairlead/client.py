@@ -317,6 +317,7 @@ class Client(Closing):
         *,
         max_parallel: int | None = None,
         stop_after_failures: int | str | None = None,
+        reuse_container: bool = False,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         parent: KnownRun | str | None = None,
@@ -325,11 +326,13 @@ class Client(Closing):
 
         `params`: a list of sets, or lists of values by name, of which all combinations are made.
         `max_parallel`: how many sets run at once. `stop_after_failures`: a number of sets or a
-        share such as "10%". `Run.results` yields what became of each. The other arguments, and what
+        share such as "10%". `reuse_container`: tiny jobs run one after another in one container.
+        `Run.results` yields what became of each. The other arguments, and what
         is raised, are those of `submit`.
         """
         given = {"max_parallel": max_parallel, "stop_after_failures": stop_after_failures}
         fields = {key: value for key, value in given.items() if value is not None}
+        fields |= {"reuse_container": True} if reuse_container else {}
         swept = _task(task).with_sweep({**sets_as_written(params), **fields})
         wish = {
             **self._submission(swept, env),

@@ -14,6 +14,7 @@ from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import (
     AckRequest,
+    BatchRequest,
     JobMetrics,
     NoticeRequest,
     SignalRequest,
@@ -75,6 +76,7 @@ def make_server(
         "/v1/logs/ws": {"GET": api.follow},
         "/v1/notices": {"POST": api.notice},
         "/v1/stop": {"POST": api.stop},
+        "/v1/batch": {"POST": api.batch},
         "/v1/signal": {"POST": api.signal},
         "/v1/suspend": {"POST": api.suspend},
         "/v1/metrics": {"GET": api.metrics},
@@ -123,6 +125,9 @@ class _Api:
     async def suspend(self, request: Request) -> Answer:
         body = await _read(request, SuspendRequest)
         return as_json(self._runner.suspend(body.suspended))
+
+    async def batch(self, request: Request) -> Answer:
+        return as_json(await self._runner.batch.exchange(await _read(request, BatchRequest)))
 
     async def metrics(self, _: Request) -> Answer:
         return as_json(await asyncio.to_thread(self._measure, relayed=dict(self._relay.open)))

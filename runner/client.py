@@ -25,6 +25,8 @@ from fairlead.wire.runner import (
     LOG_END_HEADER,
     WS_TOO_SLOW,
     AckRequest,
+    BatchAnswer,
+    BatchRequest,
     JobMetrics,
     LogsHeader,
     NoticeRequest,
@@ -94,6 +96,7 @@ _CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
 _MAX_MESSAGE = 8 << 20
 _MAX_ANSWER = 1 << 20
 _MAX_PAGE = 16 << 20
+_MAX_BATCH = 8 << 20
 _MAX_TEXT = 2000
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _T = TypeVar("_T")
@@ -190,6 +193,10 @@ class RunnerClient:
         """Tell the runner that the job's run is suspended or resumed. RunnerError 404: the runner
         is too old for that."""
         await self._call("POST", "/v1/suspend", StatusEvent, SuspendRequest(suspended=suspended))
+
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        """Exchange jobs, orders and news with a container that runs jobs one after another."""
+        return await self._call("POST", "/v1/batch", BatchAnswer, request, most=_MAX_BATCH)
 
     async def ack(self, offset: int) -> int:
         """Acknowledge: everything before `offset` is stored. Return the acknowledged offset.
@@ -291,6 +298,7 @@ class RunnerClient:
         kind: type[_T],
         body: msgspec.Struct | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        most: int = _MAX_ANSWER,
     ) -> _T:
         data = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT)
@@ -298,7 +306,7 @@ class RunnerClient:
             async with self._session.request(
                 method, path, data=data, headers=headers, timeout=timeout
             ) as response:
-                answer = await _read(response)
+                answer = await _read(response, most)
                 _raise_for_error(response.status, answer)
                 return _decode(answer, kind)
 

@@ -34,9 +34,10 @@ from fairlead.wire.runner import (
 from runner import __version__
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
-from runner.job import execution
+from runner.job import execution, surroundings
+from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
-from runner.job.execution import Execution, JobLimits, MainEnded
+from runner.job.execution import Execution, MainEnded
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -93,8 +94,15 @@ class Runner:
             retire=self._retire,
         )
         self._preparation = Preparation(task, self.code, children)
+        self.batch = Batch(task, scope, children, self._bounds(), now)
         self.status = StatusLog(now)
         self._resume_ended()
+
+    def _bounds(self) -> Bounds:
+        given = self._settings
+        return Bounds(
+            backstop=given.backstop, log_quota=given.log_quota, segment_size=given.segment_size
+        )
 
     @property
     def state(self) -> RunnerState:
@@ -208,7 +216,9 @@ class Runner:
         container kills it in the end.
         """
         self._hurried = True
-        self._stop(None, execution.grace_left(self._task, self._now()))
+        grace = execution.grace_left(self._task, self._now())
+        self._stop(None, grace)
+        self.batch.close(grace)
         self._changed.ring()
 
     def ack(self, offset: int) -> int:
@@ -251,6 +261,8 @@ class Runner:
             await self._changed.wait()
         record = self.status.latest.exit
         assert record is not None
+        if record.clean:
+            await self.batch.until_over(HURRIED_LINGER)
         started = asyncio.get_running_loop().time()
         while not self._is_read(record.log_end):
             linger = HURRIED_LINGER if self._hurried else self._settings.linger
@@ -268,6 +280,7 @@ class Runner:
         self._stop(None, 0.0)
         if self._job is not None:
             await self._job
+        await self.batch.end()
         await self._synced()
         self.status.close()
         self.log.close()
@@ -304,6 +317,7 @@ class Runner:
 
     async def _execute(self, request: SubmitRequest) -> None:
         launch = await self._prepared(request)
+        before = await self._surroundings(request, launch)
         if self._stopped:
             raise CannotStart(STOPPED_BEFORE_START)
         execution = self._execution = self._execution_of(request)
@@ -311,7 +325,21 @@ class Runner:
         def started(pid: int) -> None:
             self.status.add(RunnerState.RUNNING, pid=pid)
 
-        await self._to_the_end(self._now(), partial(execution.run, launch, started))
+        async def is_clean() -> bool:
+            if before is None or execution.dirt is not None or self._stopped or self._hurried:
+                return False
+            after = await self.batch.look(launch.working_dir)
+            return surroundings.difference(before, after) is None
+
+        await self._to_the_end(self._now(), partial(execution.run, launch, started), is_clean)
+
+    async def _surroundings(
+        self, request: SubmitRequest, launch: Launch
+    ) -> surroundings.Surroundings | None:
+        """Return what the job finds, if others may run in its container after it."""
+        if not request.job.reuse_container:
+            return None
+        return await self.batch.look(launch.working_dir)
 
     async def _concluded(self, work: Coroutine[None, None, None]) -> None:
         """Run `work`; any error becomes the job's record."""
@@ -327,21 +355,17 @@ class Runner:
             await self._conclude_unstarted(verdict)
 
     def _execution_of(self, request: SubmitRequest) -> Execution:
-        job = request.job
-        limits = JobLimits(
-            max_duration=job.max_duration,
-            backstop=self._settings.backstop,
-            stop_duration=job.stop_duration,
-            stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
-            restart_exit_code=job.restart_exit_code,
+        found = execution_of(
+            request, self.log, self._scope, self._children, self._settings.backstop
         )
-        secrets = (*request.secrets.values(), *request.masked)
-        execution = Execution(self.log, self._scope, self._children, limits, secrets)
-        execution.hold_limit(self._suspended)
-        return execution
+        found.hold_limit(self._suspended)
+        return found
 
     async def _to_the_end(
-        self, started_at: float, execute: Callable[[MainEnded], Awaitable[tuple[Ending, Verdict]]]
+        self,
+        started_at: float,
+        execute: Callable[[MainEnded], Awaitable[tuple[Ending, Verdict]]],
+        is_clean: Callable[[], Awaitable[bool]],
     ) -> None:
         def record(ending: Ending, verdict: Verdict) -> ExitRecord:
             return ExitRecord(
@@ -365,7 +389,10 @@ class Runner:
                 await self._signals.close()
         ended = record(ending, verdict)
         await self._keep_outputs(ended, ending)
-        await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end))
+        clean = await is_clean()
+        if clean:
+            self.batch.open()
+        await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end, clean=clean))
 
     async def _keep_outputs(self, ended: ExitRecord, ending: Ending) -> None:
         """Copy what the job leaves. The container may be killed meanwhile, so its exit record is

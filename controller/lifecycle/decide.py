@@ -29,7 +29,7 @@ from controller.lifecycle.reports import Report
 from controller.lifecycle.runs import beginning, dependencies, ending, schedules
 from controller.lifecycle.runs.status import Outcome, derive
 from controller.lifecycle.services import replicas
-from controller.lifecycle.sweeps import begin, together
+from controller.lifecycle.sweeps import begin, carrying, together
 from controller.lifecycle.sweeps import outcome as sweep_outcome
 from controller.lifecycle.sweeps.outcome import SweepOutcome
 from fairlead.model.statuses import AttemptStatus, RunStatus
@@ -103,11 +103,13 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     termination.settle(draft)
     replicas.settle(draft)
     together.settle(draft)
+    carrying.settle(draft)
     if draft.run.deployments or draft.run.sweep is not None:
         termination.settle(draft)  # a queued replica that ends holds nothing: nothing would wake it
     waits = schedules.waits_for_trigger(draft.run) or beginning.waits(draft.run, draft.now)
     if draft.run.status is not RunStatus.TERMINATING and not waits:
         _take_over_derived_status(draft, reports)
+    carrying.release(draft)
     ending.conclude(draft)
 
 
@@ -169,6 +171,7 @@ def _timers(draft: Draft) -> Iterator[float]:
         earliest = incarnation.look_again_at(draft) or 0.0
         yield from (max(j.retry_at, earliest) for j in draft.jobs if j.retry_at is not None)
     yield from end_signal.timers(draft)
+    yield from carrying.timers(draft)
     trigger_at = schedules.next_trigger_at(draft.run)
     if trigger_at is not None:
         yield trigger_at

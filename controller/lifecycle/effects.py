@@ -44,6 +44,9 @@ class EffectKind(StrEnum):
     STOP_JOB = "stop_job"
     """Send the signal of an end that was not foreseen → JobSignalled. Ask the runner to stop the
     commands, with the grace left until `remove_at`."""
+    RUN_BATCH = "run_batch"
+    """Give the runner of a carrier the jobs of its batch, and store their logs and ends → Carried,
+    RunnerExited, NotReusable."""
     TERMINATE_TASK = "terminate_task"
     """Make the shim end the container; its event stream then reports `terminated`."""
     REMOVE_TASK = "remove_task"
@@ -72,7 +75,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 def wanted(state: RunState, attempt: Attempt, now: float) -> tuple[Effect, ...]:
     """Return the effects that this attempt needs now. There are none while it has no node, or once
     it is final and clean."""
-    if attempt.node_id is None:
+    # All that a carried attempt needs is done with its carrier's.
+    if attempt.node_id is None or attempt.carrier:
         return ()
     return tuple(
         Effect(kind=kind, run_id=state.run.id, attempt_id=attempt.id, node_id=attempt.node_id)
@@ -166,6 +170,9 @@ def _collecting(attempt: Attempt, *, starting: bool = False) -> tuple[EffectKind
 def _stopping_kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
     """After the runner's exit the container ends by itself, so that followers can read to the end.
     `remove_at` bounds that too. A member that serves nothing waits for its primary's requests."""
+    if attempt.carries_until is not None:
+        carries = EffectKind.RUN_BATCH if attempt.carries_until else EffectKind.TERMINATE_TASK
+        return (*_collecting(attempt), carries)
     if attempt.remove_at is None or now >= attempt.remove_at:
         return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
     if attempt.seen.runner_exited:

@@ -325,6 +325,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     signalled: tuple[SignalledEnd, ...] = ()
     """The latest of each cause."""
     interruption: Interruption | None = None
+    carrier: str | None = None
+    """The attempt in whose container its job runs (docs/rules.md 11.14). Empty: it waits outside of
+    the queue; None: it gets an allocation of its own."""
+    carries_until: float | None = None
+    """Its job has ended, and until then its container takes jobs of other sets; 0: it takes no more
+    and is to end."""
     links: tuple[JobLink, ...] = ()
     """Links to its run in another tool, that the job printed: data of the job."""
     submitted_at: float
@@ -422,6 +428,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """The sets that were stopped before they began."""
     max_parallel: int | None = None
     stop_after_failures: int | None = None
+    reuse_container: bool = False
+    """Jobs run one after another in one container (docs/rules.md 11.14)."""
 
 
 class SweepContent(msgspec.Struct, frozen=True, kw_only=True):

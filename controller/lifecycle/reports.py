@@ -298,6 +298,28 @@ class RunnerExited(_AttemptReport, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class LeftClean(_AttemptReport, frozen=True, kw_only=True):
+    """The job has ended and left nothing behind, and its runner waits for other jobs. It comes in
+    the turn of RunnerExited."""
+
+
+class Carried(_AttemptReport, frozen=True, kw_only=True):
+    """What a carrier's runner says about a job of its batch that has begun or was given back.
+
+    `returned`: it has not begun and never will there. `stored`: it has ended, nothing of it is
+    left, and the controller has its whole log; its RunnerExited comes in the same turn or before.
+    """
+
+    carrier_id: str
+    started_at: float | None = None
+    returned: bool = False
+    stored: bool = False
+
+
+class NotReusable(_AttemptReport, frozen=True, kw_only=True):
+    """The container of this carrier takes no more jobs."""
+
+
 class RunnerSilent(_AttemptReport, frozen=True, kw_only=True):
     """The runner did not answer within its limit although the shim is healthy."""
 
@@ -408,6 +430,9 @@ Report = (
     | RunnerStarted
     | RunnerExited
     | RunnerSilent
+    | LeftClean
+    | Carried
+    | NotReusable
     | LogsComplete
     | LinksFound
     | OutputsCollected

@@ -14,6 +14,8 @@ from typing import Protocol
 from common.streams import PortStream
 from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
+    BatchAnswer,
+    BatchRequest,
     JobMetrics,
     RunnerHealth,
     SignalRequest,
@@ -108,6 +110,7 @@ class RunnerApi(Protocol):
     async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent: ...
     async def run(self) -> StatusEvent: ...
     async def ack(self, offset: int) -> int: ...
+    async def batch(self, request: BatchRequest) -> BatchAnswer: ...
     async def notice(self, id: str, text: str) -> None: ...
     async def stop(
         self,

@@ -130,6 +130,7 @@ class NodeSync:
             for job in state.jobs
             for attempt in job.attempts
             if attempt.node_id == self._node_id
+            and not attempt.carrier  # it has no task of its own
             and (attempt.cleanup_unknown or attempt.status in _ACKNOWLEDGED)
         }
 

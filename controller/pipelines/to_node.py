@@ -69,8 +69,10 @@ class AttemptContext(msgspec.Struct, frozen=True):
 
     @property
     def allocation(self) -> Allocation | None:
+        """The attempt's own allocation, or the one of its carrier."""
+        holder = find(self.state, self.attempt.carrier) if self.attempt.carrier else self
         for allocation in self.state.allocations:
-            if allocation.id == self.attempt.allocation_id:
+            if holder is not None and allocation.id == holder.attempt.allocation_id:
                 return allocation
         return None
 
@@ -145,7 +147,8 @@ def task_request(
         pull_policy=spec.pull_policy,
         registry_auth=spec.registry_auth,
         hostname=context.state.run.name,
-        ssh=_ssh(spec, cluster_key, terminal_key),
+        # A session would be a stranger's processes among those that tell whether a job was clean.
+        ssh=None if _reuses(context) else _ssh(spec, cluster_key, terminal_key),
         image_digest=pinned_digest(context),
         volumes=spec.volumes,
         container=_container(spec),
@@ -244,8 +247,14 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         gang=_gang(context),
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
         gpus=0 if allocation is None else len(allocation.gpus),
+        reuse_container=_reuses(context),
         **{name: getattr(spec, name) for name in JobProgram.__struct_fields__},
     )
+
+
+def _reuses(context: AttemptContext) -> bool:
+    sweep = context.state.run.sweep
+    return sweep is not None and sweep.reuse_container
 
 
 def _shared(of_the_agent: type[msgspec.Struct], ours: type[msgspec.Struct]) -> Iterator[str]:

@@ -99,7 +99,9 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     submitted = [
         member_of(state, job, needs)
         for job in state.jobs
-        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+        if job.attempts
+        and job.attempts[-1].status is AttemptStatus.SUBMITTED
+        and job.attempts[-1].carrier is None
     ]
     waiting = {
         member.attempt.id: member

@@ -76,7 +76,10 @@ STATES: Mapping[AttemptStatus, IrisState] = {
 FINAL_RUN_STATUSES = frozenset({RunStatus.TERMINATED, RunStatus.FAILED, RunStatus.DONE})
 
 ATTEMPT_MOVES: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
-    AttemptStatus.SUBMITTED: frozenset({AttemptStatus.PROVISIONING, AttemptStatus.TERMINATING}),
+    # To RUNNING: in the container of another job of its sweep.
+    AttemptStatus.SUBMITTED: frozenset(
+        {AttemptStatus.PROVISIONING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING}
+    ),
     AttemptStatus.PROVISIONING: frozenset({AttemptStatus.PULLING, AttemptStatus.TERMINATING}),
     AttemptStatus.PULLING: frozenset({AttemptStatus.RUNNING, AttemptStatus.TERMINATING}),
     AttemptStatus.RUNNING: frozenset({AttemptStatus.TERMINATING}),

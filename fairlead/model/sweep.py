@@ -66,6 +66,8 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """None: as many as there is room for."""
     stop_after_failures: int | None = None
     """The number of failed sets that ends the run; None: no number does."""
+    reuse_container: bool = False
+    """Jobs run one after another in one container."""
 
 
 def as_text(value: Value) -> str:

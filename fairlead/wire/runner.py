@@ -243,6 +243,8 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     """The number of that set."""
     gpus: int = 0
     """How many GPUs the job has; 0 also from a controller of an older version."""
+    reuse_container: bool = False
+    """Other jobs may run in its container after it (docs/rules.md 11.14)."""
 
     @property
     def leaves_something(self) -> bool:
@@ -334,6 +336,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Offset after the last byte of output."""
     container_stopped: bool = False
     """The whole container was being stopped: the shim knows why."""
+    clean: bool = False
+    """The job left nothing behind, and its runner waits for other jobs (docs/rules.md 11.14)."""
 
 
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,6 +417,57 @@ class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
     still while it is suspended."""
 
     suspended: bool
+
+
+class CarriedStop(msgspec.Struct, frozen=True, kw_only=True):
+    """Stop this job of a batch as StopRequest does; one that has not begun never will. `unbegun`:
+    one that has begun goes on."""
+
+    attempt_id: str
+    signal: str | None = None
+    grace: float = 10.0
+    unbegun: bool = False
+
+
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/batch`: jobs to run one after another in the container of an ended job, and
+    what the controller has of them. It may be repeated.
+
+    `jobs`: a job that the runner has already is not run again. `stored`: jobs whose end the
+    controller has for good; the runner forgets them. `offsets`: how much of each log the controller
+    has. The answer comes at once when there is news, else within `wait` seconds.
+    """
+
+    jobs: tuple[SubmitRequest, ...] = ()
+    stop: tuple[CarriedStop, ...] = ()
+    stored: tuple[str, ...] = ()
+    offsets: dict[str, int] = {}
+    wait: float = 0.0
+
+
+class CarriedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of a batch. `began_at` None: it has not begun; `started_at` None: it has no process
+    yet.
+
+    `returned`: it has not begun and never will here. `log`: frames from the controller's offset on;
+    `log_complete`: the job has ended and they reach the end of its log.
+    """
+
+    attempt_id: str
+    began_at: float | None = None
+    started_at: float | None = None
+    returned: bool = False
+    exit: ExitRecord | None = None
+    log: bytes = b""
+    log_complete: bool = False
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`jobs`: all that the runner has, in the order in which they run. `dirty`: why no other job
+    runs in this container, as a sentence."""
+
+    jobs: tuple[CarriedJob, ...] = ()
+    dirty: str | None = None
 
 
 class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):

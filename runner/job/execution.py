@@ -22,7 +22,15 @@ import msgspec
 from common.task_folder import STOP_ORDER_NAME, StopOrder
 from fairlead.wire.decoders import decoder_of
 from runner import cgroup
-from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, of_max_duration
+from runner.job.outcome import (
+    Interruption,
+    Scope,
+    Verdict,
+    judge,
+    last_line,
+    left_behind,
+    of_max_duration,
+)
 from runner.logs.output import Output
 from runner.logs.segments import SegmentLog
 from runner.processes.launch import Launch
@@ -196,6 +204,8 @@ class Execution:
         self._interrupted = False
         self._enforced: Verdict | None = None
         self._countdown = self._max_duration()
+        self.dirt: str | None = None
+        """What the job left in its container, once it has ended; None: nothing that can be seen."""
 
     async def run(
         self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
@@ -247,12 +257,21 @@ class Execution:
                 if timer is not None:
                     timer.cancel()
             # First: while a process lives that writes, there is no last byte in the pipes.
-            await asyncio.to_thread(self._scope.kill_all, process.pid)
+            await asyncio.to_thread(self._kill_rest, process.pid)
             pump.close()
         return ending, await self._judged(ending, output, kills_before)
 
+    def _kill_rest(self, session: int) -> None:
+        if left_behind(session, adopts_orphans=self._children.adopts_orphans):
+            self.dirt = "a process was left"
+        self._scope.kill_all(session)
+
     async def _judged(self, ending: Ending, output: Output, kills_before: int) -> Verdict:
         kills, in_setup = await asyncio.to_thread(_looked_at, self._setup_mark)
+        if kills > kills_before:
+            self.dirt = "its memory limit was reached"
+        elif self._signalled is not None or ending.signal is not None:
+            self.dirt = "it was stopped"
         return judge(
             ending,
             oom_killed=kills > kills_before,

@@ -69,6 +69,15 @@ def scope_of_this_process(*, adopts_orphans: bool = False) -> Scope:
     return DescendantScope(adopts_orphans=adopts_orphans)
 
 
+def left_behind(session: int, *, adopts_orphans: bool) -> bool:
+    """Return whether a process lives that the job with this session id has left. Blocking."""
+    # A list of the node's processes costs more than a tiny job itself.
+    if adopts_orphans and not _has_children():
+        return False
+    me, table = os.getpid(), process_table()
+    return any(pid != me and (row[0] == me or row[1] == session) for pid, row in table.items())
+
+
 def _has_children() -> bool:
     """Return whether this process has a child, also one that has ended and was not waited for."""
     try:

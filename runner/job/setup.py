@@ -49,11 +49,12 @@ class Groundwork:
     """The preparations for one job. Call `clean` when the job has ended, or was not started. All of
     it blocks: call it in a thread."""
 
-    def __init__(self, task: Path, request: SubmitRequest) -> None:
-        """Read the image's configuration. Raises CannotStart."""
+    def __init__(self, task: Path, request: SubmitRequest, image: Path | None = None) -> None:
+        """Read the image's configuration, from the folder `image` if it is not in the job's own.
+        Raises CannotStart."""
         self._task = task
         self._request = request
-        self._image: ImageConfig = read_image_config(task)
+        self._image: ImageConfig = read_image_config(image or task)
         self.inherited = environment.inherited()
         self.place: LaunchSettings = settle(request, self._image)
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
@@ -184,8 +185,12 @@ def _variables(request: SubmitRequest) -> dict[str, str]:
 class Preparation:
     """Prepares one job. Call `launch` once, and `clean` when the job has ended."""
 
-    def __init__(self, task: Path, code: CodeStore, children: Children) -> None:
+    def __init__(
+        self, task: Path, code: CodeStore, children: Children, image: Path | None = None
+    ) -> None:
+        """`image`: the folder with the image's configuration, if it is not `task`."""
         self._task = task
+        self._image = image
         self._code = code
         self._children = children
         self._groundwork: Groundwork | None = None
@@ -194,7 +199,7 @@ class Preparation:
     async def launch(self, request: SubmitRequest) -> Launch:
         """Prepare and return what to execute. Raises CannotStart. It may be cancelled while code is
         being fetched."""
-        groundwork = await asyncio.to_thread(Groundwork, self._task, request)
+        groundwork = await asyncio.to_thread(Groundwork, self._task, request, self._image)
         self._groundwork = groundwork
         try:
             await self._put_code(request, groundwork)
@@ -237,6 +242,11 @@ class Preparation:
             lines += await outputs.copy(helpers, order)
         lines += await buckets.write_back(self._brought, helpers, _variables(request))
         return lines
+
+    @property
+    def working_dir(self) -> str | None:
+        """The job's folder, once it is prepared."""
+        return None if self._groundwork is None else self._groundwork.place.working_dir
 
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment. Blocking."""

@@ -23,6 +23,8 @@ from controller.links.base import LogPieces, NodeConnection, OutputPieces
 from controller.links.listening import ListeningRunners
 from fairlead.wire.frames import BadFrame, Decoder
 from fairlead.wire.runner import (
+    BatchAnswer,
+    BatchRequest,
     ExitRecord,
     JobMetrics,
     RunnerHealth,
@@ -348,6 +350,9 @@ class FakeRunner:
         """Tells its own states, instead of those in `statuses`."""
         self.log: list[bytes | Exception | asyncio.Event] = []
         self._log_end = 0
+        self.batches: list[BatchRequest] = []
+        self.answers: list[BatchAnswer | Exception] = []
+        """What the exchanges of a batch are answered, in order; then nothing is there."""
         self.log_offsets: list[int] = []
         self.ports: dict[int, PortStream] = {}
         self.used = USED
@@ -390,6 +395,15 @@ class FakeRunner:
         if self._rules.notice(id):
             self.notices.append((id, text))
         self.noticed.set()
+
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        self.batches.append(request)
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def ack(self, offset: int) -> int:
         if self.ack_failure is not None:

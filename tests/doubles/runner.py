@@ -59,6 +59,7 @@ class RunnerRules:
         log_end: int,
         message: str | None = None,
         container_stopped: bool = False,
+        clean: bool = False,
     ) -> None:
         """End the job with this record."""
         self.record = ExitRecord(
@@ -68,6 +69,7 @@ class RunnerRules:
             finished_at=self._clock.now(),
             log_end=log_end,
             container_stopped=container_stopped,
+            clean=clean,
         )
         self._enter(RunnerState.SERVING_LOGS)
 

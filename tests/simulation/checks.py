@@ -235,6 +235,7 @@ class Checks:
             self.violated(f"attempt {info.id} got a second container, on {node.name}")
         self.containers[info.id] = made
         self._started_on[info.id] = node.name
+        made.rides.began = self.ride_began
         if info.id in self.rewound:
             return
         for _, attempt in _attempts(self.runs.values()):
@@ -243,6 +244,15 @@ class Checks:
                 self.violated(f"the container of {attempt.id} started after the attempt was final")
         self._check_older_incarnations(info)
         self._check_alone(info)
+
+    def ride_began(self, attempt_id: str) -> None:
+        """A job began in the container of another one (docs/rules.md 11.14)."""
+        if attempt_id in self.rewound:
+            return
+        for _, attempt in _attempts(self.runs.values()):
+            lost = attempt.reason is Reason.INSTANCE_UNREACHABLE
+            if attempt.id == attempt_id and attempt.status in FINAL_ATTEMPT_STATUSES and not lost:
+                self.violated(f"{attempt_id} began in another's container after it was final")
 
     def _may_start_again(self, attempt_id: str) -> bool:
         """Its first container was lost, or a restored controller has not seen it yet."""
@@ -405,7 +415,27 @@ class Checks:
             if not container.ended.is_set() and attempt.id not in self.rewound:
                 self.violated(f"the place of {attempt.id} was released while its job ran")
 
+    def _check_carried(self, attempt: Attempt) -> None:
+        """Its end and its log are those of the job that ran in its carrier's container."""
+        carrier = self.containers.get(attempt.carrier or "")
+        ride = None if carrier is None else carrier.rides.all.get(attempt.id)
+        by_itself = attempt.reason in (Reason.DONE_BY_RUNNER, Reason.CONTAINER_EXITED_WITH_ERROR)
+        if ride is None or ride.exit is None:
+            if by_itself:
+                self.violated(f"{attempt.id} is {attempt.reason}, and its job has not ended")
+            return
+        if by_itself and attempt.exit_code != ride.exit.exit_code:
+            self.violated(f"{attempt.id} has the exit code {attempt.exit_code}")
+        stored = self._stored(attempt.id)
+        if stored is None or not ride.output.startswith(stored):
+            self.violated(f"the stored log of {attempt.id} is not what the job wrote")
+        elif by_itself and stored != ride.output:
+            self.violated(f"the log of {attempt.id}, which was carried, is not whole")
+
     def _check_ended(self, state: RunState, job: Job, attempt: Attempt) -> None:
+        if attempt.carrier:
+            self._check_carried(attempt)
+            return
         container = self.containers.get(attempt.id)
         found = undeserved(state, job, attempt, container, self._circumstances(state, job, attempt))
         if found is not None:

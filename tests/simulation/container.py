@@ -15,6 +15,8 @@ from common.streams import PortStream
 from controller.clock import Clock
 from fairlead.wire.frames import Frame, Stream, encode, notice_line, tail_from
 from fairlead.wire.runner import (
+    BatchAnswer,
+    BatchRequest,
     ExitReason,
     ExitRecord,
     JobMetrics,
@@ -25,6 +27,7 @@ from fairlead.wire.runner import (
 )
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.runner import RunnerRules
+from tests.simulation.rides import DIRTY, Rides
 from tests.simulation.script import SPARED_EXIT_CODE, Ending, OnStop, Script, Start, script_from
 
 LINGER_SECONDS = 10.0
@@ -75,6 +78,7 @@ class Container:
         self._spawn = spawn
         self._job: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
+        self.rides = Rides(clock, spawn, self.kill)
         self._life = spawn(self._live())
 
     @property
@@ -105,11 +109,13 @@ class Container:
         for task in (self._life, self._job, self._killing):
             if task is not None:
                 task.cancel()
+        self.rides.cancel()
         self._end(KILLED)
 
     def terminate(self) -> None:
         """SIGTERM to the container: its job is stopped with its own signal."""
         self._terminated = True
+        self.rides.close()
         self._ask_to_stop()
 
     # -- the runner's API ---------------------------------------------------------------------
@@ -190,6 +196,10 @@ class Container:
         self._ring()
         return acknowledged
 
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        self._answer()
+        return await self.rides.exchange(request)
+
     async def connect_port(self, port: int) -> PortStream:
         """It refuses for some of the minutes, as a job that is busy or not ready does."""
         self._answer()
@@ -253,6 +263,8 @@ class Container:
         self._ring()
         while self.record is None:
             await self._wait(None)
+        while self.record.clean and not self.rides.are_over:
+            await self._wait(1.0)
         until = self._clock.now() + LINGER_SECONDS
         while (left := until - self._clock.now()) > 0 and not self._is_read():
             await self._wait(left)
@@ -330,8 +342,18 @@ class Container:
 
     def _conclude(self, reason: ExitReason, exit_code: int | None) -> None:
         end, stopped = self.log_end, self._terminated
-        self.rules.conclude(reason, exit_code, log_end=end, container_stopped=stopped)
+        clean = self._is_clean(reason)
+        if clean:
+            self.rides.open()
+        self.rules.conclude(reason, exit_code, log_end=end, container_stopped=stopped, clean=clean)
         self._ring()
+
+    def _is_clean(self, reason: ExitReason) -> bool:
+        request = self.rules.request
+        if request is None or not request.job.reuse_container or self.stops:
+            return False
+        lucky = Random(f"{self.task_id} leaves something").random() >= DIRTY
+        return lucky and reason is not ExitReason.OUT_OF_MEMORY
 
     def _end(self, exit_code: int) -> None:
         if not self.ended.is_set():

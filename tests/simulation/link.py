@@ -20,6 +20,8 @@ from common.links.errors import LinkError
 from common.streams import PortStream
 from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
+    BatchAnswer,
+    BatchRequest,
     JobMetrics,
     RunnerHealth,
     SignalRequest,
@@ -263,6 +265,9 @@ class SimulatedRunner:
 
     async def ack(self, offset: int) -> int:
         return await self._ask(lambda container: container.ack(offset))
+
+    async def batch(self, request: BatchRequest) -> BatchAnswer:
+        return await self._ask(lambda container: container.batch(request))
 
     async def stop(
         self,

@@ -66,6 +66,7 @@ def random_sweep(
             sets=ParameterSets.of(["seed"], [[number] for number in range(sets)]),
             max_parallel=chance.choice((None, 1, 2, 3)),
             stop_after_failures=chance.choices((None, 1, 3), weights=(60, 15, 25))[0],
+            reuse_container=nodes == 1 and Random(f"{name} reuses at {now}").random() < 0.5,
         ),
     )
 

@@ -52,7 +52,9 @@ def _wrong_jobs(state: RunState, name: str) -> Iterator[str]:
     queued = {
         job.replica
         for job in state.jobs
-        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+        if job.attempts
+        and job.attempts[-1].status is AttemptStatus.SUBMITTED
+        and job.attempts[-1].carrier is None
     }
     if len(queued) > MAX_QUEUED:
         yield f"{name} has {len(queued)} sets in the queue"
@@ -98,5 +100,7 @@ def _held(state: RunState) -> set[int]:
         job.replica
         for job in state.jobs
         if job.attempts
+        # What is carried has its place with its carrier, or none yet.
+        and job.attempts[-1].carrier is None
         and (job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES or job.retry_at is not None)
     }

@@ -316,7 +316,8 @@ def pause_or_resume(draft: Draft) -> None:
             attempt = startup.note_why_not_queued(draft, attempt)
         if run.suspended:
             attempt = pause_interruption(draft, attempt)
-        pauses = attempt.disconnected or run.suspended or not its_turn
+        carried = attempt.status is AttemptStatus.SUBMITTED and attempt.carrier is not None
+        pauses = attempt.disconnected or run.suspended or not its_turn or carried
         since = attempt.limit_pause.since
         if pauses and since is None:
             pause = replace(attempt.limit_pause, since=draft.now)

@@ -391,6 +391,10 @@ def _start_wait(draft: Draft, returning: Sequence[Job]) -> list[Job]:
 def _make_successor(draft: Draft, job: Job) -> None:
     last = job.attempts[-1]
     attempt = draft.fresh_attempt(job, "retry")
+    if draft.run.sweep is not None and draft.run.sweep.reuse_container:
+        # Its last one may have been carried, so it had no place of its own under `max_parallel`.
+        draft.change_attempt(attempt, carrier="")
+        return
     kept = draft.allocation_of(last)
     if members.queues_as_a_whole(draft.run):
         return

@@ -148,7 +148,7 @@ def keeps_its_grace(run: Run, later: Reason) -> bool:
 def cleanup_confirmed(attempt: Attempt) -> bool:
     """Return whether nothing of the attempt is left on a node: it had no node, or the shim
     confirmed it."""
-    if attempt.node_id is None:
+    if attempt.node_id is None and not attempt.carrier:
         return True
     return attempt.seen.container_gone and attempt.seen.logs_complete and attempt.seen.task_removed
 
@@ -218,7 +218,8 @@ def _cannot_be_cleaned(draft: Draft, attempt: Attempt) -> bool:
 def _lose_sight(draft: Draft, attempt: Attempt, cause: str) -> None:
     """Make the attempt final although nothing confirms its cleanup; its allocation stays occupied
     until the shim does."""
-    lost = draft.change_attempt(attempt, cleanup_unknown=True)
+    # A carried attempt holds nothing: its carrier's task is what is left there.
+    lost = draft.change_attempt(attempt, cleanup_unknown=not attempt.carrier)
     _finish(draft, lost, cause)
     draft.move_allocation(lost, AllocationState.ORPHANED, cause)
 

@@ -150,7 +150,9 @@ def _claims_of(draft: Draft, report: Report) -> Iterator[tuple[Attempt, Claim]]:
         case Preempted():
             attempt = draft.attempt(report.attempt_id)
             # It may have ended by itself since the pass chose it as a victim.
-            if attempt is not None and attempt.node_id is not None and attempt.reason is None:
+            if attempt is None or attempt.node_id is None:
+                return
+            if attempt.reason is None or attempt.carries_until:
                 yield attempt, _lost(report, ClaimRank.TAKEN_AWAY, Reason.PREEMPTED)
         case NodeGone():
             for attempt in draft.attempts_on(report.node_id):
@@ -192,7 +194,8 @@ def _claim(
             )
         case RunnerSilent():
             # A silent node silences its runners too: then section 7 decides, not this limit.
-            if attempt.status not in _ON_NODE or attempt.disconnected:
+            lives = attempt.status in _ON_NODE or attempt.carries_until
+            if not lives or attempt.disconnected:
                 return None
             return _silent(draft, attempt)
 

@@ -21,10 +21,12 @@ from controller.lifecycle.gangs.incarnation import with_descriptor
 from controller.lifecycle.model import Attempt, LimitPause, TaskDetails, Unrentable
 from controller.lifecycle.reports import (
     AllocationReleased,
+    Carried,
     ControllerStarted,
     FreedAllocationLost,
     InactivitySeen,
     JobSignalled,
+    LeftClean,
     LinksFound,
     LogsComplete,
     MachineAnswered,
@@ -32,6 +34,7 @@ from controller.lifecycle.reports import (
     Nominated,
     NominationEnded,
     NotPlaced,
+    NotReusable,
     OutputsCollected,
     Placed,
     ProbeSeen,
@@ -47,6 +50,7 @@ from controller.lifecycle.reports import (
     TaskSeen,
 )
 from controller.lifecycle.services import readiness, rollout
+from controller.lifecycle.sweeps import carrying
 from fairlead.model.job_links import MAX_LINKS
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
@@ -59,6 +63,9 @@ _ORDER: dict[type, int] = {
     TaskMissing: 3,
     TaskAccepted: 4,
     RunnerStarted: 5,
+    Carried: 5,
+    NotReusable: 6,
+    LeftClean: 6,
     RunnerExited: 6,
     TaskSeen: 7,
     LogsComplete: 8,
@@ -133,6 +140,12 @@ def _apply_one(draft: Draft, report: Report) -> None:
             _placed_attempt_fact(draft, report)
         case TaskSeen() | LogsComplete() | LinksFound() | OutputsCollected() | TaskRemoved():
             _placed_attempt_fact(draft, report)
+        case LeftClean():
+            carrying.begin(draft, report)
+        case Carried():
+            carrying.note(draft, report)
+        case NotReusable():
+            carrying.not_reusable(draft, report)
         case AllocationReleased():
             allocations.released_by_shim(draft, report.allocation_id)
         case ProbeSeen():

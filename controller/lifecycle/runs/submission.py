@@ -118,6 +118,7 @@ def _with_first_sets(
         nodes=group.group.nodes,
         max_parallel=planned.max_parallel,
         stop_after_failures=planned.stop_after_failures,
+        reuse_container=planned.reuse_container,
     )
     content = SweepContent(sets=planned.sets, spec=group.spec)
     run, jobs = first_jobs(replace(run, sweep=sweep), content, now, new_id)

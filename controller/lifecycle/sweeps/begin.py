@@ -13,6 +13,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, Job, Run, Sweep, SweepContent
 from controller.lifecycle.ranges import Ranges, common, in_ranges, numbers_in, union, without
+from controller.lifecycle.sweeps import carrying
 from controller.lifecycle.sweeps.sets import by_set, has_life, is_active, unbegun
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
@@ -98,7 +99,8 @@ def begin(draft: Draft, held: Held | None = None) -> None:
     if sweep is None or content is None or draft.run.suspended:
         return
     lost = lost_sets(draft, held)[:MAX_QUEUED]
-    again, fresh = _chosen(draft, sweep, held)
+    free = _carry_waiting(draft, sweep)
+    again, fresh = _chosen(draft, sweep, held, sum(free.values()))
     numbers = [*lost, *again, *fresh]
     if not numbers:
         return
@@ -113,11 +115,43 @@ def begin(draft: Draft, held: Held | None = None) -> None:
     draft.change_run(sweep=_begun(sweep, frozenset(numbers), begun))
     if held is not None and lost:
         _end_lost(draft, held, frozenset(lost))
+    for attempt in _queued(draft, None):
+        if not carrying.take(draft, attempt, free):
+            break
 
 
-def _chosen(draft: Draft, sweep: Sweep, held: Held | None) -> tuple[list[int], list[int]]:
-    """Return the sets that begin again, and those that begin for the first time."""
+def _carry_waiting(draft: Draft, sweep: Sweep) -> dict[str, int]:
+    """Give jobs that wait to the carriers that have room for them, and others back to the queue as
+    far as `max_parallel` allows. Return the room that is left in each carrier."""
+    if not sweep.reuse_container:
+        return {}
+    free = carrying.room(draft)
+    for attempt in (*_queued(draft, carrying.HELD), *_queued(draft, None)):
+        if not carrying.take(draft, attempt, free):
+            break
     room = _room(draft, sweep)
+    for attempt in _queued(draft, carrying.HELD)[: max(0, room)]:
+        draft.change_attempt(attempt, carrier=None)
+    return free
+
+
+def _queued(draft: Draft, carrier: str | None) -> list[Attempt]:
+    """Return the attempts that wait, in the queue (None) or outside of it, and hold nothing."""
+    return [
+        attempt
+        for attempt in draft.live()
+        if attempt.status is AttemptStatus.SUBMITTED
+        and attempt.carrier == carrier
+        and attempt.allocation_id is None
+    ]
+
+
+def _chosen(
+    draft: Draft, sweep: Sweep, held: Held | None, carried: int
+) -> tuple[list[int], list[int]]:
+    """Return the sets that begin again, and those that begin for the first time. `carried`: how
+    many more may run in containers that are there."""
+    room = max(0, _room(draft, sweep)) + carried
     if room <= 0:
         return [], []
     ready = _ready(draft, sweep, held)
@@ -204,6 +238,8 @@ def _room(draft: Draft, sweep: Sweep) -> int:
     """Return how many sets may begin now."""
     active = queued = 0
     for jobs in by_set(draft.jobs).values():
+        if any(job.attempts[-1].carrier is not None for job in jobs):
+            continue  # it counts with its carrier, or begins when there is room
         lasts = [job.attempts[-1].status for job in jobs]
         queued += AttemptStatus.SUBMITTED in lasts
         active += is_active(draft.run, jobs)

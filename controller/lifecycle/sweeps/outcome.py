@@ -8,6 +8,7 @@ import msgspec
 
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Attempt, Job
+from controller.lifecycle.sweeps.carrying import is_carried
 from controller.lifecycle.sweeps.sets import SetCounts, counts_of, has_life
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AttemptStatus, RunStatus
@@ -60,7 +61,9 @@ def _by_max_duration(jobs: Iterable[Job]) -> Iterator[Attempt]:
 def _by_what_lives(draft: Draft) -> SweepOutcome:
     """Apply rules 4.3 to 4.8 to the jobs that live."""
     statuses = {job.attempts[-1].status for job in draft.jobs if job.attempts}
-    if AttemptStatus.RUNNING in statuses:
+    # The runner of a carrier may have begun it already.
+    carried = any(is_carried(attempt) for attempt in draft.live())
+    if AttemptStatus.RUNNING in statuses or carried:
         return SweepOutcome(rule="3", status=RunStatus.RUNNING)
     if statuses & {AttemptStatus.PROVISIONING, AttemptStatus.PULLING}:
         return SweepOutcome(rule="4", status=RunStatus.PROVISIONING)

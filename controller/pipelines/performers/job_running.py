@@ -271,6 +271,10 @@ class RunnerFollower:
                             raise RetryLater(
                                 "its container is being stopped; the shim's events say why"
                             )
+                        if event.exit.clean:
+                            self._pipeline.post(
+                                reports.LeftClean(run_id=run_id, attempt_id=attempt.id)
+                            )
                         self._pipeline.post(from_node.runner_exited(run_id, attempt.id, event.exit))
                         return
         except RunnerUnavailable:

@@ -48,7 +48,8 @@ class Victim(msgspec.Struct, frozen=True):
 
     @property
     def leaves_anyway(self) -> bool:
-        return self.attempt.status is AttemptStatus.TERMINATING
+        is_ending = self.attempt.status is AttemptStatus.TERMINATING
+        return is_ending and not self.attempt.carries_until
 
     @property
     def price(self) -> tuple[bool, int, bool, float, str]:
@@ -224,12 +225,14 @@ class Victims:
         if held is None:
             return None
         _, attempt = held
-        if attempt.status is AttemptStatus.TERMINATING:
+        if attempt.status is AttemptStatus.TERMINATING and not attempt.carries_until:
             in_place = attempt.reason in _COMES_BACK_IN_PLACE and not queues_as_a_whole(state.run)
             if in_place or ranks.is_gang_run(state.run):
                 return None
-        elif attempt.status not in _LIVE or not _goes(state.run, preemptor):
-            return None
+        else:
+            lives = attempt.status in _LIVE or attempt.carries_until
+            if not lives or not _goes(state.run, preemptor):
+                return None
         return Victim(allocation, state.run, attempt)
 
     def _is_gone_in_time(
@@ -240,7 +243,7 @@ class Victims:
         if preemptor.before is None:
             return True
         attempt = victim.attempt
-        was_running = attempt.status is AttemptStatus.RUNNING
+        was_running = attempt.running_at is not None
         grace = termination.grace(victim.run.policy, Reason.PREEMPTED, was_running=was_running)
         leaves_at = self._now + min(grace, longest)
         if victim.leaves_anyway:

@@ -62,6 +62,11 @@ _INSTEAD_IN_A_SWEEP = {
     "max_failed_jobs": "sweep.stop_after_failures",
     "max_failed_attempts": "sweep.stop_after_failures",
 }
+_NOT_IN_ONE_CONTAINER = (
+    *("repos", "files", "outputs_from", "outputs", "core_dumps", "buckets"),
+    *("signal", "ssh", "ports"),
+)
+"""What belongs to a container and its first job, not to each job that runs in it."""
 _NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs")
 
 
@@ -110,7 +115,8 @@ class TaskConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fie
     sweep: Annotated[
         SweepFields | None,
         Field(
-            "a mapping with matrix or file, exclude, include, max_parallel and stop_after_failures",
+            "a mapping with matrix or file, exclude, include, max_parallel, stop_after_failures and"
+            " reuse_container",
             called=("array", "parameters"),
             public=without_sets,
         ),
@@ -255,8 +261,23 @@ def _check_sweep(written: TaskConfiguration) -> None:
         if getattr(written, name) != getattr(_NOTHING_ELSE, name):
             instead = _INSTEAD_IN_A_SWEEP.get(name, "a task without a sweep")
             raise ConfigurationError(name, "can't be given with a sweep", instead)
+    if written.sweep.reuse_container:
+        _check_reuse(written)
     if sets_of(written.sweep) is not None:
         plan_of(written.sweep, written.nodes or 1)
+
+
+def _check_reuse(written: TaskConfiguration) -> None:
+    """Refuse what jobs that share a container one after another cannot have (11.14)."""
+    instead = "a sweep without reuse_container"
+    if (written.nodes or 1) > 1:
+        raise ConfigurationError(
+            "sweep.reuse_container", "needs sets of one node", f"{instead}, or nodes: 1"
+        )
+    for name in _NOT_IN_ONE_CONTAINER:
+        value = getattr(written, name)
+        if value and value not in ("off", "auto"):
+            raise ConfigurationError(name, "can't be given with sweep.reuse_container", instead)
 
 
 def _check_timeout(timeout: Duration | None, gangs: list[str]) -> None:

@@ -124,6 +124,7 @@ class SweepFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Field(f"a whole number from 1 to {MAX_SETS}"),
     ] = None
     stop_after_failures: FailureLimit | None = None
+    reuse_container: bool = False
 
 
 def plan_of(written: SweepFields, nodes: int) -> SweepPlan:
@@ -144,6 +145,7 @@ def plan_of(written: SweepFields, nodes: int) -> SweepPlan:
         sets=sets,
         max_parallel=written.max_parallel,
         stop_after_failures=None if limit is None else limit.of(len(sets)),
+        reuse_container=written.reuse_container,
     )
 
 

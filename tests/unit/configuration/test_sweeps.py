@@ -58,6 +58,37 @@ def test_a_share_of_failures_is_rounded_up(written: object, total: int, number: 
     assert FailureLimit.read(written).of(total) == number
 
 
+def test_a_sweep_asks_for_containers_that_are_used_again() -> None:
+    plan = planned(matrix={"x": [1]}, reuse_container=True).sweep
+    assert plan is not None
+    assert plan.reuse_container
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("outputs", ["results"]),
+        ("signal", {"name": "SIGUSR1", "before": "10s"}),
+        ("ssh", "install"),
+        ("ports", [8000]),
+    ],
+)
+def test_what_only_a_first_job_would_have_is_refused_with_its_field(
+    field: str, value: object
+) -> None:
+    sweep = {"matrix": {"x": [1]}, "reuse_container": True}
+    with pytest.raises(ConfigurationError) as refused:
+        parse({"type": "task", "commands": ["true"], "sweep": sweep, field: value})
+    assert refused.value.field == field
+
+
+def test_sets_of_several_nodes_share_no_container() -> None:
+    sweep = {"matrix": {"x": [1]}, "reuse_container": True}
+    with pytest.raises(ConfigurationError, match="sets of one node") as refused:
+        parse({"type": "task", "commands": ["true"], "nodes": 2, "sweep": sweep})
+    assert refused.value.field == "sweep.reuse_container"
+
+
 def test_sets_survive_their_stored_form() -> None:
     made = ParameterSets.of(["lr", "name"], [[0.1, "ä\u2028"], [2, ""]])
     assert ParameterSets.read(made.text()) == made

@@ -1,0 +1,192 @@
+"""Thousands of tiny jobs run one after another in a few containers (docs/rules.md 11.14), while
+controller and shim are killed: each set ends once with its own exit code and log, and no job sees a
+process, descriptor, variable or file of another.
+
+Some jobs leave a file or a process behind, or fail. It needs neither root nor Docker (`--engine
+process`, the default). A job that runs again because its container was lost before its end was
+recorded is counted, and is no violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from bench.proofs._table import conclude
+from fairlead import Client, Result, Run
+from fairlead.model.sweep import SetStatus
+from fairlead.wire.frames import Decoder
+from tests.support.processes import ControllerProcess, ShimProcess
+
+LEAVES_FILE, LEAVES_PROCESS, FAILS = 3, 5, 7
+"""What the jobs do whose number ends so, of 20 each."""
+EVERY = 20
+EXIT_CODE = 9
+DEADLINE = 3600.0
+_JOB = f"""
+echo "set $FAIRLEAD_PARAM_N"
+echo "variables" $(env | cut -d= -f1 | grep -v '^_' | sort)
+echo "left" $LEFT_BEHIND
+echo "files" $(ls -A)
+set -- /proc/$$/fd/*
+echo "descriptors $#"
+echo "processes" $(cat /proc/$PPID/task/*/children | wc -w)
+echo $FAIRLEAD_PARAM_N >> $WITNESS
+export LEFT_BEHIND=$FAIRLEAD_PARAM_N
+case $((FAIRLEAD_PARAM_N % {EVERY})) in
+  {LEAVES_FILE}) echo mine > left-$FAIRLEAD_PARAM_N ;;
+  {LEAVES_PROCESS}) setsid sleep 600 > /dev/null 2>&1 & ;;
+  {FAILS}) exit {EXIT_CODE} ;;
+esac
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--jobs", type=int, default=10_000, metavar="N")
+    add("--containers", type=int, default=4, metavar="N", help="at a time")
+    add("--kills", type=int, default=6, metavar="N", help="of controller and shim, in turn")
+    add("--seed", type=int, default=1, metavar="N")
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="fl-reuse-", dir="/tmp"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        shim = ShimProcess(folder / "n", "process")
+        stack.callback(shim.close)
+        controller = ControllerProcess(folder / "c")
+        stack.callback(controller.close)
+        shim.start()
+        controller.start()
+        controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
+        seen = _run(folder, shim, controller, given)
+    figures: list[tuple[str, object]] = [
+        ("jobs", f"{given.jobs:,}"),
+        ("jobs/s", f"{given.jobs / seen.seconds:.1f}"),
+        ("kills of controller and shim", seen.kills),
+        ("jobs that ran again, unrecorded", sum(n - 1 for n in seen.runs.values())),
+    ]
+    conclude("jobs in used containers", figures, seen.violations(given.jobs))
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """`logs`: the lines of each set's job by their first words; `runs`: how often each began."""
+
+    seconds: float
+    kills: int
+    results: list[Result]
+    logs: dict[int, dict[str, str]]
+    runs: Counter[int]
+
+    def violations(self, jobs: int) -> Iterator[str]:
+        numbers = Counter(one.parameters["n"] for one in self.results)
+        if sorted(map(int, numbers)) != list(range(jobs)) or max(numbers.values()) > 1:
+            yield f"{len(numbers)} of {jobs} sets have ended, some of them {max(numbers.values())}x"
+        for one in self.results:
+            yield from _wrong_end(one)
+        for line in ("variables", "descriptors", "processes"):
+            found = Counter(log.get(line) for log in self.logs.values())
+            if len(found) > 1:
+                yield f"jobs do not see the same {line}: {found.most_common(3)}"
+        for number, log in self.logs.items():
+            if log.get("set") != str(number):
+                yield f"the log of set {number} is of set {log.get('set')}"
+            for line in ("left", "files"):
+                if log.get(line):
+                    yield f"set {number} sees {line} {log[line]}"
+
+
+def _wrong_end(one: Result) -> Iterator[str]:
+    fails = int(one.parameters["n"]) % EVERY == FAILS
+    wanted = (SetStatus.FAILED, EXIT_CODE) if fails else (SetStatus.DONE, 0)
+    if (one.status, one.exit_code) != wanted:
+        yield f"set {one.number} is {one.status} with exit code {one.exit_code}: {one.message}"
+
+
+def _run(
+    folder: Path, shim: ShimProcess, controller: ControllerProcess, given: argparse.Namespace
+) -> Seen:
+    witness = folder / "witness"
+    task = {
+        "type": "task",
+        "commands": [_JOB],
+        "resources": {"cpu": 0.1, "memory": "64MB"},
+        "ssh": False,
+        "env": {"WITNESS": str(witness)},
+        "retry": {"on_events": ["interruption"]},
+    }
+    over = threading.Event()
+    with Client(controller.url, controller.token) as client:
+        began = time.monotonic()
+        run = client.sweep(
+            task,
+            {"n": list(range(given.jobs))},
+            max_parallel=given.containers,
+            reuse_container=True,
+        )
+        killer = _Killer(shim, controller, run, given, over)
+        killer.start()
+        try:
+            run.wait(timeout=DEADLINE, check=False)
+        finally:
+            over.set()
+            killer.join()
+        seconds = time.monotonic() - began
+        results = list(run.results())
+        logs = {one.number: _log(controller.data / "logs", one.attempt or "") for one in results}
+    runs = Counter(int(line) for line in witness.read_text().split())
+    return Seen(seconds=seconds, kills=killer.kills, results=results, logs=logs, runs=runs)
+
+
+class _Killer(threading.Thread):
+    """Kills the daemons, one after the other, at random shares of the work."""
+
+    def __init__(
+        self,
+        shim: ShimProcess,
+        controller: ControllerProcess,
+        run: Run,
+        given: argparse.Namespace,
+        over: threading.Event,
+    ) -> None:
+        super().__init__()
+        self.kills = 0
+        chance = random.Random(given.seed)
+        self._at = sorted(chance.uniform(0.05, 0.9) * given.jobs for _ in range(given.kills))
+        self._victims = (controller, shim)
+        self._run, self._over = run, over
+
+    def run(self) -> None:
+        for at in self._at:
+            while self._ended() < at:
+                if self._over.wait(0.2):
+                    return
+            self._victims[self.kills % 2].restart()
+            self.kills += 1
+
+    def _ended(self) -> int:
+        sweep = self._run.refresh().state.sweep
+        assert sweep is not None
+        return sweep.done + sweep.failed
+
+
+def _log(folder: Path, attempt_id: str) -> dict[str, str]:
+    decoder, text = Decoder(), b""
+    for path in sorted((folder / attempt_id[:2] / attempt_id).glob("*.seg")):
+        text += b"".join(frame.payload for frame in decoder.feed(path.read_bytes()))
+    lines = (line.partition(" ") for line in text.decode().splitlines())
+    return {word: rest for word, _, rest in lines}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The effect of a carrier: jobs of its sweep run one after another in its container
+(docs/rules.md 11.14).
+
+Each exchange with its runner says all that the last commit wants, so it may be repeated after a
+lost answer, a new connection or a restart. A job's log is on disk before its end is posted, and its
+end is committed before the runner is told to forget it: so no record is lost, and none comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from controller.clock import Clock
+from controller.lifecycle import reports
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import RunState
+from controller.lifecycle.sweeps import carrying
+from controller.links.base import NodeConnection, RunnerApi
+from controller.logs.store import LogStore, LogWriter
+from controller.pipelines import from_node, to_node
+from controller.pipelines.effects import Performer
+from controller.pipelines.performers.log_collection import Links
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
+from controller.vault import SecretMissing
+from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
+from fairlead.wire.frames import BadFrame
+from fairlead.wire.runner import (
+    BatchRequest,
+    CarriedJob,
+    CarriedStop,
+    SubmitRequest,
+)
+from runner.client import RunnerError, RunnerUnavailable
+
+log = logging.getLogger(__name__)
+WAIT = 0.5
+"""Seconds that a runner without news waits with its answer: an order waits as long at most."""
+
+
+class BatchRunner:
+    """Keeps the runner of a carrier busy until its container is given back."""
+
+    def __init__(
+        self, pipeline: RunPipeline, clock: Clock, logs: LogStore, secrets: SecretSource
+    ) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        self._logs = logs
+        self._secrets = secrets
+        self._silent_since: dict[str, tuple[NodeConnection, float]] = {}
+
+    async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        runner = connection.runner(to_node.runner_socket(context))
+        batch = _Exchange(self._pipeline, self._clock, self._logs, self._secrets, context)
+        try:
+            while await batch.once(runner):
+                self._silent_since.pop(context.attempt.id, None)
+        except RunnerUnavailable:
+            self._note_silence(context, connection)
+            raise
+        except RunnerError as error:
+            raise RetryLater(str(error)) from error
+        finally:
+            await batch.close()
+
+    def _note_silence(self, context: AttemptContext, connection: NodeConnection) -> None:
+        """Post RunnerSilent when the runner is silent for too long although the shim answers."""
+        attempt_id, now = context.attempt.id, self._clock.now()
+        beside, since = self._silent_since.get(attempt_id, (connection, now))
+        if beside is not connection:
+            since = now
+        self._silent_since[attempt_id] = (connection, since)
+        if now - since >= context.state.run.policy.limits.waiting_runner:
+            del self._silent_since[attempt_id]
+            self._pipeline.post(
+                reports.RunnerSilent(run_id=context.state.run.id, attempt_id=attempt_id)
+            )
+
+
+class _Exchange:
+    """What this controller has of a batch while it is connected."""
+
+    def __init__(
+        self,
+        pipeline: RunPipeline,
+        clock: Clock,
+        logs: LogStore,
+        secrets: SecretSource,
+        context: AttemptContext,
+    ) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        self._logs = logs
+        self._secrets = secrets
+        self._run_id = context.state.run.id
+        self._carrier_id = context.attempt.id
+        self._writers: dict[str, LogWriter] = {}
+        self._links: dict[str, Links] = {}
+        self._ends: dict[str, int] = {}
+        """The ends of the logs that are whole here."""
+        self._there: dict[str, CarriedJob] = {}
+        """What the runner had when it last answered."""
+        self._answered = False
+
+    async def once(self, runner: RunnerApi) -> bool:
+        """Exchange once; return whether there is more to do. Raises RunnerUnavailable, RunnerError,
+        OSError."""
+        state = self._pipeline.known.get(self._run_id)
+        carrier = None if state is None else to_node.find(state, self._carrier_id)
+        if state is None or carrier is None or not carrier.attempt.carries_until:
+            return False
+        wanted = _riders(state, self._carrier_id)
+        request = self._request(carrier, wanted)
+        answer = await runner.batch(request)
+        self._there = {one.attempt_id: one for one in answer.jobs}
+        news = await asyncio.gather(
+            *(self._take(wanted[id], one) for id, one in self._there.items() if id in wanted)
+        )
+        posted = any(news) | self._note_lost(wanted)
+        self._answered = True
+        if answer.dirty is not None and not carrying.is_closed(carrier.attempt, self._clock.now()):
+            posted = True
+            self._pipeline.post(
+                reports.NotReusable(run_id=self._run_id, attempt_id=self._carrier_id)
+            )
+        if posted:
+            # What follows from it is decided before the runner is asked again.
+            await self._pipeline.settled()
+        return True
+
+    async def close(self) -> None:
+        for writer in self._writers.values():
+            await writer.close()
+
+    # -- what the runner is told --------------------------------------------------------------
+
+    def _request(self, carrier: AttemptContext, wanted: dict[str, AttemptContext]) -> BatchRequest:
+        closed = carrying.is_closed(carrier.attempt, self._clock.now())
+        fresh = [one for id, one in wanted.items() if id not in self._there]
+        jobs = tuple(self._requests(one for one in fresh if one.attempt.running_at is None))
+        stop = (*self._stops(wanted, closed=closed), *self._strays(wanted))
+        stored = tuple(
+            id
+            for id, one in self._there.items()
+            if id not in wanted and (one.returned or one.exit is not None)
+        )
+        self._ends = {id: end for id, end in self._ends.items() if id in self._there}
+        offsets = self._ends | {id: writer.end for id, writer in self._writers.items()}
+        return BatchRequest(jobs=jobs, stop=stop, stored=stored, offsets=offsets, wait=WAIT)
+
+    def _requests(self, fresh: Iterable[AttemptContext]) -> Iterable[SubmitRequest]:
+        for one in fresh:
+            try:
+                yield to_node.submit_request(one.with_secrets(self._secrets))
+            except SecretMissing as error:
+                self._pipeline.post(self._carried(one, returned=True))
+                self._pipeline.post(
+                    reports.TaskRefused(
+                        run_id=self._run_id,
+                        attempt_id=one.attempt.id,
+                        reason=Reason.SECRET_MISSING,
+                        message=str(error),
+                    )
+                )
+
+    def _stops(self, wanted: dict[str, AttemptContext], *, closed: bool) -> Iterable[CarriedStop]:
+        now = self._clock.now()
+        for id, one in wanted.items():
+            attempt = one.attempt
+            if attempt.reason is not None:
+                grace = max(0.0, (attempt.remove_at or now) - now)
+                yield CarriedStop(attempt_id=id, signal=one.job.spec.stop_signal, grace=grace)
+            elif closed and attempt.status is AttemptStatus.SUBMITTED and self._may_wait(id):
+                yield CarriedStop(attempt_id=id, unbegun=True)
+
+    def _may_wait(self, attempt_id: str) -> bool:
+        there = self._there.get(attempt_id)
+        return there is None or there.began_at is None
+
+    def _strays(self, wanted: dict[str, AttemptContext]) -> Iterable[CarriedStop]:
+        """What runs there although no commit wants it, for example since a restore."""
+        for id, one in self._there.items():
+            if id not in wanted and not one.returned and one.exit is None:
+                yield CarriedStop(attempt_id=id, grace=0.0)
+
+    # -- what the runner says -----------------------------------------------------------------
+
+    async def _take(self, context: AttemptContext, job: CarriedJob) -> bool:
+        """Store what is new of this job and post it; return whether anything was posted."""
+        if job.returned:
+            self._pipeline.post(self._carried(context, returned=True))
+            return True
+        if job.log:
+            await self._append(context, job.log)
+        ended = job.exit is not None and job.log_complete
+        if ended and job.exit is not None:
+            if job.exit.container_stopped and context.attempt.reason is None:
+                return False  # the runner saw only a signal; the shim's events say why
+            await self._complete(job)
+            self._pipeline.post(self._carried(context, job.started_at, stored=True))
+            self._pipeline.post(from_node.runner_exited(self._run_id, job.attempt_id, job.exit))
+            return True
+        if job.started_at is not None and context.attempt.running_at is None:
+            self._pipeline.post(self._carried(context, job.started_at))
+            return True
+        return False
+
+    async def _append(self, context: AttemptContext, data: bytes) -> None:
+        attempt_id = context.attempt.id
+        if attempt_id in self._ends:
+            return
+        writer = self._writers.get(attempt_id)
+        if writer is None:
+            writer = self._writers[attempt_id] = await self._logs.writer(attempt_id)
+            self._links[attempt_id] = Links(self._pipeline, context)
+        try:
+            self._links[attempt_id].look(await writer.append(data))
+        except BadFrame as error:
+            log.warning("the log of attempt %s is damaged: %s", attempt_id, error)
+
+    async def _complete(self, job: CarriedJob) -> None:
+        attempt_id = job.attempt_id
+        if attempt_id in self._ends:
+            return
+        writer = self._writers.pop(attempt_id, None)
+        self._links.pop(attempt_id, None)
+        end = 0
+        if writer is not None:
+            try:
+                end = await writer.sync()
+            finally:
+                await writer.close()
+        await self._logs.complete(attempt_id)
+        self._ends[attempt_id] = end
+
+    def _note_lost(self, wanted: dict[str, AttemptContext]) -> bool:
+        """Post the end of what runs by our records and is unknown to its runner; as after a
+        restore, when the runner was told that its end is stored."""
+        lost = [
+            one
+            for id, one in wanted.items()
+            if one.attempt.running_at is not None and id not in self._there
+        ]
+        for one in lost:
+            self._pipeline.post(self._carried(one, one.attempt.running_at, stored=True))
+            self._pipeline.post(
+                reports.RunnerExited(
+                    run_id=self._run_id,
+                    attempt_id=one.attempt.id,
+                    reason=Reason.EXECUTOR_ERROR,
+                    message="its runner does not know it any more",
+                )
+            )
+        return bool(lost)
+
+    def _carried(
+        self,
+        context: AttemptContext,
+        started_at: float | None = None,
+        *,
+        returned: bool = False,
+        stored: bool = False,
+    ) -> reports.Carried:
+        return reports.Carried(
+            run_id=self._run_id,
+            attempt_id=context.attempt.id,
+            carrier_id=self._carrier_id,
+            started_at=started_at,
+            returned=returned,
+            stored=stored,
+        )
+
+
+def _riders(state: RunState, carrier_id: str) -> dict[str, AttemptContext]:
+    """Return the live attempts of this carrier's batch, in their order."""
+    return {
+        one.attempt.id: one
+        for one in to_node.live_attempts(state)
+        if one.attempt.carrier == carrier_id
+    }
+
+
+def performers(
+    pipeline: RunPipeline, clock: Clock, logs: LogStore, secrets: SecretSource
+) -> dict[EffectKind, Performer]:
+    """Return the performers of carriers."""
+    return {EffectKind.RUN_BATCH: BatchRunner(pipeline, clock, logs, secrets)}

@@ -1,0 +1,152 @@
+"""The exchanges with a carrier's runner (docs/rules.md 11.14), with a runner that is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controller.lifecycle import reports
+from controller.lifecycle.model import Attempt, Group, JobSpec, RunState
+from controller.lifecycle.reports import LeftClean, Report
+from controller.logs.store import LogStore
+from controller.pipelines import to_node
+from controller.pipelines.performers.batches import BatchRunner
+from controller.pipelines.to_node import AttemptContext
+from fairlead.model.reasons import Reason
+from fairlead.model.sweep import ParameterSets, SweepPlan
+from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
+from runner.client import RunnerUnavailable
+from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.node import FakeConnection
+from tests.doubles.secrets import GivenSecrets
+from tests.unit.lifecycle.play import Play
+from tests.unit.pipelines.parts import NotedPipeline
+
+END = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end=5)
+
+
+class OneTurn(NotedPipeline):
+    """Decides nothing by itself: what a performer waits for is over at once."""
+
+    async def settled(self) -> None:
+        await asyncio.sleep(0)
+
+
+def carrying(sets: int = 3) -> Play:
+    """A sweep whose first set's container carries the others."""
+    plan = SweepPlan(
+        sets=ParameterSets.of(["seed"], [[number] for number in range(sets)]),
+        max_parallel=1,
+        reuse_container=True,
+    )
+    play = Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=JobSpec(image="busybox"))
+    play.to_running(0)
+    clean = LeftClean(run_id=play.run_id, attempt_id=play.attempt(0).id)
+    play.send(play.seen(0), clean, play.exited(0))
+    return play
+
+
+def riders(state: RunState) -> list[Attempt]:
+    return [job.attempts[-1] for job in state.jobs if job.attempts[-1].carrier]
+
+
+def context_of(play: Play) -> AttemptContext:
+    found = to_node.find(play.state, play.attempt(0).id)
+    assert found is not None
+    return found
+
+
+async def exchanged(
+    play: Play, logs: LogStore, node: FakeConnection, *answers: BatchAnswer
+) -> list[Report]:
+    """Let the performer get these answers, then lose the runner; return what it posted."""
+    pipeline = OneTurn(play.state)
+    node.the_runner.answers = [*answers, RunnerUnavailable("cut")]
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, GivenSecrets())
+    with pytest.raises(RunnerUnavailable):
+        await perform(context_of(play), node)
+    return pipeline.posted
+
+
+async def test_the_jobs_of_a_batch_are_sent_once(node: FakeConnection, logs: LogStore) -> None:
+    play = carrying()
+    ids = [one.id for one in riders(play.state)]
+    there = BatchAnswer(jobs=tuple(CarriedJob(attempt_id=one) for one in ids))
+    await exchanged(play, logs, node, there)
+    first, second = node.the_runner.batches
+    assert [one.job.attempt_id for one in first.jobs] == ids
+    assert [one.job.env["FAIRLEAD_PARAM_SEED"] for one in first.jobs] == ["1", "2"]
+    assert second.jobs == ()
+
+
+async def test_a_log_is_whole_on_disk_before_its_end_is_posted(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    frame = encode(Frame(0, 1, Stream.STDOUT, b"hello"))
+    done = CarriedJob(
+        attempt_id=rider.id, began_at=NOW, started_at=NOW, exit=END, log=frame, log_complete=True
+    )
+    posted = await exchanged(play, logs, node, BatchAnswer(jobs=(done,)))
+    carried, exited = posted
+    assert isinstance(carried, reports.Carried)
+    assert (carried.stored, carried.attempt_id) == (True, rider.id)
+    assert isinstance(exited, reports.RunnerExited)
+    assert exited.reason is Reason.DONE_BY_RUNNER
+    assert await logs.is_complete(rider.id)
+
+
+async def test_an_end_whose_log_is_not_whole_is_not_posted(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    half = CarriedJob(attempt_id=riders(play.state)[0].id, began_at=NOW, exit=END)
+    assert await exchanged(play, logs, node, BatchAnswer(jobs=(half,))) == []
+
+
+async def test_what_no_commit_knows_is_stopped_or_forgotten(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    runs = CarriedJob(attempt_id="stray", began_at=NOW)
+    over = CarriedJob(attempt_id="over", began_at=NOW, exit=END, log_complete=True)
+    await exchanged(play, logs, node, BatchAnswer(jobs=(runs, over)))
+    second = node.the_runner.batches[1]
+    assert [one.attempt_id for one in second.stop] == ["stray"]
+    assert second.stored == ("over",)
+
+
+async def test_a_dirty_container_is_reported(node: FakeConnection, logs: LogStore) -> None:
+    play = carrying()
+    posted = await exchanged(play, logs, node, BatchAnswer(dirty="/tmp changed"))
+    assert [type(one) for one in posted] == [reports.NotReusable]
+
+
+async def test_the_log_of_a_stopped_container_says_nothing_of_the_end(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    killed = ExitRecord(
+        reason="container_exited_with_error",
+        exit_code=143,
+        finished_at=NOW,
+        log_end=0,
+        container_stopped=True,
+    )
+    job = CarriedJob(
+        attempt_id=riders(play.state)[0].id, began_at=NOW, exit=killed, log_complete=True
+    )
+    assert await exchanged(play, logs, node, BatchAnswer(jobs=(job,))) == []
+
+
+async def test_a_carrier_that_was_given_up_is_left_alone(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying(1)
+    assert play.attempt(0).carries_until == 0.0
+    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, GivenSecrets())
+    await perform(context_of(play), node)
+    assert node.the_runner.batches == []
