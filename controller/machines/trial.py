@@ -68,21 +68,28 @@ class Trial:
         made = await self._cloud.create(self._order)
         self.steps.append(f"ordered {offer.words()}: machine {made.instance_id}")
         try:
-            place = made.place
             async with asyncio.timeout(self._boot_seconds):
-                while place is None:
-                    await asyncio.sleep(self._look_every)
-                    described = await self._cloud.describe([made.instance_id])
-                    if (one := described.get(made.instance_id)) is not None:
-                        place = one.place
-                await self._reach(place)
+                await self._reach(made.place or await self._place(made.instance_id))
         except TimeoutError:
-            self.fault = self.fault or (
+            self.fault = (
                 f"it had no address, or no SSH server at it, within {self._boot_seconds:.0f} s: "
                 f"is its image one of Fairlead, and may the controller reach port 22?"
             )
-        finally:
-            await self._end(made.instance_id)
+        except asyncio.CancelledError:
+            # The controller ends, and waits for no machine: what is left is an orphan.
+            with contextlib.suppress(CloudError):
+                await self._cloud.terminate(made.instance_id)
+            raise
+        await self._end(made.instance_id)
+
+    async def _place(self, instance_id: str) -> Place:
+        """Wait until the machine has an address."""
+        while True:
+            await asyncio.sleep(self._look_every)
+            with contextlib.suppress(CloudError):
+                described = (await self._cloud.describe([instance_id])).get(instance_id)
+                if described is not None and described.place is not None:
+                    return described.place
 
     async def _reach(self, place: Place) -> None:
         """Wait until an SSH server answers there."""

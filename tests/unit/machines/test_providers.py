@@ -10,7 +10,7 @@ import pytest
 
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
-from controller.clouds.base import CloudAway, NoCapacity, Unauthorized
+from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized
 from controller.lifecycle.machines.life import Place
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
@@ -126,8 +126,10 @@ async def test_one_machine_is_made_and_ended(sshd: int) -> None:
 
 
 async def test_one_check_at_a_time_makes_a_machine() -> None:
-    service, manager = service_of(cheap_and_dear())
+    cloud = cheap_and_dear()
+    service, manager = service_of(cloud)
     await service.try_one("lab", "dear", ADMIN)
+    await eventually(lambda: cloud.instances)
     with pytest.raises(Conflict):
         await service.try_one("lab", None, ADMIN)
     running = asyncio.create_task(manager.run())
@@ -135,6 +137,7 @@ async def test_one_check_at_a_time_makes_a_machine() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert service.trial("lab", ADMIN).is_over
+    assert cloud.instances == {}
 
 
 async def test_a_machine_that_nobody_reaches_is_ended_and_told() -> None:
@@ -145,6 +148,18 @@ async def test_a_machine_that_nobody_reaches_is_ended_and_told() -> None:
     assert "may the controller reach port 22" in trial.fault
     assert trial.steps[-1] == "it is gone"
     assert cloud.instances == {}
+
+
+async def test_a_question_that_fails_is_asked_again(sshd: int) -> None:
+    cloud = cheap_and_dear()
+    trial = trial_of(cloud)
+    cloud.fails["describe"] = [CloudAway("no answer"), Throttled("too many")]
+    running = asyncio.create_task(trial.run())
+    await eventually(lambda: not cloud.fails.get("describe"))
+    for one in cloud.instances.values():
+        one.place = Place(host="127.0.0.1", port=sshd)
+    await running
+    assert (trial.fault, trial.steps[-1]) == (None, "it is gone")
 
 
 async def test_an_end_that_fails_is_asked_for_again() -> None:
