@@ -198,6 +198,7 @@ async def _among_peers(
     async with contextlib.AsyncExitStack() as closing:
         listening = await _listening(options)
         closing.callback(listening.close)
+        closing.push_async_callback(asyncio.to_thread, peers.leave)
         relay = Relay()
         closing.push_async_callback(relay.close)
         await relay.listen(listening)

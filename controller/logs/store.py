@@ -113,9 +113,9 @@ class LogWriter:
         """Make everything before the returned offset survive a power cut; with a bucket, the loss
         of this disk. Raises OSError."""
         end = await self._store.in_thread(self._writer.sync)
-        return (
-            end if self._parts is None else await self._store.in_bucket_thread(self._parts.put, end)
-        )
+        if self._parts is not None:
+            return await self._store.in_bucket_thread(self._parts.put, end)
+        return end
 
     async def close(self) -> None:
         """Close the writer in its thread, also when cancelled; only then the next writer begins."""

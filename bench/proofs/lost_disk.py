@@ -1,0 +1,145 @@
+"""Logs while leaders die with their disks: the bucket has each byte of each job, once.
+
+Three controllers share a PostgreSQL and a bucket of logs. Jobs on one node print numbered lines.
+Again and again the leader is killed and its folder of logs removed. A reader follows one job all
+the time. At the end each log, and what the reader got, equals what the job printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.controllers import Controllers
+from bench.proofs._table import conclude
+from tests.support.object_storage import ObjectStorage, object_storage
+from tests.support.postgresql_server import PostgresqlServer
+from tests.support.processes import ShimProcess, run_cli
+from tests.support.waiting import wait_until
+
+_LINES = 1_500_000
+_COMMAND = "for round in $(seq {rounds}); do seq -w 1 {lines}; sleep 3; done"
+_JOB = (
+    "type: task\nname: j{number}\nresources: {{cpu: 0.1, memory: 64MB}}\ncommands: ['{command}']\n"
+)
+
+
+class Lab:
+    """The controllers, their bucket and a node with jobs."""
+
+    def __init__(self, folder: Path, storage: ObjectStorage, database: str, rounds: int) -> None:
+        self.storage = storage
+        self.controllers = Controllers(folder, database)
+        place = ["--logs-bucket", str(storage.bucket), "--logs-endpoint", storage.endpoint]
+        for one in self.controllers.all:
+            one.daemon.argv.extend(place)
+        self._folder = folder
+        self._rounds = rounds
+        printed = b"".join(b"%07d\n" % number for number in range(1, _LINES + 1)) * rounds
+        self._printed = hashlib.sha256(printed).digest()
+
+    @property
+    def env(self) -> dict[str, str]:
+        urls = ",".join(one.url for one in self.controllers.all)
+        return {"FAIRLEAD_URL": urls, "FAIRLEAD_TOKEN": self.controllers.all[0].token}
+
+    def submit(self, number: int) -> None:
+        file = self._folder / f"j{number}.yaml"
+        command = _COMMAND.format(rounds=self._rounds, lines=_LINES)
+        file.write_text(_JOB.format(number=number, command=command))
+        run_cli("apply", "-d", "-f", file, env=self.env).succeeded()
+
+    def lose_a_disk(self, parts: int) -> float:
+        """Wait for so many parts, then take leader and disk; return the seconds until the next one
+        leads."""
+        wait_until(lambda: self._parts() >= parts, what="parts in the bucket", timeout=300)
+        leader = self.controllers.leader()
+        leader.kill9()
+        shutil.rmtree(leader.data / "logs", ignore_errors=True)
+        began = time.monotonic()
+        self.controllers.leader()
+        seconds = time.monotonic() - began
+        leader.start()
+        return seconds
+
+    def _parts(self) -> int:
+        return sum(key.endswith(".seg") for key in self.storage.objects())
+
+    def wait_for(self, number: int) -> str:
+        def ended() -> str | None:
+            shown = run_cli("inspect", f"j{number}", "--json", env=self.env)
+            status = shown.json["status"] if shown.status == 0 else None
+            return status if status in ("done", "failed", "terminated") else None
+
+        return str(wait_until(ended, what=f"the end of j{number}", timeout=600))
+
+    def is_whole(self, log: Path) -> bool:
+        with log.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest() == self._printed
+
+    def read(self, number: int, *options: str) -> tuple[subprocess.Popen[bytes], Path]:
+        """Begin to read a log into a file."""
+        file = self._folder / f"j{number}{''.join(options)}.log"
+        argv = [str(Path(sys.executable).parent / "fairlead"), "logs", *options, f"j{number}"]
+        env = {**os.environ, **self.env}
+        with file.open("wb") as out:
+            return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.DEVNULL), file
+
+
+def _violations(lab: Lab, jobs: int, follower: subprocess.Popen[bytes], log: Path) -> list[str]:
+    broken = []
+    for number in range(jobs):
+        status = lab.wait_for(number)
+        reader, whole = lab.read(number)
+        reader.wait()
+        if status != "done" or not lab.is_whole(whole):
+            broken.append(f"j{number} is {status}, its log has {whole.stat().st_size} bytes")
+    if follower.wait(timeout=120) != 0 or not lab.is_whole(log):
+        broken.append(f"who followed j0 got {log.stat().st_size} bytes")
+    return broken
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="./dev prove lost_disk", description=__doc__)
+    for name, count in (("jobs", 4), ("rounds", 6), ("losses", 2)):
+        parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
+    given = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
+    folder.chmod(0o755)
+    with ExitStack() as closing:
+        closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        server = PostgresqlServer(folder / "pg")
+        server.start()
+        closing.callback(server.stop)
+        shim = ShimProcess(folder / "n", "process")
+        shim.start()
+        closing.callback(shim.close)
+        storage = closing.enter_context(object_storage(folder))
+        lab = Lab(folder, storage, server.new_database(), given.rounds)
+        closing.callback(lab.controllers.close)
+        lab.controllers.start()
+        run_cli("node", "add", "here", "--local", shim.socket, env=lab.env).succeeded()
+        for number in range(given.jobs):
+            lab.submit(number)
+        follower, log = lab.read(0, "-f")
+        closing.callback(follower.kill)
+        waits = [lab.lose_a_disk(3 * (number + 1)) for number in range(given.losses)]
+        broken = _violations(lab, given.jobs, follower, log)
+    size = given.jobs * given.rounds * _LINES * 8
+    figures = [
+        ("jobs", given.jobs),
+        ("bytes of logs", f"{size:,}"),
+        ("leaders killed with their disks", given.losses),
+        ("seconds until the next one led", ", ".join(f"{wait:.2f}" for wait in waits)),
+        ("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"),
+    ]
+    conclude("logs of leaders that die with their disks", figures, broken)
