@@ -230,6 +230,13 @@ class WaitsForItsTurn(_Reason, frozen=True, kw_only=True, tag="turn"):
         return f"waits for its turn (startup_order: {self.startup_order})"
 
 
+class WaitsForContainer(_Reason, frozen=True, tag="container"):
+    """A job of a sweep is to run in a container that is there, or waits until there is one."""
+
+    def sentence(self) -> str:
+        return "waits for a container of its sweep (reuse_container)"
+
+
 class RankComesBack(_Reason, frozen=True, tag="rank_comes_back"):
     """A reserved job waits for a rank of its run that is tried again."""
 
@@ -447,6 +454,7 @@ class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"
 PendingReason = (
     RunSuspended
     | WaitsForItsTurn
+    | WaitsForContainer
     | RankComesBack
     | RanksFirst
     | VictimsLeave

@@ -23,12 +23,13 @@ from controller.lifecycle.pending_reasons import (
     PendingReason,
     RankComesBack,
     RunSuspended,
+    WaitsForContainer,
     WaitsForItsTurn,
 )
 from fairlead.model.statuses import AttemptStatus
 
 _NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
-_NOT_QUEUED = (RunSuspended, RankComesBack, WaitsForItsTurn)
+_NOT_QUEUED = (RunSuspended, RankComesBack, WaitsForItsTurn, WaitsForContainer)
 
 
 def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
@@ -71,6 +72,8 @@ def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> PendingRe
     """Return why the scheduler does not look for an allocation for this attempt; None: it does."""
     if run.suspended:
         return RunSuspended()
+    if attempt.carrier is not None:
+        return WaitsForContainer()
     if not may_take_allocation(run, jobs, attempt):
         return its_turn(run)
     if is_reserved(attempt) and a_rank_comes_back(run, jobs):

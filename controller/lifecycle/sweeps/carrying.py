@@ -132,11 +132,12 @@ def timers(draft: Draft) -> Iterator[float]:
     if not _reuses(draft):
         return
     for attempt in draft.live():
-        if is_open(attempt):
-            if attempt.carries_until is not None and attempt.carries_until > draft.now:
-                yield attempt.carries_until
-        elif is_carried(attempt) and attempt.remove_at is not None:
-            yield attempt.remove_at + LATE
+        at = attempt.carries_until if is_open(attempt) else None
+        if is_carried(attempt) and attempt.remove_at is not None:
+            at = attempt.remove_at + LATE
+        # What comes of a time that has passed wakes the run by itself.
+        if at is not None and at > draft.now:
+            yield at
 
 
 def room(draft: Draft) -> dict[str, int]:

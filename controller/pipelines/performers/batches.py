@@ -24,6 +24,7 @@ from controller.pipelines.effects import Performer
 from controller.pipelines.performers.log_collection import Links
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
+from controller.store.errors import StoreUnavailable
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
@@ -62,7 +63,7 @@ class BatchRunner:
         except RunnerUnavailable:
             self._note_silence(context, connection)
             raise
-        except RunnerError as error:
+        except (RunnerError, StoreUnavailable) as error:
             raise RetryLater(str(error)) from error
         finally:
             await batch.close()

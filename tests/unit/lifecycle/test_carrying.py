@@ -217,6 +217,8 @@ def test_a_runner_that_does_not_stop_a_job_loses_its_container() -> None:
     play.send(SetsStopped(run_id=play.run_id, sets=((1, 1),), by="ada"))
     play.wait(1.0 + carrying.LATE + 1.0)
     assert play.wanted(0)[-1] is EffectKind.TERMINATE_TASK
+    # Its node may be silent, and nothing more comes of the time that has passed.
+    assert play.wait(1.0).wake_at is None
 
 
 def test_waiting_in_a_batch_uses_up_no_limit() -> None:

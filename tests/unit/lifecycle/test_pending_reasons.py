@@ -44,6 +44,7 @@ from controller.lifecycle.pending_reasons import (
     StartsTooMany,
     Unusable,
     VictimsLeave,
+    WaitsForContainer,
     WaitsForItsTurn,
 )
 from fairlead.wire.engine_abilities import EngineAbility
@@ -61,6 +62,7 @@ FULL = DoesNotFit(
 )
 SENTENCES: dict[PendingReason, str] = {
     RunSuspended(): "the run is suspended",
+    WaitsForContainer(): "waits for a container of its sweep (reuse_container)",
     WaitsForItsTurn(startup_order=StartupOrder.MASTER_FIRST): (
         "waits for its turn (startup_order: master-first)"
     ),
