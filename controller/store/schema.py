@@ -12,7 +12,7 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0011"
+SCHEMA_VERSION = "0010"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 metadata = sa.MetaData(
