@@ -115,7 +115,7 @@ def begin(draft: Draft, held: Held | None = None) -> None:
     draft.change_run(sweep=_begun(sweep, frozenset(numbers), begun))
     if held is not None and lost:
         _end_lost(draft, held, frozenset(lost))
-    for attempt in _queued(draft, None):
+    for attempt in _queued(draft, None) if free else ():
         if not carrying.take(draft, attempt, free):
             break
 
