@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -241,25 +240,3 @@ def test_the_chosen_parts_reach_as_far_as_any_could(lengths: list[tuple[int, int
         assert begins == at
         assert part.start <= at < part.end
         at = part.end
-
-
-def test_a_sweep_goes_on_when_files_go_away_under_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A join, or a reader that fetches parts, renames files meanwhile."""
-    for attempt in ("aa11", "aa22"):
-        folder = tmp_path / attempt[:2] / attempt
-        folder.mkdir(parents=True)
-        log_segments.path(folder, 0).touch()
-    real = shutil.rmtree
-    gone: list[Path] = []
-
-    def rmtree(folder: Path) -> None:
-        if not gone:
-            gone.append(folder)
-            raise FileNotFoundError(folder)
-        real(folder)
-
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
-    assert segments.sweep(tmp_path, (), time.time() + 60) == 2
-    assert list(tmp_path.glob("*/*")) == []
