@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from common.durable import sync_folder, write_durably
+from controller.provider_config import QemuProvider
 
 _MIB = 1 << 20
 _PROGRAM_SECONDS = 120.0
@@ -44,27 +45,6 @@ _BOOTED = 33
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _KVM_SECONDS = 5.0
 _KVM_FACTOR = 10.0
-
-
-class Programs(msgspec.Struct, frozen=True, kw_only=True):
-    """The programs by which machines are made. `iso`: one with the options of mkisofs."""
-
-    system: str
-    img: str
-    iso: str
-
-
-class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`image`: a qcow2 file; it must stay as it is while machines are layers over it. `user`: the
-    account of the QEMU processes; None: the controller's own. `accelerator` None: KVM where it
-    boots. `is_open`: machines reach the network, and so this host's loopback addresses."""
-
-    folder: Path
-    image: Path
-    programs: Programs
-    user: str | None = None
-    accelerator: str | None = None
-    is_open: bool = False
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +74,7 @@ class StartFailed(Exception):
 class Guests:
     """The machines of one folder."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: QemuProvider) -> None:
         self._settings = settings
         self._account = None if settings.user is None else pwd.getpwnam(settings.user)
         self._accelerator = settings.accelerator

@@ -195,6 +195,9 @@ class HetznerCloud:
             made = await self._call(_Made, "POST", "servers", content=self._request(order))
         except _NameTaken as error:
             return await self._made_before(order, error)
+        except _NotFound as error:
+            # The image, a key, a firewall or a network that is named in the controller's file.
+            raise Refused(str(error)) from None
         return self._created(made.server)
 
     def _request(self, order: Order) -> dict[str, Any]:
@@ -327,8 +330,8 @@ class HetznerCloud:
                 headers={"Authorization": f"Bearer {self._config.token()}"},
             ) as answer:
                 status, body = answer.status, await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
-            # TimeoutError is an OSError.
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # TimeoutError is an OSError; a file without a token gives a ValueError.
             raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
         if status >= _FIRST_ERROR:
             raise _refusal(what, status, body)

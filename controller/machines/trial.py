@@ -9,15 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from controller.clouds.base import Cloud, CloudError, NoCapacity, Order, QuotaReached, Refused
+from controller.clouds.base import (
+    Cloud,
+    CloudError,
+    Created,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    answer_of,
+)
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, token_of
 
 BOOT_SECONDS = 300.0
 _END_SECONDS = 300.0
+_LAST_SECONDS = 5.0
+"""For the request to end the machine when the controller stops: the next leader waits for that."""
 _LOOK_EVERY = 5.0
 _CONNECT_SECONDS = 10.0
 _MAX_BANNER = 255
+_SSH = "SSH-"
 _USER_DATA = "#cloud-config\n"
 
 
@@ -65,36 +77,55 @@ class Trial:
 
     async def _run(self) -> None:
         offer = self._order.offer
-        made = await self._cloud.create(self._order)
-        self.steps.append(f"ordered {offer.words()}: machine {made.instance_id}")
+        made = await answer_of(offer.provider, self._cloud.create(self._order))
+        self._note(f"ordered {offer.words()}: machine {made.instance_id}")
         try:
-            place = made.place
             async with asyncio.timeout(self._boot_seconds):
-                while place is None:
-                    await asyncio.sleep(self._look_every)
-                    described = await self._cloud.describe([made.instance_id])
-                    if (one := described.get(made.instance_id)) is not None:
-                        place = one.place
-                await self._reach(place)
+                await self._reach(await self._place_of(made))
         except TimeoutError:
-            self.fault = self.fault or (
+            self.fault = (
                 f"it had no address, or no SSH server at it, within {self._boot_seconds:.0f} s: "
                 f"is its image one of Fairlead, and may the controller reach port 22?"
             )
-        finally:
-            await self._end(made.instance_id)
+        except asyncio.CancelledError:
+            self.fault = "the controller stopped; the machine ends as an orphan"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._is_gone(made.instance_id)
+            raise
+        await self._end(made.instance_id)
+
+    def _note(self, step: str) -> None:
+        """Add what was done; a call that fails in the same way again adds nothing."""
+        if self.steps[-1:] != [step]:
+            self.steps.append(step)
+
+    async def _place_of(self, made: Created) -> Place:
+        """Wait until the machine has an address."""
+        place, ids = made.place, [made.instance_id]
+        while place is None:
+            await asyncio.sleep(self._look_every)
+            try:
+                call = self._cloud.describe(ids)
+                described = await answer_of(self._order.offer.provider, call)
+            except CloudError as error:
+                self._note(f"its address: {error}")
+                continue
+            if (one := described.get(made.instance_id)) is not None:
+                place = one.place
+        return place
 
     async def _reach(self, place: Place) -> None:
         """Wait until an SSH server answers there."""
         if place.host is None:
-            self.steps.append(f"it is at {place.socket}")
+            self._note(f"it is at {place.socket}")
             return
-        self.steps.append(f"it is at {place.host}")
+        self._note(f"it is at {place.host}")
         banner = await _banner(place.host, place.port)
         while not banner:
             await asyncio.sleep(self._look_every)
             banner = await _banner(place.host, place.port)
-        self.steps.append(f"it booted: port {place.port} says {banner}")
+        self._note(f"it booted: port {place.port} says {banner}")
 
     async def _end(self, instance_id: str) -> None:
         with contextlib.suppress(TimeoutError):
@@ -103,20 +134,21 @@ class Trial:
                 while not is_gone:
                     await asyncio.sleep(self._look_every)
                     is_gone = await self._is_gone(instance_id)
-                self.steps.append("it is gone")
+                self._note("it is gone")
                 return
         self.fault = f"machine {instance_id} has not ended yet; it is ended as an orphan"
 
     async def _is_gone(self, instance_id: str) -> bool:
         try:
-            return await self._cloud.terminate(instance_id)
+            call = self._cloud.terminate(instance_id)
+            return await answer_of(self._order.offer.provider, call)
         except CloudError as error:
-            self.steps.append(f"its end: {error}")
+            self._note(f"its end: {error}")
             return False
 
 
 async def _banner(host: str, port: int) -> str:
-    """Return the first line of what listens there; empty: nothing does."""
+    """Return the first line of the SSH server that listens there; empty: none does."""
     with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=_MAX_BANNER)
@@ -126,5 +158,7 @@ async def _banner(host: str, port: int) -> str:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-            return line.decode("ascii", errors="replace").strip()
+            text = line.decode("ascii", errors="replace").strip()
+            # It is shown in an admin's terminal, and whatever answers there wrote it.
+            return text if text.startswith(_SSH) and text.isprintable() else ""
     return ""

@@ -267,6 +267,25 @@ async def test_a_list_that_fails_tells_nothing() -> None:
         assert lab.only().status is MachineStatus.JOINED
 
 
+async def test_a_fault_in_the_calls_of_a_provider_does_not_end_the_controller() -> None:
+    cloud = MemoryCloud(offer())
+    for call in ("list", "describe", "create"):
+        cloud.fails[call] = [ValueError("canary")]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: not any(cloud.fails.values()))
+        await lab.join()
+        assert len(cloud.instances) == 1
+
+
+async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.fails["offers"] = [ValueError("canary")]
+    async with renting(cloud) as lab:
+        await lab.until(lambda: not cloud.fails["offers"])
+        listed = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > listed + 2)
+
+
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
