@@ -167,6 +167,19 @@ async def test_users_read_which_machine_their_job_waits_for() -> None:
         await lab.until(lambda: not shown())
 
 
+async def test_a_job_that_gets_no_machine_says_so_at_once() -> None:
+    async with renting(MemoryCloud(offer()), fleet(max_price=0.5)) as lab:
+        await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
+        # So the turn that admits the run looks at it; else no look follows for a minute.
+        lab.clock.time += 5.0
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+        await lab.pipeline.settled()
+        (job,) = lab.pipeline.known[run.run.id].jobs
+        assert "burst rents no machine for it" in (job.attempts[-1].waits_for or "")
+        assert job.attempts[-1].unrentable is not None
+
+
 async def _made(lab: Renting) -> list[MemoryInstance]:
     await lab.until(lambda: bool(lab.cloud.instances))
     return list(lab.cloud.instances.values())
