@@ -35,7 +35,8 @@ _SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 _GIB = 1 << 30
 _MAX_FOLDER = 60
-_MIN_MEMORY = 512_000_000
+_MIN_MEMORY = 1_000_000_000
+"""The system takes half of that (`controller/clouds/sizes.py`)."""
 _MIN_DISK = 5_000_000_000
 _ISO_PROGRAMS = ("genisoimage", "mkisofs", "xorrisofs")
 _SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
@@ -107,7 +108,7 @@ class _HetznerFields(_Fields, frozen=True, kw_only=True):
 
 class _InstanceTypeFields(_Fields, frozen=True, kw_only=True):
     cpu: AtLeastOne
-    memory: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 512MB")]
+    memory: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 1GB")]
     disk: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 5GB")]
     price: Annotated[float, msgspec.Meta(ge=0), Field("a number of at least 0, an hour")] = 0.0
 
