@@ -230,6 +230,20 @@ class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
 ProviderConfig = ExecProvider | AwsProvider | HetznerProvider | QemuProvider
 
 
+def read_providers(written: Mapping[str, Mapping[str, Any]]) -> dict[str, ProviderConfig]:
+    """Return the providers of the controller's file. Raises ConfigurationError."""
+    providers = {name: read_provider(name, data) for name, data in written.items()}
+    folders: dict[Path, str] = {}
+    for name, one in providers.items():
+        if not isinstance(one, QemuProvider):
+            continue
+        # Each takes what it did not finish itself for rubbish.
+        if (other := folders.setdefault(Path(os.path.normpath(one.folder)), name)) != name:
+            problem = f"is that of provider {other}"
+            raise ConfigurationError(f"providers.{name}.folder", problem, "one folder for each")
+    return providers
+
+
 def read_provider(name: str, data: Mapping[str, Any]) -> ProviderConfig:
     """Return the provider that is written as `providers.NAME`. Raises ConfigurationError."""
     within = f"providers.{name}"

@@ -92,7 +92,11 @@ class Guests:
             content = (self._folder(guest_id) / "machine.json").read_bytes()
         except FileNotFoundError:
             return None
-        return _RECORD.decode(content)
+        try:
+            return _RECORD.decode(content)
+        except msgspec.MsgspecError as error:
+            # None would say that there is no machine, and its disk and process may be there.
+            raise OSError(f"{guest_id}/machine.json is damaged: {error}") from None
 
     def was_started(self, guest_id: str) -> bool:
         return (self._folder(guest_id) / "started").exists()

@@ -272,17 +272,33 @@ class HetznerCloud:
         return None
 
     async def examine(self) -> Sequence[Examined]:
+        return [*await self._never_rented(), await self._image_there()]
+
+    async def _never_rented(self) -> list[Examined]:
+        """Return what the controller's file names in vain."""
+        offered = {one.region for one in await self.offers()}
+        field = f"providers.{self._name}.locations"
+        return [
+            Examined(
+                what=f"offers in {location}",
+                fault=f"{field}: Hetzner rents no type of machine for x86 in {location!r}",
+            )
+            for location in self._config.locations
+            if location not in offered
+        ]
+
+    async def _image_there(self) -> Examined:
         image = self._config.image
         what = f"image {image}"
         try:
             if isinstance(image, int):
                 await self._call(_Nothing, "GET", f"images/{image}")
             elif not (await self._call(_Images, "GET", "images", {"name": image})).images:
-                return [Examined(what=what, fault=f"there is no image of the name {image}")]
+                raise CloudAway(f"there is no image of the name {image}")
         except CloudError as error:
             field = f"providers.{self._name}.image"
-            return [Examined(what=what, fault=f"{field}: {error}")]
-        return [Examined(what=what)]
+            return Examined(what=what, fault=f"{field}: {error}")
+        return Examined(what=what)
 
     def _place(self, server: _Server) -> Place | None:
         if not self._config.is_public:

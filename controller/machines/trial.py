@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 from controller.clouds.base import (
     Cloud,
@@ -22,6 +23,7 @@ from controller.clouds.base import (
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, token_of
 
+log = logging.getLogger(__name__)
 BOOT_SECONDS = 300.0
 _END_SECONDS = 300.0
 _LAST_SECONDS = 5.0
@@ -72,6 +74,9 @@ class Trial:
             self.fault = str(refusal)
         except CloudError as error:
             self.fault = f"{error}; if a machine was made, it ends as an orphan"
+        except Exception as error:
+            log.exception("internal error: a check of provider %s", self._order.offer.provider)
+            self.fault = f"internal error ({type(error).__name__}); see the log"
         finally:
             self.is_over = True
 
@@ -116,10 +121,16 @@ class Trial:
         return place
 
     async def _reach(self, place: Place) -> None:
-        """Wait until an SSH server answers there."""
-        if place.host is None:
+        """Wait until an SSH server, or the shim of this machine's socket, answers there."""
+        if place.socket is not None and place.host is None:
             self._note(f"it is at {place.socket}")
+            is_there = await _accepts(place.socket)
+            while not is_there:
+                await asyncio.sleep(self._look_every)
+                is_there = await _accepts(place.socket)
+            self._note("its shim accepts connections")
             return
+        assert place.host is not None
         self._note(f"it is at {place.host}")
         banner = await _banner(place.host, place.port)
         while not banner:
@@ -145,6 +156,17 @@ class Trial:
         except CloudError as error:
             self._note(f"its end: {error}")
             return False
+
+
+async def _accepts(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return True
+    return False
 
 
 async def _banner(host: str, port: int) -> str:

@@ -217,6 +217,13 @@ def test_what_a_host_cannot_do_is_named(
     assert str(refused.value).startswith(f"providers.here.{complaint}")
 
 
+def test_two_providers_do_not_share_a_folder(host: dict[str, Any]) -> None:
+    twin = host | {"folder": "/srv/../srv/machines"}
+    with pytest.raises(ConfigurationError, match=r"there\.folder: is that of provider here"):
+        server_config.parse({"providers": {"here": host, "there": twin}})
+    server_config.parse({"providers": {"here": host, "there": host | {"folder": "/srv/other"}}})
+
+
 def test_a_controller_that_is_root_needs_an_account_for_the_machines(
     host: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,17 @@ async def test_an_image_that_is_not_there_is_named_with_its_field(
     assert str(found.fault).startswith("providers.hz.image: GET /images/1: image not found")
 
 
+async def test_a_location_in_which_nothing_is_rented_is_named(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    locations = ("fsn1", "fsn9")
+    cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, locations=locations))
+    (found, _) = await cloud.examine()
+    await cloud.close()
+    assert str(found.fault).startswith("providers.hz.locations: Hetzner rents no type")
+    assert "fsn9" in str(found.fault)
+
+
 async def test_a_name_that_another_owner_has_is_a_refusal(
     world: HetznerWorld, installation: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,22 @@ async def test_an_end_that_fails_is_asked_for_again() -> None:
     trial = trial_of(cloud, boot_seconds=0.0)
     await trial.run()
     assert trial.steps[1:] == ["its end: no answer", "it is gone"]
+
+
+async def test_a_machine_at_a_socket_is_reached_once_its_shim_listens(tmp_path: Path) -> None:
+    cloud = cheap_and_dear()
+    path = tmp_path / "shim.sock"
+    cloud.place = Place(socket=str(path))
+    trial = trial_of(cloud)
+    running = asyncio.create_task(trial.run())
+    await eventually(lambda: trial.steps[1:] == [f"it is at {path}"])
+    server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), path)
+    await running
+    server.close()
+    assert (trial.fault, trial.steps[2:]) == (
+        None,
+        ["its shim accepts connections", "it is gone"],
+    )
 
 
 async def test_an_address_that_cannot_be_read_is_asked_for_again(sshd: int) -> None:

@@ -318,6 +318,18 @@ async def test_a_machine_that_nobody_ends_loses_its_disk_a_day_after_it_is_off(h
     assert list(host.folder.iterdir()) == []
 
 
+async def test_a_record_that_is_damaged_leaves_no_list_and_is_named(host: Host) -> None:
+    cloud = host.cloud()
+    made = await cloud.create(order())
+    record = host.folder / made.instance_id / "machine.json"
+    whole = record.read_text()
+    record.write_text(whole[:20])
+    with pytest.raises(CloudAway, match=rf"{made.instance_id}/machine\.json is damaged"):
+        await cloud.list_tagged("here")
+    record.write_text(whole)
+    assert await ids(cloud) == ["m1"]
+
+
 async def test_a_long_console_is_cut(host: Host) -> None:
     cloud = host.cloud()
     made = await cloud.create(order())
