@@ -387,7 +387,8 @@ def _require_account(name: str | None, require: Callable[[bool, str, str], None]
 
 
 def _qemu_programs(within: str) -> QemuPrograms:
-    system = f"qemu-system-{os.uname().machine}"
+    # What `clouds/guests.py` starts is a PC, also on a host of another architecture.
+    system = "qemu-system-x86_64"
     found = [shutil.which(system), shutil.which("qemu-img")]
     found.append(next(filter(None, map(shutil.which, _ISO_PROGRAMS)), None))
     for name, path in zip((system, "qemu-img", _ISO_PROGRAMS[0]), found, strict=True):

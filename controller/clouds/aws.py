@@ -373,6 +373,8 @@ class AwsCloud:
             user_data="#cloud-config\n",
         )
         request = self._request(order, where, await self._image(region, where.image))
+        # Zones differ in their requests, and one token is for one request; botocore makes one.
+        del request["ClientToken"]
         try:
             await self._calls.ec2(region, "run_instances", DryRun=True, **request)
         except WouldWork:

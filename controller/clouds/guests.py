@@ -64,6 +64,12 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
+class _ImageInfo(msgspec.Struct, frozen=True, rename="kebab"):
+    """What qemu-img tells of an image."""
+
+    virtual_size: int
+
+
 _RECORD = msgspec.json.Decoder(Guest)
 
 
@@ -134,6 +140,9 @@ class Guests:
         StartFailed."""
         if (known := self.find(guest.id)) is not None:
             return known
+        if (size := self.image_size()) > guest.disk:
+            # The end of its file system would be missing, and it would never boot.
+            raise StartFailed(f"the image has a disk of {size} bytes, more than its {guest.disk}")
         self._make_folder()
         unfinished = self._settings.folder / f"{_UNFINISHED}{guest.id}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -147,6 +156,18 @@ class Guests:
         unfinished.rename(self._folder(guest.id))
         sync_folder(self._settings.folder)
         return made
+
+    def image_size(self) -> int:
+        """Return the bytes of the image's disk, as the account of the machines reads it. Raises
+        StartFailed."""
+        argv = [self._settings.programs.img, "info", "-U", "-f", "qcow2", "--output=json"]
+        try:
+            told = _run([*argv, str(self._settings.image)], **self._as_account())
+            size: int = msgspec.json.decode(told, type=_ImageInfo).virtual_size
+        except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+            image = self._settings.image
+            raise StartFailed(f"the image {image} cannot be read: {_words(error)}") from None
+        return size
 
     def _fill(self, folder: Path, guest: Guest, user_data: str) -> None:
         programs, run = self._settings.programs, folder / "run"
@@ -370,15 +391,17 @@ def _free_port() -> int:
         return port
 
 
-def _run(argv: Sequence[str]) -> None:
-    subprocess.run(
+def _run(argv: Sequence[str], **account: Any) -> bytes:
+    ended = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=_PROGRAM_SECONDS,
         check=True,
         umask=0o077,
+        **account,
     )
+    return bytes(ended.stdout)
 
 
 def _words(error: Exception) -> str:

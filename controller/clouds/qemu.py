@@ -18,6 +18,7 @@ from controller.clouds.base import (
     CloudAway,
     Created,
     Described,
+    Examined,
     NoCapacity,
     Order,
     Refused,
@@ -156,6 +157,23 @@ class QemuCloud:
 
     async def console(self, instance_id: str) -> str | None:
         return await self._alone(lambda: self._guests.console(instance_id))
+
+    async def examine(self) -> Sequence[Examined]:
+        return await self._alone(self._examined)
+
+    def _examined(self) -> list[Examined]:
+        field, what = f"providers.{self._name}", "the image"
+        try:
+            size = self._guests.image_size()
+        except StartFailed as failed:
+            return [Examined(what=what, fault=f"{field}.image: {failed}")]
+        found = [Examined(what=f"{what}: a disk of {size} bytes")]
+        for name, one in self._types.items():
+            if one.disk < size:
+                fault = f"{field}.instance_types.{name}.disk: is {one.disk}, less than the image's"
+                found.append(Examined(what=f"instance type {name}", fault=fault))
+        found.append(Examined(what=f"the accelerator is {self._guests.choose_accelerator()}"))
+        return found
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """Do the work in a thread, while no other call does."""

@@ -37,7 +37,10 @@ while True:
         signal.pause()
     server.accept()[0].send(b'{{"QMP": {{}}}}\\n')
 """
-IMG = '#!/bin/sh\nfor last in "$@"; do before=$file; file=$last; done; echo layer > "$before"\n'
+SIZE = 3 * GIB
+INFO = f"""if [ "$1" = info ]; then echo '{{"virtual-size": {SIZE}}}'; exit; fi\n"""
+LAYER = 'for last in "$@"; do before=$file; file=$last; done; echo layer > "$before"\n'
+IMG = f"#!/bin/sh\n{INFO}{LAYER}"
 ISO = '#!/bin/sh\nwhile [ "$1" != -output ]; do shift; done; umask 077; cat "$7" "$8" > "$2"\n'
 SMALL = InstanceType(cpu=2, memory=4 * GIB, disk=20 * GIB, price=0.5)
 
@@ -198,10 +201,26 @@ async def test_a_port_that_was_taken_meanwhile_is_tried_again(host: Host) -> Non
 
 
 async def test_a_disk_that_cannot_be_made_is_a_refusal(host: Host) -> None:
-    img = "#!/bin/sh\necho the disk is full >&2; exit 1\n"
+    img = f"#!/bin/sh\n{INFO}echo the disk is full >&2; exit 1\n"
     with pytest.raises(Refused, match=r"img failed: the disk is full"):
         await host.cloud(img=img).create(order())
     assert list(host.folder.iterdir()) == []
+
+
+async def test_a_disk_that_is_smaller_than_the_images_is_named(host: Host) -> None:
+    img = IMG.replace(str(SIZE), str(30 * GIB))
+    with pytest.raises(Refused, match="the image has a disk of 32212254720 bytes, more than its"):
+        await host.cloud(img=img).create(order())
+    found = [one.fault for one in await host.cloud(img=img).examine()]
+    assert str(found[1]).startswith("providers.lab.instance_types.small.disk: is 21474836480")
+    assert [one.fault for one in await host.cloud().examine()] == [None, None]
+
+
+async def test_an_image_that_cannot_be_read_is_named(host: Host) -> None:
+    img = "#!/bin/sh\necho Image is not in qcow2 format >&2; exit 1\n"
+    (found,) = await host.cloud(img=img).examine()
+    assert "providers.lab.image: the image /images/node.qcow2 cannot be read" in str(found.fault)
+    assert "not in qcow2 format" in str(found.fault)
 
 
 async def test_an_instance_type_that_is_gone_is_refused(host: Host) -> None:
@@ -235,7 +254,7 @@ async def test_a_machine_that_was_made_and_not_started_is_started_by_the_next_tr
         instance_type="small",
         cpu=2,
         memory=GIB,
-        disk=GIB,
+        disk=4 * GIB,
         created_at=time.time(),
     )
     await asyncio.to_thread(host.guests.make, guest, "#cloud-config")
