@@ -489,32 +489,14 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
 
         return HetznerCloud(name, config)
     if isinstance(config, QemuProvider):
-        return _qemu_cloud(name, config)
+        from controller.clouds.qemu import QemuCloud
+
+        return QemuCloud(name, config)
     from controller.clouds.base import Abilities
     from controller.clouds.exec import ExecCloud
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
-
-
-def _qemu_cloud(name: str, config: QemuProvider) -> Cloud:
-    from controller.clouds.guests import HostSettings, Programs
-    from controller.clouds.qemu import InstanceType, QemuCloud
-
-    system, img, iso = config.programs
-    settings = HostSettings(
-        folder=config.folder,
-        image=config.image,
-        programs=Programs(system=system, img=img, iso=iso),
-        user=config.user,
-        accelerator=config.accelerator,
-        is_open=config.is_open,
-    )
-    types = {
-        type_: InstanceType(cpu=cpu, memory=memory, disk=disk, price=price)
-        for type_, (cpu, memory, disk, price) in config.types.items()
-    }
-    return QemuCloud(name, settings, types, most=config.most)
 
 
 def _machine_settings(

@@ -6,6 +6,7 @@ A type that is not configured loads nothing: this module knows no library of a c
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
@@ -13,6 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -33,11 +35,15 @@ _SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 _GIB = 1 << 30
 _MAX_FOLDER = 60
-_MIN_MEMORY = 512_000_000
+_MIN_MEMORY = 1_000_000_000
+"""The system takes half of that (`controller/clouds/sizes.py`)."""
 _MIN_DISK = 5_000_000_000
 _ISO_PROGRAMS = ("genisoimage", "mkisofs", "xorrisofs")
 _SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
 _COMMAND = "a list: an absolute path of a program, and its arguments"
+_URL = "a URL such as https://ec2.example.com"
+_NAMES = "1 to 40 of a-z, 0-9 and '-'"
+_SIZES = "a mapping of names to mappings of cpu, memory, disk and price"
 _PRICES = "a mapping of types of machines to prices of an hour, such as {g6.xlarge: 0.8}"
 _IMAGES = "the id of an image of Fairlead in this region, such as ami-0123456789abcdef0"
 _SUBNETS = "a mapping of availability zones to subnets, such as {eu-central-1a: subnet-0123abcd}"
@@ -74,7 +80,7 @@ class _AwsRegionFields(_Fields, frozen=True, kw_only=True):
 class _AwsFields(_Fields, frozen=True, kw_only=True):
     type: Annotated[Literal["aws"], Field("aws: EC2 of Amazon makes the machines")]
     regions: Annotated[
-        dict[str, _AwsRegionFields],
+        dict[str, dict[str, Any]],
         Field("a mapping of regions to mappings of image, subnets and security_groups"),
     ]
     profile: Annotated[str | None, Field("a profile of the file of AWS credentials")] = None
@@ -102,7 +108,7 @@ class _HetznerFields(_Fields, frozen=True, kw_only=True):
 
 class _InstanceTypeFields(_Fields, frozen=True, kw_only=True):
     cpu: AtLeastOne
-    memory: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 512MB")]
+    memory: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 1GB")]
     disk: Annotated[Size, Field(f"{SIZE_ALLOWED}, at least 5GB")]
     price: Annotated[float, msgspec.Meta(ge=0), Field("a number of at least 0, an hour")] = 0.0
 
@@ -111,10 +117,7 @@ class _QemuFields(_Fields, frozen=True, kw_only=True):
     type: Annotated[Literal["qemu"], Field("qemu: virtual machines of this host")]
     image: Annotated[str, Field("the absolute path of a node's image (qcow2)")]
     folder: Annotated[str, Field("an absolute path of at most 60 characters, for the disks")]
-    instance_types: Annotated[
-        dict[str, _InstanceTypeFields],
-        Field("a mapping of names to mappings of cpu, memory, disk and price"),
-    ]
+    instance_types: Annotated[dict[str, dict[str, Any]], Field(_SIZES)]
     machines: AtLeastOne
     user: Annotated[str | None, Field("an account, other than root, for the machines")] = None
     accelerator: Annotated[
@@ -176,22 +179,50 @@ class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
         return self.locations
 
     def token(self) -> str:
-        """Return the token: read each time, so that a new one needs no restart. Raises OSError."""
-        return self.token_file.read_text().strip()
+        """Return the token: read each time, so that a new one needs no restart.
+
+        Raises OSError, and ValueError with a sentence that does not show the content.
+        """
+        content = self.token_file.read_bytes().strip()
+        # It goes into a header of HTTP.
+        if not re.fullmatch(rb"[!-~]{1,500}", content):
+            raise ValueError(f"{self.token_file} has no token: one line of ASCII is needed")
+        return content.decode()
+
+
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
+    """A size of machine. `memory` and `disk` in bytes, `price` an hour."""
+
+    cpu: int
+    memory: int
+    disk: int
+    price: float
+
+
+class QemuPrograms(msgspec.Struct, frozen=True, kw_only=True):
+    """The programs by which machines are made. `iso`: one with the options of mkisofs."""
+
+    system: str
+    img: str
+    iso: str
 
 
 class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider that is this host. `types`: cores, bytes of memory and of disk, and the price an
-    hour, by name. `programs`: QEMU, qemu-img, and one with the options of mkisofs."""
+    """A provider that is this host. `types`: by name. `most`: how many machines there may be.
+
+    `image`: a qcow2 file; it must stay as it is while machines are layers over it. `user`: the
+    account of the QEMU processes; None: the controller's own. `accelerator` None: KVM where it
+    boots. `is_open`: machines reach the network, and so this host's loopback addresses.
+    """
 
     image: Path
     folder: Path
-    types: Mapping[str, tuple[int, int, int, float]]
+    types: Mapping[str, InstanceType]
     most: int
-    user: str | None
-    accelerator: str | None
-    is_open: bool
-    programs: tuple[str, str, str]
+    programs: QemuPrograms
+    user: str | None = None
+    accelerator: str | None = None
+    is_open: bool = False
     regions: None = None
     """This host is the only region."""
 
@@ -199,11 +230,25 @@ class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
 ProviderConfig = ExecProvider | AwsProvider | HetznerProvider | QemuProvider
 
 
+def read_providers(written: Mapping[str, Mapping[str, Any]]) -> dict[str, ProviderConfig]:
+    """Return the providers of the controller's file. Raises ConfigurationError."""
+    providers = {name: read_provider(name, data) for name, data in written.items()}
+    folders: dict[Path, str] = {}
+    for name, one in providers.items():
+        if not isinstance(one, QemuProvider):
+            continue
+        # Each takes what it did not finish itself for rubbish.
+        if (other := folders.setdefault(Path(os.path.normpath(one.folder)), name)) != name:
+            problem = f"is that of provider {other}"
+            raise ConfigurationError(f"providers.{name}.folder", problem, "one folder for each")
+    return providers
+
+
 def read_provider(name: str, data: Mapping[str, Any]) -> ProviderConfig:
     """Return the provider that is written as `providers.NAME`. Raises ConfigurationError."""
     within = f"providers.{name}"
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(within, "is not a provider's name", "1 to 40 of a-z, 0-9 and '-'")
+        raise ConfigurationError(within, "is not a provider's name", _NAMES)
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in _READERS:
         known = ", ".join(_READERS)
@@ -220,10 +265,14 @@ def _exec(within: str, data: dict[str, Any]) -> ExecProvider:
     program = Path(written.command[0])
     if not program.is_absolute():
         raise ConfigurationError(field, f"{program} is not an absolute path", _COMMAND)
-    if not os.access(program, os.X_OK):
+    if "\0" in "".join(written.command):
+        raise ConfigurationError(field, "has a zero byte", _COMMAND)
+    if not (program.is_file() and os.access(program, os.X_OK)):
         raise ConfigurationError(field, f"{program} is no program that can be run", _COMMAND)
     plain = ExecProvider(command=written.command)
     timeout, visible_after = written.timeout, written.visible_after
+    if timeout is not None and float(timeout) <= 0:
+        raise ConfigurationError(f"{within}.timeout", "leaves no time for a call", _SOME_TIME)
     return ExecProvider(
         command=written.command,
         timeout=plain.timeout if timeout is None else float(timeout),
@@ -236,22 +285,18 @@ def _aws(within: str, data: dict[str, Any]) -> AwsProvider:
     written = convert(data, _AwsFields, within=within)
     if not written.regions:
         raise ConfigurationError(f"{within}.regions", "is empty", "at least one region")
-    for name, region in written.regions.items():
-        _check_region(f"{within}.regions.{name}", name, region)
+    regions = {
+        name: _aws_region(f"{within}.regions.{name}", name, region)
+        for name, region in written.regions.items()
+    }
     disk = 100 * _GIB if written.disk is None else int(written.disk)
     if not 8 * 10**9 <= disk <= 16 * (1 << 40):
         raise ConfigurationError(f"{within}.disk", f"is {disk} bytes", _DISK)
     for instance_type, price in written.prices.items():
         _check_price(f"{within}.prices.{instance_type}", price)
-    if written.endpoint is not None and not written.endpoint.startswith(("https://", "http://")):
-        raise ConfigurationError(f"{within}.endpoint", "is no URL", "a URL that begins with https:")
+    _check_endpoint(within, written.endpoint)
     return AwsProvider(
-        regions={
-            name: AwsRegion(
-                image=region.image, subnets=region.subnets, security_groups=region.security_groups
-            )
-            for name, region in written.regions.items()
-        },
+        regions=regions,
         profile=written.profile,
         key_name=written.key_name,
         instance_profile=written.instance_profile,
@@ -268,18 +313,20 @@ def _hetzner(within: str, data: dict[str, Any]) -> HetznerProvider:
     file = Path(written.token_file)
     if not file.is_absolute():
         raise ConfigurationError(field, f"{file} is not an absolute path", _TOKENS)
+    plain = HetznerProvider(token_file=file, locations=written.locations, image=written.image)
     try:
-        if not file.read_text().strip():
-            raise ConfigurationError(field, f"{file} is empty", _TOKENS)
+        plain.token()
     except OSError as error:
         raise ConfigurationError(field, f"{file}: {error.strerror}", _TOKENS) from None
+    except ValueError as error:
+        raise ConfigurationError(field, str(error), _TOKENS) from None
     if not written.locations:
         raise ConfigurationError(f"{within}.locations", "is empty", "a list such as [fsn1, nbg1]")
     is_public = written.address == "public"
     if not is_public and not written.networks:
         problem = "is needed with address: private"
         raise ConfigurationError(f"{within}.networks", problem, "a list of ids of networks")
-    plain = HetznerProvider(token_file=file, locations=written.locations, image=written.image)
+    _check_endpoint(within, written.endpoint)
     return msgspec.structs.replace(
         plain,
         ssh_keys=written.ssh_keys,
@@ -304,17 +351,16 @@ def _qemu(within: str, data: dict[str, Any]) -> QemuProvider:
     require(image.is_file(), "image", f"there is no file {image}")
     require(folder.is_absolute(), "folder", f"{folder} is not an absolute path")
     require(len(str(folder)) <= _MAX_FOLDER, "folder", "is too long for a socket's path")
+    # QEMU's options have paths between commas.
+    require(not set(str(folder)) & set(",\0"), "folder", "may have no comma or zero byte")
+    require(folder.is_dir() or not folder.exists(), "folder", f"{folder} is no folder")
     require(bool(written.instance_types), "instance_types", "is empty")
-    for name, one in written.instance_types.items():
-        require(bool(_NAME.fullmatch(name)), "instance_types", f"{name!r} is no name")
-        require(one.memory >= _MIN_MEMORY, "instance_types", f"{name} has too little memory")
-        require(one.disk >= _MIN_DISK, "instance_types", f"{name} has too small a disk")
     _require_account(written.user, require)
     return QemuProvider(
         image=image,
         folder=folder,
         types={
-            name: (one.cpu, int(one.memory), int(one.disk), one.price)
+            name: _instance_type(f"{within}.instance_types", name, one)
             for name, one in written.instance_types.items()
         },
         most=written.machines,
@@ -340,18 +386,59 @@ def _require_account(name: str | None, require: Callable[[bool, str, str], None]
     require(is_own, "user", f"only a controller that runs as root can start processes of {name}")
 
 
-def _qemu_programs(within: str) -> tuple[str, str, str]:
-    machine = os.uname().machine
-    system = shutil.which(f"qemu-system-{machine}")
-    img = shutil.which("qemu-img")
-    iso = next(filter(None, map(shutil.which, _ISO_PROGRAMS)), None)
-    if system is None or img is None or iso is None:
-        missing = f"qemu-system-{machine}" if system is None else "qemu-img"
-        missing = _ISO_PROGRAMS[0] if system is not None and img is not None else missing
-        raise ConfigurationError(
-            f"{within}.type", f"qemu needs the program {missing}, which is not installed", "exec"
-        )
-    return system, img, iso
+def _qemu_programs(within: str) -> QemuPrograms:
+    # What `clouds/guests.py` starts is a PC, also on a host of another architecture.
+    system = "qemu-system-x86_64"
+    found = [shutil.which(system), shutil.which("qemu-img")]
+    found.append(next(filter(None, map(shutil.which, _ISO_PROGRAMS)), None))
+    for name, path in zip((system, "qemu-img", _ISO_PROGRAMS[0]), found, strict=True):
+        if path is None:
+            problem = f"qemu needs the program {name}, which is not installed"
+            raise ConfigurationError(f"{within}.type", problem, "exec")
+    system, img, iso = filter(None, found)
+    return QemuPrograms(system=system, img=img, iso=iso)
+
+
+def _instance_type(field: str, name: str, data: dict[str, Any]) -> InstanceType:
+    """Raises ConfigurationError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(field, f"{name!r} is no name", _NAMES)
+    field = f"{field}.{name}"
+    one = convert(data, _InstanceTypeFields, within=field)
+    known = fields_of(_InstanceTypeFields)
+    for part, is_right in (
+        ("memory", one.memory >= _MIN_MEMORY),
+        ("disk", one.disk >= _MIN_DISK),
+        ("price", math.isfinite(one.price)),
+    ):
+        if not is_right:
+            problem = f"is {getattr(one, part):.12g}"
+            raise ConfigurationError(f"{field}.{part}", problem, known[part].allowed)
+    return InstanceType(cpu=one.cpu, memory=int(one.memory), disk=int(one.disk), price=one.price)
+
+
+def _aws_region(field: str, name: str, data: dict[str, Any]) -> AwsRegion:
+    """Raises ConfigurationError."""
+    region = convert(data, _AwsRegionFields, within=field)
+    _check_region(field, name, region)
+    return AwsRegion(
+        image=region.image, subnets=region.subnets, security_groups=region.security_groups
+    )
+
+
+def _check_endpoint(within: str, url: str | None) -> None:
+    """Raises ConfigurationError."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not re.fullmatch(r"[!-~]+", url):
+        raise ConfigurationError(f"{within}.endpoint", "is no URL", _URL)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigurationError(f"{within}.endpoint", "is more than a host and a path", _URL)
 
 
 def _check_region(field: str, name: str, region: _AwsRegionFields) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from controller.lifecycle.inventory import Budget, NodeFailure, Spending
-from controller.provider_config import ProviderConfig, read_provider
+from controller.provider_config import ProviderConfig, read_providers
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.plan import Defaults
@@ -133,9 +133,7 @@ def parse(data: object) -> Operating:
         defaults=_defaults(fields),
         node_failure=_node_failure(fields.node_failure),
         cluster_networks=fields.cluster_networks,
-        providers={
-            name: read_provider(name, written) for name, written in fields.providers.items()
-        },
+        providers=read_providers(fields.providers),
         spending=_spending(fields.budget),
     )
 

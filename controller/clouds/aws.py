@@ -311,7 +311,22 @@ class AwsCloud:
 
     async def examine(self) -> Sequence[Examined]:
         every = await _all(self._examined(region) for region in self._config.regions)
-        return [one for found in every for one in found]
+        return [*self._never_rented(), *(one for found in every for one in found)]
+
+    def _never_rented(self) -> Iterable[Examined]:
+        """Yield what the controller's file names in vain."""
+        types = catalog.load("aws")
+        field = f"providers.{self._name}"
+        for region in self._config.regions:
+            if all(self._price(one, region) is None for one in types):
+                fault = (
+                    f"{field}.regions.{region}: the catalog has no price there, so nothing is "
+                    f"rented: give your own in {field}.prices"
+                )
+                yield Examined(what=f"offers in {region}", fault=fault)
+        for name in sorted(self._config.prices.keys() - {one.name for one in types}):
+            fault = f"{field}.prices.{name}: the catalog has no such type, so none is rented"
+            yield Examined(what=f"price of {name}", fault=fault)
 
     async def _examined(self, region: str) -> list[Examined]:
         where = self._config.regions[region]
@@ -358,6 +373,8 @@ class AwsCloud:
             user_data="#cloud-config\n",
         )
         request = self._request(order, where, await self._image(region, where.image))
+        # Zones differ in their requests, and one token is for one request; botocore makes one.
+        del request["ClientToken"]
         try:
             await self._calls.ec2(region, "run_instances", DryRun=True, **request)
         except WouldWork:

@@ -6,14 +6,18 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,3 +139,17 @@ class Unauthorized(CloudError):
 
 class CloudAway(CloudError):
     """The provider does not answer, or its answer makes no sense: the outcome is unknown."""
+
+
+async def answer_of(provider: str, call: Awaitable[T]) -> T:
+    """Return what the provider's call returns. Raises CloudError and nothing else: a fault of ours,
+    or a file that changed meanwhile, must end neither the controller nor the calls about other
+    machines, and its outcome is unknown."""
+    try:
+        return await call
+    except CloudError:
+        raise
+    except Exception as error:
+        log.exception("internal error: provider %s", provider)
+        # The text of a library's error may show what it was given: user-data, or a token.
+        raise CloudAway(f"internal error ({type(error).__name__}); see the log") from error

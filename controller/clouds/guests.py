@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from common.durable import sync_folder, write_durably
+from controller.provider_config import QemuProvider
 
 _MIB = 1 << 20
 _PROGRAM_SECONDS = 120.0
@@ -44,27 +45,6 @@ _BOOTED = 33
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _KVM_SECONDS = 5.0
 _KVM_FACTOR = 10.0
-
-
-class Programs(msgspec.Struct, frozen=True, kw_only=True):
-    """The programs by which machines are made. `iso`: one with the options of mkisofs."""
-
-    system: str
-    img: str
-    iso: str
-
-
-class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`image`: a qcow2 file; it must stay as it is while machines are layers over it. `user`: the
-    account of the QEMU processes; None: the controller's own. `accelerator` None: KVM where it
-    boots. `is_open`: machines reach the network, and so this host's loopback addresses."""
-
-    folder: Path
-    image: Path
-    programs: Programs
-    user: str | None = None
-    accelerator: str | None = None
-    is_open: bool = False
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +64,12 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
+class _ImageInfo(msgspec.Struct, frozen=True, rename="kebab"):
+    """What qemu-img tells of an image."""
+
+    virtual_size: int
+
+
 _RECORD = msgspec.json.Decoder(Guest)
 
 
@@ -94,7 +80,7 @@ class StartFailed(Exception):
 class Guests:
     """The machines of one folder."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: QemuProvider) -> None:
         self._settings = settings
         self._account = None if settings.user is None else pwd.getpwnam(settings.user)
         self._accelerator = settings.accelerator
@@ -112,7 +98,11 @@ class Guests:
             content = (self._folder(guest_id) / "machine.json").read_bytes()
         except FileNotFoundError:
             return None
-        return _RECORD.decode(content)
+        try:
+            return _RECORD.decode(content)
+        except msgspec.MsgspecError as error:
+            # None would say that there is no machine, and its disk and process may be there.
+            raise OSError(f"{guest_id}/machine.json is damaged: {error}") from None
 
     def was_started(self, guest_id: str) -> bool:
         return (self._folder(guest_id) / "started").exists()
@@ -150,6 +140,9 @@ class Guests:
         StartFailed."""
         if (known := self.find(guest.id)) is not None:
             return known
+        if (size := self.image_size()) > guest.disk:
+            # The end of its file system would be missing, and it would never boot.
+            raise StartFailed(f"the image has a disk of {size} bytes, more than its {guest.disk}")
         self._make_folder()
         unfinished = self._settings.folder / f"{_UNFINISHED}{guest.id}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -163,6 +156,18 @@ class Guests:
         unfinished.rename(self._folder(guest.id))
         sync_folder(self._settings.folder)
         return made
+
+    def image_size(self) -> int:
+        """Return the bytes of the image's disk, as the account of the machines reads it. Raises
+        StartFailed."""
+        argv = [self._settings.programs.img, "info", "-U", "-f", "qcow2", "--output=json"]
+        try:
+            told = _run([*argv, str(self._settings.image)], **self._as_account())
+            size: int = msgspec.json.decode(told, type=_ImageInfo).virtual_size
+        except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+            image = self._settings.image
+            raise StartFailed(f"the image {image} cannot be read: {_words(error)}") from None
+        return size
 
     def _fill(self, folder: Path, guest: Guest, user_data: str) -> None:
         programs, run = self._settings.programs, folder / "run"
@@ -386,15 +391,17 @@ def _free_port() -> int:
         return port
 
 
-def _run(argv: Sequence[str]) -> None:
-    subprocess.run(
+def _run(argv: Sequence[str], **account: Any) -> bytes:
+    ended = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=_PROGRAM_SECONDS,
         check=True,
         umask=0o077,
+        **account,
     )
+    return bytes(ended.stdout)
 
 
 def _words(error: Exception) -> str:

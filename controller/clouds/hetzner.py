@@ -195,6 +195,9 @@ class HetznerCloud:
             made = await self._call(_Made, "POST", "servers", content=self._request(order))
         except _NameTaken as error:
             return await self._made_before(order, error)
+        except _NotFound as error:
+            # The image, a key, a firewall or a network that is named in the controller's file.
+            raise Refused(str(error)) from None
         return self._created(made.server)
 
     def _request(self, order: Order) -> dict[str, Any]:
@@ -269,17 +272,33 @@ class HetznerCloud:
         return None
 
     async def examine(self) -> Sequence[Examined]:
+        return [*await self._never_rented(), await self._image_there()]
+
+    async def _never_rented(self) -> list[Examined]:
+        """Return what the controller's file names in vain."""
+        offered = {one.region for one in await self.offers()}
+        field = f"providers.{self._name}.locations"
+        return [
+            Examined(
+                what=f"offers in {location}",
+                fault=f"{field}: Hetzner rents no type of machine for x86 in {location!r}",
+            )
+            for location in self._config.locations
+            if location not in offered
+        ]
+
+    async def _image_there(self) -> Examined:
         image = self._config.image
         what = f"image {image}"
         try:
             if isinstance(image, int):
                 await self._call(_Nothing, "GET", f"images/{image}")
             elif not (await self._call(_Images, "GET", "images", {"name": image})).images:
-                return [Examined(what=what, fault=f"there is no image of the name {image}")]
+                raise CloudAway(f"there is no image of the name {image}")
         except CloudError as error:
             field = f"providers.{self._name}.image"
-            return [Examined(what=what, fault=f"{field}: {error}")]
-        return [Examined(what=what)]
+            return Examined(what=what, fault=f"{field}: {error}")
+        return Examined(what=what)
 
     def _place(self, server: _Server) -> Place | None:
         if not self._config.is_public:
@@ -327,8 +346,8 @@ class HetznerCloud:
                 headers={"Authorization": f"Bearer {self._config.token()}"},
             ) as answer:
                 status, body = answer.status, await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
-            # TimeoutError is an OSError.
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # TimeoutError is an OSError; a file without a token gives a ValueError.
             raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
         if status >= _FIRST_ERROR:
             raise _refusal(what, status, body)

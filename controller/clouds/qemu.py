@@ -12,62 +12,46 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from common.threads import to_the_end
 from controller.clouds.base import (
     Abilities,
     CloudAway,
     Created,
     Described,
+    Examined,
     NoCapacity,
     Order,
     Refused,
 )
-from controller.clouds.guests import Guest, Guests, HostSettings, StartFailed
+from controller.clouds.guests import Guest, Guests, StartFailed
+from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
+from controller.provider_config import QemuProvider
 
 _ID_LENGTH = 20
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _PORT_TAKEN = "host forwarding"
-_SYSTEM_DISK = 4 << 30
-"""What the image's system takes of a disk."""
-_SYSTEM_SHARE = 0.1
-"""What it takes of the memory."""
+_IMAGE = 4 << 30
+"""The disk that an image without driver and toolkit takes: a machine here has no GPU."""
 T = TypeVar("T")
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """A size of machine. `memory` and `disk` in bytes, `price` an hour."""
-
-    cpu: int
-    memory: int
-    disk: int
-    price: float
-
-
 class QemuCloud:
-    """Machines of this host. `most`: how many there may be."""
+    """Machines of this host."""
 
     abilities = Abilities(idempotent=True, visible_after=0.0)
 
     def __init__(
-        self,
-        name: str,
-        settings: HostSettings,
-        types: Mapping[str, InstanceType],
-        *,
-        most: int,
-        start_seconds: float = _START_SECONDS,
+        self, name: str, config: QemuProvider, *, start_seconds: float = _START_SECONDS
     ) -> None:
         self._name = name
-        self._types = types
-        self._most = most
+        self._types = config.types
+        self._most = config.most
         self._start_seconds = start_seconds
-        self._guests = Guests(settings)
+        self._guests = Guests(config)
         self._lock = asyncio.Lock()
 
     async def offers(self) -> Sequence[Offer]:
@@ -78,8 +62,8 @@ class QemuCloud:
                 region="here",
                 price=one.price,
                 cpu=float(one.cpu),
-                memory=int(one.memory * (1 - _SYSTEM_SHARE)),
-                disk=max(0, one.disk - _SYSTEM_DISK),
+                memory=memory_for_jobs(one.memory),
+                disk=disk_for_jobs(one.disk, image=_IMAGE),
             )
             for name, one in self._types.items()
         ]
@@ -173,6 +157,23 @@ class QemuCloud:
 
     async def console(self, instance_id: str) -> str | None:
         return await self._alone(lambda: self._guests.console(instance_id))
+
+    async def examine(self) -> Sequence[Examined]:
+        return await self._alone(self._examined)
+
+    def _examined(self) -> list[Examined]:
+        field, what = f"providers.{self._name}", "the image"
+        try:
+            size = self._guests.image_size()
+        except StartFailed as failed:
+            return [Examined(what=what, fault=f"{field}.image: {failed}")]
+        found = [Examined(what=f"{what}: a disk of {size} bytes")]
+        for name, one in self._types.items():
+            if one.disk < size:
+                fault = f"{field}.instance_types.{name}.disk: is {one.disk}, less than the image's"
+                found.append(Examined(what=f"instance type {name}", fault=fault))
+        found.append(Examined(what=f"the accelerator is {self._guests.choose_accelerator()}"))
+        return found
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """Do the work in a thread, while no other call does."""

@@ -25,6 +25,6 @@ def memory_for_jobs(size: int) -> int:
     return max(0, int(size * (1 - _KERNEL)) - _SYSTEM - _SHIM)
 
 
-def disk_for_jobs(size: int) -> int:
-    """Return the bytes of disk that the node offers."""
-    return max(0, int(size * (1 - _FILE_SYSTEM)) - _IMAGE)
+def disk_for_jobs(size: int, image: int = _IMAGE) -> int:
+    """Return the bytes of disk that the node offers; `image`: what its image takes."""
+    return max(0, int(size * (1 - _FILE_SYSTEM)) - image)

@@ -256,7 +256,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """When the jobs that still run there end as node_drained."""
     recalled_at: float | None = None
     """When its provider takes it back, as last announced; while it is draining, its jobs end before
-    that."""
+    that. None: nothing is announced, or an admin ended that drain."""
+    ended_recall: float | None = None
+    """`recalled_at` when an admin ended the drain: its shim goes on telling this recall."""
     cordoned: bool = False
     """Nothing new is placed there; running jobs stay."""
     cordon_reason: str | None = None

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
-from controller.clouds.base import Cloud, CloudError, NoCapacity, Order, QuotaReached, Refused
+from controller.clouds.base import (
+    Cloud,
+    CloudError,
+    Created,
+    NoCapacity,
+    Order,
+    QuotaReached,
+    Refused,
+    answer_of,
+)
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, token_of
 
+log = logging.getLogger(__name__)
 BOOT_SECONDS = 300.0
 _END_SECONDS = 300.0
+_LAST_SECONDS = 5.0
+"""For the request to end the machine when the controller stops: the next leader waits for that."""
 _LOOK_EVERY = 5.0
 _CONNECT_SECONDS = 10.0
 _MAX_BANNER = 255
+_SSH = "SSH-"
 _USER_DATA = "#cloud-config\n"
 
 
@@ -60,48 +74,69 @@ class Trial:
             self.fault = str(refusal)
         except CloudError as error:
             self.fault = f"{error}; if a machine was made, it ends as an orphan"
+        except Exception as error:
+            log.exception("internal error: a check of provider %s", self._order.offer.provider)
+            self.fault = f"internal error ({type(error).__name__}); see the log"
         finally:
             self.is_over = True
 
     async def _run(self) -> None:
         offer = self._order.offer
-        made = await self._cloud.create(self._order)
-        self.steps.append(f"ordered {offer.words()}: machine {made.instance_id}")
+        made = await answer_of(offer.provider, self._cloud.create(self._order))
+        self._note(f"ordered {offer.words()}: machine {made.instance_id}")
         try:
             async with asyncio.timeout(self._boot_seconds):
-                await self._reach(made.place or await self._place(made.instance_id))
+                await self._reach(await self._place_of(made))
         except TimeoutError:
             self.fault = (
                 f"it had no address, or no SSH server at it, within {self._boot_seconds:.0f} s: "
                 f"is its image one of Fairlead, and may the controller reach port 22?"
             )
         except asyncio.CancelledError:
-            # The controller ends, and waits for no machine: what is left is an orphan.
-            with contextlib.suppress(CloudError):
-                await self._cloud.terminate(made.instance_id)
+            self.fault = "the controller stopped; the machine ends as an orphan"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._is_gone(made.instance_id)
             raise
         await self._end(made.instance_id)
 
-    async def _place(self, instance_id: str) -> Place:
+    def _note(self, step: str) -> None:
+        """Add what was done; a call that fails in the same way again adds nothing."""
+        if self.steps[-1:] != [step]:
+            self.steps.append(step)
+
+    async def _place_of(self, made: Created) -> Place:
         """Wait until the machine has an address."""
-        while True:
+        place, ids = made.place, [made.instance_id]
+        while place is None:
             await asyncio.sleep(self._look_every)
-            with contextlib.suppress(CloudError):
-                described = (await self._cloud.describe([instance_id])).get(instance_id)
-                if described is not None and described.place is not None:
-                    return described.place
+            try:
+                call = self._cloud.describe(ids)
+                described = await answer_of(self._order.offer.provider, call)
+            except CloudError as error:
+                self._note(f"its address: {error}")
+                continue
+            if (one := described.get(made.instance_id)) is not None:
+                place = one.place
+        return place
 
     async def _reach(self, place: Place) -> None:
-        """Wait until an SSH server answers there."""
-        if place.host is None:
-            self.steps.append(f"it is at {place.socket}")
+        """Wait until an SSH server, or the shim of this machine's socket, answers there."""
+        if place.socket is not None and place.host is None:
+            self._note(f"it is at {place.socket}")
+            is_there = await _accepts(place.socket)
+            while not is_there:
+                await asyncio.sleep(self._look_every)
+                is_there = await _accepts(place.socket)
+            self._note("its shim accepts connections")
             return
-        self.steps.append(f"it is at {place.host}")
+        assert place.host is not None
+        self._note(f"it is at {place.host}")
         banner = await _banner(place.host, place.port)
         while not banner:
             await asyncio.sleep(self._look_every)
             banner = await _banner(place.host, place.port)
-        self.steps.append(f"it booted: port {place.port} says {banner}")
+        self._note(f"it booted: port {place.port} says {banner}")
 
     async def _end(self, instance_id: str) -> None:
         with contextlib.suppress(TimeoutError):
@@ -110,20 +145,32 @@ class Trial:
                 while not is_gone:
                     await asyncio.sleep(self._look_every)
                     is_gone = await self._is_gone(instance_id)
-                self.steps.append("it is gone")
+                self._note("it is gone")
                 return
         self.fault = f"machine {instance_id} has not ended yet; it is ended as an orphan"
 
     async def _is_gone(self, instance_id: str) -> bool:
         try:
-            return await self._cloud.terminate(instance_id)
+            call = self._cloud.terminate(instance_id)
+            return await answer_of(self._order.offer.provider, call)
         except CloudError as error:
-            self.steps.append(f"its end: {error}")
+            self._note(f"its end: {error}")
             return False
 
 
+async def _accepts(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return True
+    return False
+
+
 async def _banner(host: str, port: int) -> str:
-    """Return the first line of what listens there; empty: nothing does."""
+    """Return the first line of the SSH server that listens there; empty: none does."""
     with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=_MAX_BANNER)
@@ -133,5 +180,7 @@ async def _banner(host: str, port: int) -> str:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-            return line.decode("ascii", errors="replace").strip()
+            text = line.decode("ascii", errors="replace").strip()
+            # It is shown in an admin's terminal, and whatever answers there wrote it.
+            return text if text.startswith(_SSH) and text.isprintable() else ""
     return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from controller.clouds.base import (
     QuotaReached,
     Refused,
     Throttled,
+    answer_of,
 )
 from controller.lifecycle.machines.life import (
     CallFailed,
@@ -38,6 +40,7 @@ from controller.lifecycle.machines.reconcile import (
 )
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 CALLS_AT_ONCE = 16
 OFFERS_EVERY_SECONDS = 600.0
 LIST_EVERY_SECONDS = 60.0
@@ -172,7 +175,7 @@ class Worker:
             try:
                 async with self._slots:
                     self._asked_at[machine_id] = self._clock.now()
-                    created = await self._cloud.create(self._desk.order_of(machine))
+                    created = await self._answer(self._cloud.create(self._desk.order_of(machine)))
             except (NoCapacity, QuotaReached, Refused) as refusal:
                 self._answered.add(machine_id)
                 self._refused(machine_id, refusal)
@@ -242,7 +245,7 @@ class Worker:
                 instance = found.instance_id
             try:
                 async with self._slots:
-                    is_gone = await self._cloud.terminate(instance)
+                    is_gone = await self._answer(self._cloud.terminate(instance))
                 if is_gone:
                     self._desk.post(InstanceGone(machine_id=machine_id))
                     return
@@ -332,15 +335,20 @@ class Worker:
 
     async def _end_orphan(self, orphan: Orphan) -> None:
         try:
-            await self._cloud.terminate(orphan.instance_id)
+            await self._answer(self._cloud.terminate(orphan.instance_id))
         except CloudError as error:
             log.warning("orphan %s at %s: %s", orphan.instance_id, self._provider, error)
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """Raises CloudError."""
+        return await answer_of(self._provider, call)
 
     async def _list(self) -> list[Found] | None:
         """Return the whole list; None: there was none."""
         try:
             async with self._slots:
-                found = list(await self._cloud.list_tagged(self._desk.installation))
+                call = self._cloud.list_tagged(self._desk.installation)
+                found = list(await self._answer(call))
         except CloudError as error:
             self.trouble = str(error)
             log.warning("provider %s tells no list: %s", self._provider, error)
@@ -364,7 +372,7 @@ class Worker:
             if not wanted:
                 continue
             try:
-                described = await self._cloud.describe(list(wanted))
+                described = await self._answer(self._cloud.describe(list(wanted)))
             except CloudError as error:
                 log.info("provider %s tells no addresses: %s", self._provider, error)
                 continue
@@ -383,7 +391,7 @@ class Worker:
         while True:
             pause = OFFERS_EVERY_SECONDS
             try:
-                tell(self._provider, tuple(await self._cloud.offers()))
+                tell(self._provider, tuple(await self._answer(self._cloud.offers())))
             except CloudError as error:
                 tell(self._provider, str(error))
                 pause = 30.0

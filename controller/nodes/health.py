@@ -50,8 +50,8 @@ def after_health_check(node: Node, reading: Reading) -> Node:
 
 def after_recall(node: Node, recall: Recall | None) -> Node:
     """Return the node after what its provider announced: it is drained, and stays so until an admin
-    ends that."""
-    if recall is None or node.recalled_at is not None:
+    ends that. Another announcement, as for a machine that was started again, drains it again."""
+    if recall is None or recall.at in (node.recalled_at, node.ended_recall):
         return node
     return msgspec.structs.replace(
         node,

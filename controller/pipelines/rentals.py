@@ -28,7 +28,7 @@ from controller.lifecycle.machines.model import (
     token_of,
 )
 from controller.lifecycle.model import RunState
-from controller.lifecycle.renting_reasons import MachineReason
+from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.demand import Demand, Order, demand, offering
 from controller.scheduling.index import CapacityIndex
@@ -196,10 +196,21 @@ class Rentals:
         """Return what would be ordered more if this run were submitted now."""
         before = Counter(order.offer for order in self._demand(now).orders)
         with self._index.with_run(state):
-            found = Counter(order.offer for order in self._demand(now).orders)
+            looked = self._demand(now)
+        found = Counter(order.offer for order in looked.orders)
+        own = {job.attempts[-1].id for job in state.jobs if job.attempts}
+        refusals = [
+            reason.sentence()
+            for attempt_id, reason in looked.reasons.items()
+            if attempt_id in own and not isinstance(reason, BuysMachine)
+        ]
         more = sorted((found - before).elements(), key=lambda one: one.key)
         per_hour = max(0.0, _price(found) - _price(before))
-        return PlannedRent(per_hour=per_hour, machines=tuple(one.words() for one in more))
+        return PlannedRent(
+            per_hour=per_hour,
+            machines=tuple(one.words() for one in more),
+            why=tuple(dict.fromkeys(refusals)),
+        )
 
     def _must_look(self, now: float) -> bool:
         """Return whether a look at demand could find something else than the last one."""

@@ -18,7 +18,7 @@ from controller.aio import in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.node_history import with_history
-from controller.lifecycle.reports import ControllerStarted, NodeGone, Report, Tick
+from controller.lifecycle.reports import ControllerStarted, MachineAnswered, NodeGone, Report, Tick
 from controller.lifecycle.runs.compaction import recent
 from controller.lifecycle.runs.dependencies import open_ids
 from controller.pipelines.dependents import Dependents, PredecessorGone
@@ -106,6 +106,7 @@ class RunPipeline:
         self._wake = asyncio.Event()
         self._rentals_wake_at: float | None = None
         self._gone: list[GoneNode] = []
+        self._answers: list[MachineAnswered] = []
         """Nodes whose machines are gone, to be told to their runs after the next commit."""
         if rentals is not None:
             rentals.wake_by(self._wake.set)
@@ -443,7 +444,7 @@ class RunPipeline:
         self._adopt(turn, now)
         if self._rentals is not None:
             self._rentals.stored(inventory.machines)
-            self._tell_of_gone()
+            self._tell_of_machines()
         self._resolve(waiters, None)
         await self._tell(turn, {**inventory.nodes, **self._nodes_of_fleets(inventory.fleets)})
 
@@ -473,8 +474,7 @@ class RunPipeline:
             self._show_node(node, node_id)
         self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
         self._gone += turned.gone
-        for answer in turned.answers:
-            self.post(answer)
+        self._answers += turned.answers
 
     def _is_used(self, node_id: str) -> bool:
         """Return whether something of a run is on the node, or may be, or is about to be."""
@@ -482,7 +482,11 @@ class RunPipeline:
         quarantined = node is not None and bool(node.quarantine)
         return quarantined or self._scheduler.is_taken(node_id) or bool(self.runs_on(node_id))
 
-    def _tell_of_gone(self) -> None:
+    def _tell_of_machines(self) -> None:
+        # Only now is a run known that this turn admitted; the next look may be a minute away.
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            self.post(answer)
         gone, self._gone = self._gone, []
         for one in gone:
             for state in self.runs_on(one.node_id):

@@ -136,7 +136,7 @@ def offering(
     index: CapacityIndex, machines: Iterable[Machine], shop: Market, run_id: str, now: float
 ) -> tuple[OfferedPlace, ...]:
     """Return the free nodes and the offers for the waiting jobs of the run, in the order in which
-    they are tried."""
+    they are tried; for a fleet without such an offer, why it has none."""
     look = _Look(index, list(machines), shop, now, lambda unit: False)
     alike: dict[Need, list[Member]] = {}
     user = ""
@@ -232,6 +232,7 @@ class _Look:
                 continue
             found = self._fitting(fleet, need)
             if not isinstance(found, list):
+                yield OfferedPlace(jobs=jobs, fleet=fleet.name, why=found.sentence())
                 continue
             on_demand = _lost_a_spot_machine(members[0])
             for offer in market.in_order(found, on_demand_first=on_demand):
@@ -354,11 +355,13 @@ class _Look:
         offers = market.allowed(policy, self._shop.offers[policy.provider])
         known = [one for one in offers if _is_for(need, one)]
         if not known:
-            return NoOffer(fleet=fleet.name, lacks="its provider has no offer that its file allows")
+            every = [one for one in self._shop.offers[policy.provider] if _is_for(need, one)]
+            return NoOffer(fleet=fleet.name, lacks=market.why_none_allowed(policy, every))
         bins = [_fresh(fleet, offer) for offer in known]
         enough = [one for one in bins if _has_least(policy, one.room)]
         if not enough:
-            return NoOffer(fleet=fleet.name, lacks="no offer has the `resources` of its file")
+            lacks = "no offer has the `machines.resources` of its file"
+            return NoOffer(fleet=fleet.name, lacks=lacks)
         if need is None:
             return [one.offer for one in enough]
         holding = [one.offer for one in enough if one.holds(need)]

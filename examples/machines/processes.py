@@ -48,10 +48,10 @@ class Machines:
     def create(self, wish: Wish) -> Wish:
         # The same token again is the same machine: `idempotent: true` in the controller's file.
         folder = self.folder / wish["token"][:12]
-        if not folder.exists():
+        if not (folder / "machine.json").exists():
             if len(list(self.folder.glob("*/machine.json"))) >= 8:
                 raise Refusal("no_capacity", "eight machines are as many as this one holds")
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             about = {key: wish[key] for key in ("machine", "installation", "name")}
             self._start(folder, {**about, "created_at": time.time()})
         return self._shown(folder)
@@ -79,7 +79,7 @@ class Machines:
 
     def terminate(self, wish: Wish) -> Wish:
         folder = self.folder / wish["id"]
-        if folder.exists():
+        if (folder / "machine.json").exists():
             pid = json.loads((folder / "machine.json").read_text())["pid"]
             try:
                 os.kill(pid, signal.SIGTERM)

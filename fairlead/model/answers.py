@@ -47,7 +47,8 @@ class OfferedPlace(msgspec.Struct, frozen=True, kw_only=True):
     that would be rented.
 
     `price` is per hour; null: the node costs nothing. `jobs`: those with the same needs. `why`: why
-    the machine is not rented now; null: it may be.
+    the machine is not rented now; null: it may be. Without `instance_type` on a fleet that rents,
+    `why` says why the fleet has no offer for them.
     """
 
     jobs: tuple[str, ...]
@@ -64,10 +65,11 @@ class OfferedPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlannedRent(msgspec.Struct, frozen=True, kw_only=True):
     """The machines that a run would have rented for it. `per_hour`: what they cost together;
-    `machines`: each in words."""
+    `machines`: each in words. `why`: why nothing is rented for some of its jobs, each once."""
 
     per_hour: float = 0.0
     machines: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.clouds.base import Abilities, CloudError, Created, Described, Order
+from controller.clouds.base import Abilities, Created, Described, Order
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -28,7 +28,7 @@ class MemoryCloud:
         self.abilities = Abilities(idempotent=idempotent, visible_after=60.0)
         self.instances: dict[str, MemoryInstance] = {}
         self.calls: list[str] = []
-        self.fails: dict[str, list[CloudError]] = {}
+        self.fails: dict[str, list[Exception]] = {}
         self.loses: list[str] = []
         """Ids of calls that do their work and lose their answer; see `create`."""
         self.now = 0.0

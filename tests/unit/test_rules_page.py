@@ -51,6 +51,14 @@ def test_no_two_rules_have_one_number() -> None:
     assert sorted(set(numbers)) == sorted(numbers)
 
 
+def test_no_section_leaves_out_a_number() -> None:
+    numbers: dict[int, list[int]] = {}
+    for section, rule in re.findall(r"^- \*\*(\d+)\.(\d+)\*\* ", RULES, re.MULTILINE):
+        numbers.setdefault(int(section), []).append(int(rule))
+    for section, found in numbers.items():
+        assert (section, sorted(found)) == (section, list(range(1, len(found) + 1)))
+
+
 @pytest.mark.parametrize("reason", [*Reason, *RunReason], ids=lambda reason: str(reason.value))
 def test_each_reason_is_in_the_rules(reason: Reason | RunReason) -> None:
     assert re.search(rf"\b{reason.value}\b", RULES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -93,16 +93,37 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
 def allowed(policy: MachinesPolicy, offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers that the fleet's file allows; what a machine must have is not asked
     here."""
-    return [
-        offer
-        for offer in offers
-        if (not policy.instance_types or offer.instance_type in policy.instance_types)
-        and (not policy.regions or offer.region in policy.regions)
-        and (not policy.zones or offer.zone in policy.zones)
-        and (policy.max_price is None or offer.price <= policy.max_price)
-        and not (policy.spot is Spot.NEVER and offer.spot)
-        and not (policy.spot is Spot.ONLY and not offer.spot)
-    ]
+    return [offer for offer in offers if all(allows(policy, offer) for _, allows in _LIMITS)]
+
+
+def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
+    """Return why the fleet's file allows none of these, by the field that leaves out the last of
+    them."""
+    left = list(offers)
+    if not left:
+        return "its provider has no offers"
+    for field, allows in _LIMITS:
+        if not (kept := [one for one in left if allows(policy, one)]):
+            among = "" if len(left) == len(offers) else " that its other fields allow"
+            return f"`machines.{field}` of its file allows no offer of its provider{among}"
+        left = kept
+    return "its provider has no offer for it"
+
+
+_LIMITS: tuple[tuple[str, Callable[[MachinesPolicy, Offer], bool]], ...] = (
+    (
+        "instance_types",
+        lambda policy, one: not policy.instance_types or one.instance_type in policy.instance_types,
+    ),
+    ("regions", lambda policy, one: not policy.regions or one.region in policy.regions),
+    ("availability_zones", lambda policy, one: not policy.zones or one.zone in policy.zones),
+    ("max_price", lambda policy, one: policy.max_price is None or one.price <= policy.max_price),
+    (
+        "spot",
+        lambda policy, one: policy.spot is Spot.AUTO or one.spot is (policy.spot is Spot.ONLY),
+    ),
+)
+"""The fields of a fleet's file that limit offers."""
 
 
 def in_order(offers: Iterable[Offer], *, on_demand_first: bool = False) -> list[Offer]:

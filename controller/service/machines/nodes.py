@@ -165,7 +165,18 @@ class NodeService:
     async def resume(self, key: str, *, user: User) -> Node:
         """End a drain. Raises NotFound, Forbidden."""
         require_admin(user, "resume a node")
-        return await self._change(key, user, draining=False, drain_reason=None, drain_deadline=None)
+        node = self.get(key)
+        ended = node.ended_recall if node.recalled_at is None else node.recalled_at
+        # With the recall the next drain, of an admin, would leave the jobs no time at all.
+        return await self._change(
+            key,
+            user,
+            draining=False,
+            drain_reason=None,
+            drain_deadline=None,
+            recalled_at=None,
+            ended_recall=ended,
+        )
 
     async def cordon(self, key: str, *, cordoned: bool, reason: str | None, user: User) -> Node:
         """Stop new placements, or allow them again; running jobs stay. Raises NotFound,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.refusals import Conflict, Invalid, NotFound, Unavailable
 from controller.clock import Chance
-from controller.clouds.base import Cloud, CloudError, Examined, Examines
+from controller.clouds.base import Cloud, CloudError, Examined, Examines, answer_of
 from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager
 from controller.machines.trial import Trial
@@ -29,16 +29,19 @@ class ProviderService:
         require_admin(user, "check a provider")
         manager, cloud = self._cloud(name)
         try:
-            offers = await cloud.offers()
+            offers = await answer_of(name, cloud.offers())
         except CloudError as error:
             return [Examined(what="credentials and offers", fault=str(error))]
         if not offers:
             fault = "it has none: see its regions and prices in the controller's file"
             return [Examined(what="credentials"), Examined(what="offers", fault=fault)]
         found = [Examined(what=f"credentials and {len(offers)} offers")]
-        found.append(await _listed(cloud, manager.installation))
+        found.append(await _listed(name, cloud, manager.installation))
         if isinstance(cloud, Examines):
-            found += await cloud.examine()
+            try:
+                found += await answer_of(name, cloud.examine())
+            except CloudError as error:
+                found.append(Examined(what="what orders need", fault=str(error)))
         return found
 
     async def try_one(self, name: str, instance_type: str | None, user: User) -> Trial:
@@ -48,18 +51,19 @@ class ProviderService:
         """
         require_admin(user, "make a machine to check a provider")
         manager, cloud = self._cloud(name)
-        before = manager.trials.get(name)
-        if before is not None and not before.is_over:
-            raise Conflict(
-                f"a check of provider {name} makes a machine right now", field="provider"
-            )
         try:
-            offer = _cheapest(await cloud.offers(), instance_type)
+            offer = _cheapest(await answer_of(name, cloud.offers()), instance_type)
         except CloudError as error:
             raise Unavailable(str(error)) from None
         if offer is None:
             wanted = "" if instance_type is None else f" of the type {instance_type}"
             raise Invalid(f"provider {name} has no offer{wanted} on demand", field="instance_type")
+        # Nothing waits from here on, so of two requests the second one is refused.
+        before = manager.trials.get(name)
+        if before is not None and not before.is_over:
+            raise Conflict(
+                f"a check of provider {name} makes a machine right now", field="provider"
+            )
         return manager.try_one(name, offer, self._chance.new_id())
 
     def trial(self, name: str, user: User) -> Trial:
@@ -90,9 +94,9 @@ def _cheapest(offers: Sequence[Offer], instance_type: str | None) -> Offer | Non
     return min(allowed, key=lambda one: (one.price, one.key), default=None)
 
 
-async def _listed(cloud: Cloud, installation: str) -> Examined:
+async def _listed(name: str, cloud: Cloud, installation: str) -> Examined:
     try:
-        machines = await cloud.list_tagged(installation)
+        machines = await answer_of(name, cloud.list_tagged(installation))
     except CloudError as error:
         return Examined(what="the list of its machines", fault=str(error))
     return Examined(what=f"the list of its machines: {len(machines)} of this installation")

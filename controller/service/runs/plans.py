@@ -42,14 +42,16 @@ class PlanService:
             return Preview(state=state, refused=sentence, field=field)
         scheduler, now = self._pipeline.scheduler, self._clock.now()
         allocations = tuple(scheduler.preview(state, now, names_for(user)))
+        rentals = self._pipeline.rentals
+        rent = None if rentals is None else rentals.rent_of(state, now)
+        # A fleet that rents needs no node yet.
+        is_rented = rent is not None and (rent.machines or rent.why)
         warnings = (
             self._submissions.why_not_named_so(state, user),
-            why_queued(state, nodes),
+            None if is_rented else why_queued(state, nodes),
             missing,
         )
         warning = "; ".join(one for one in warnings if one is not None)
-        rentals = self._pipeline.rentals
-        rent = None if rentals is None else rentals.rent_of(state, now)
         return Preview(state=state, allocations=allocations, warning=warning or None, rent=rent)
 
     def offers(self, submission: Submission, *, user: User) -> tuple[OfferedPlace, ...]:

@@ -37,7 +37,7 @@ class Nodes(tuple[int, int]):
         if least > most:
             raise ValueError(f"its min {least} is more than its max {most}")
         if most == 0:
-            raise ValueError("its max is 0: the fleet could rent nothing")
+            raise ValueError("its max is 0; `machines: off` rents nothing any more")
         return cls((least, most))
 
 

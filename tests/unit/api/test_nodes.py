@@ -165,6 +165,21 @@ async def test_a_drained_node_says_why_until_it_is_resumed(api: TestClient[Any, 
     assert (node["draining"], node["drain_reason"]) == (False, None)
 
 
+async def test_a_recall_ends_with_the_drain_that_an_admin_ends(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = await added(api, LOCAL)
+    pipeline = controller.pipeline
+    recalled = msgspec.structs.replace(pipeline.nodes[node["id"]], draining=True, recalled_at=5.0)
+    await pipeline.save_node(recalled, node["id"])
+    for verb in ("resume", "drain", "resume"):
+        async with api.post(f"/v1/nodes/here/{verb}", json={}) as answer:
+            assert answer.status == 200
+        # Else the drain would end the jobs at once: the recall's time is over.
+        found = pipeline.nodes[node["id"]]
+        assert (found.recalled_at, found.ended_recall) == (None, 5.0)
+
+
 @pytest.mark.parametrize("verb", ["drain", "cordon"])
 async def test_a_reason_without_end_is_refused(api: TestClient[Any, Any], verb: str) -> None:
     await added(api, LOCAL)

@@ -10,6 +10,7 @@ import pytest
 
 from fairlead import settings
 from fairlead.cli.commands.nodes import providers
+from fairlead.cli.errors import CliError
 
 FINE = {"what": "credentials and 3 offers", "fault": None, "note": None}
 NOTE = {"what": "quota of P", "fault": None, "note": "0 vCPUs"}
@@ -74,6 +75,11 @@ def test_each_step_of_a_machine_is_told_once(
     assert status == 0
     assert answers.asked[1] == ("/v1/providers/aws-eu/trial", {"instance_type": "g6.xlarge"})
     assert capfd.readouterr().out.splitlines()[1:] == ["ok    ordered", "ok    booted"]
+
+
+def test_a_type_without_a_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CliError, match="--instance-type is of the machine that --boot makes"):
+        checked(monkeypatch, Answers([FINE]), instance_type="g6.xlarge")
 
 
 def test_a_machine_that_failed_is_in_the_json(

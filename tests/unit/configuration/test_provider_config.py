@@ -26,8 +26,9 @@ def region(**more: Any) -> dict[str, Any]:
 
 
 def hetzner(**more: Any) -> dict[str, Any]:
-    # Any file that is there and not empty.
-    plain = {"type": "hetzner", "token_file": __file__, "locations": ["fsn1"], "image": 4711}
+    # Any file of one line.
+    token_file = "/proc/sys/kernel/ostype"
+    plain = {"type": "hetzner", "token_file": token_file, "locations": ["fsn1"], "image": 4711}
     return plain | more
 
 
@@ -74,9 +75,20 @@ def test_a_provider_of_aws_has_a_place_for_each_region() -> None:
         (aws(prices={"g6.xlarge": 0}), "prices.g6.xlarge: is 0"),
         (aws(disk="1GB"), "disk: is 1000000000 bytes"),
         (aws(endpoint="ec2.local"), "endpoint: is no URL"),
+        (aws(endpoint="https://"), "endpoint: is no URL"),
+        (aws(endpoint="http://a b"), "endpoint: is no URL"),
+        (aws(endpoint="http://[::1"), "endpoint: is no URL"),
+        (aws(endpoint="https://me:canary@a"), "endpoint: is more than a host and a path (allowed"),
+        (aws(regions={"eu-central-1": {}}), f"{REGION}.image: is missing"),
         (hetzner(token_file="token"), "token_file: token is not an absolute path"),
         (hetzner(token_file="/none"), "token_file: /none: No such file or directory"),
-        (hetzner(token_file="/dev/null"), "token_file: /dev/null is empty"),
+        (hetzner(token_file="/dev/null"), "token_file: /dev/null has no token: one line"),
+        (hetzner(token_file="/proc/self/environ"), "token_file: /proc/self/environ has no token"),
+        (hetzner(token_file="/\0"), "token_file: embedded null byte"),
+        (hetzner(endpoint="hetzner"), "endpoint: is no URL"),
+        ({"type": "exec", "command": ["/tmp"]}, "command: /tmp is no program"),
+        ({"type": "exec", "command": ["/bin/true", "\0"]}, "command: has a zero byte"),
+        ({"type": "exec", "command": ["/bin/true"], "timeout": 0}, "timeout: leaves no time"),
         (hetzner(locations=[]), "locations: is empty"),
         (hetzner(address="private"), "networks: is needed with address: private"),
         (aws(adress="private"), "adress: is not a field; did you mean address?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from ipaddress import IPv4Network
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from controller import server_config
 from controller.lifecycle.inventory import Budget, NodeFailure
 from controller.lifecycle.model import Limits
-from controller.provider_config import QemuProvider
+from controller.provider_config import InstanceType, QemuProvider
 from controller.server_config import Operating, OperatingFields
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import fields_of
@@ -167,9 +168,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_this_host_is_a_provider(host: dict[str, Any]) -> None:
     found = server_config.parse({"providers": {"here": host}}).providers["here"]
     assert isinstance(found, QemuProvider)
-    assert found.types == {"small": (2, 4_000_000_000, 20_000_000_000, 0.1)}
+    assert found.types == {
+        "small": InstanceType(cpu=2, memory=4_000_000_000, disk=20_000_000_000, price=0.1)
+    }
     assert (found.most, found.user, found.accelerator, found.is_open) == (4, None, None, False)
-    assert found.programs[1:] == ("/usr/bin/qemu-img", "/usr/bin/genisoimage")
+    assert (found.programs.img, found.programs.iso) == (
+        "/usr/bin/qemu-img",
+        "/usr/bin/genisoimage",
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,12 +188,19 @@ def test_this_host_is_a_provider(host: dict[str, Any]) -> None:
         ({"instance_types": {}}, "instance_types: is empty"),
         (
             {"instance_types": {"s": {"cpu": 1, "memory": "1MB", "disk": "9GB"}}},
-            "instance_types: s has too little memory",
+            "instance_types.s.memory: is 1000000 (allowed: a size",
         ),
         (
             {"instance_types": {"s": {"cpu": 1, "memory": "1GB", "disk": "1GB"}}},
-            "instance_types: s has too small a disk",
+            "instance_types.s.disk: is 1000000000 (allowed: a size",
         ),
+        (
+            {"instance_types": {"s": {"cpu": 1, "memory": "1GB", "disk": "9GB", "price": inf}}},
+            "instance_types.s.price: is inf",
+        ),
+        ({"instance_types": {"s": {"cpu": 0}}}, "instance_types.s.cpu: is out of range"),
+        ({"folder": "/srv/a,b"}, "folder: may have no comma"),
+        ({"folder": "/etc/passwd"}, "folder: /etc/passwd is no folder"),
         ({"machines": 0}, "machines: is out of range"),
         ({"user": "nobody-of-this-name"}, "user: there is no account nobody-of-this-name"),
         ({"user": "root"}, "user: root is root"),
@@ -202,6 +215,13 @@ def test_what_a_host_cannot_do_is_named(
     with pytest.raises(ConfigurationError) as refused:
         server_config.parse({"providers": {"here": host | change}})
     assert str(refused.value).startswith(f"providers.here.{complaint}")
+
+
+def test_two_providers_do_not_share_a_folder(host: dict[str, Any]) -> None:
+    twin = host | {"folder": "/srv/../srv/machines"}
+    with pytest.raises(ConfigurationError, match=r"there\.folder: is that of provider here"):
+        server_config.parse({"providers": {"here": host, "there": twin}})
+    server_config.parse({"providers": {"here": host, "there": host | {"folder": "/srv/other"}}})
 
 
 def test_a_controller_that_is_root_needs_an_account_for_the_machines(

@@ -347,6 +347,19 @@ async def test_an_examination_makes_nothing_and_names_what_is_missing(
     assert list(await world.cloud.list_tagged("check")) == []
 
 
+async def test_what_the_file_names_in_vain_is_told(
+    world: Ec2World, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", world.front.url)
+    regions = {"sa-east-1": account.regions[REGION]}
+    config = AwsProvider(regions=regions, endpoint=world.front.url, prices={"g6.xlrage": 0.9})
+    cloud = AwsCloud("eu", config)
+    faults = {one.what: str(one.fault) for one in await cloud.examine()}
+    await cloud.close()
+    assert faults["offers in sa-east-1"].startswith("providers.eu.regions.sa-east-1: the catalog")
+    assert faults["price of g6.xlrage"].startswith("providers.eu.prices.g6.xlrage: the catalog")
+
+
 def test_all_disks_of_an_image_end_with_their_machine() -> None:
     mappings = [
         {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 130, "DeleteOnTermination": True}},

@@ -464,6 +464,44 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
     assert "may cost 1.5 an hour" in (second.why or "")
 
 
+@pytest.mark.parametrize(
+    ("limits", "lacks"),
+    [
+        ({"regions": ("mars",)}, "`machines.regions` of its file allows no offer of its provider"),
+        ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
+        ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
+        ({"max_price": 0.5}, "`machines.max_price` of its file"),
+        ({"spot": Spot.ONLY}, "`machines.spot` of its file"),
+        (
+            {"regions": ("south",), "zones": ("north-1",)},
+            "`machines.availability_zones` of its file allows no offer of its provider that its "
+            "other fields allow",
+        ),
+    ],
+)
+def test_the_field_of_a_fleet_that_leaves_no_offer_is_named(
+    limits: dict[str, Any], lacks: str
+) -> None:
+    market = shop(offer(), offer(region="south", zone="south-1"))
+    cluster = waiting(1, fleet(**limits))
+    (sentence,) = sentences(look(cluster, market))
+    assert lacks in sentence
+    (run_id,) = cluster.states
+    (none,) = offering(cluster.pipeline.index, (), market, run_id, NOW)
+    assert (none.instance_type, none.why) == (None, sentence)
+
+
+def test_a_plan_says_why_nothing_is_rented() -> None:
+    cluster = waiting(1, fleet(max_price=0.5))
+    state = cluster.states.popitem()[1]
+    cluster.pipeline.index.run_changed(state.run.id, None)
+    rentals = rentals_of(cluster.pipeline.index)
+    rentals.set_offers("lab", [offer(price=1.5)])
+    found = rentals.rent_of(state, NOW)
+    assert found.machines == ()
+    assert "`machines.max_price`" in found.why[0]
+
+
 def test_a_run_that_only_reuses_is_offered_nodes_alone() -> None:
     cluster = limited(creation_policy=CreationPolicy.REUSE)
     cluster.set_node(node("own"))

@@ -142,6 +142,17 @@ async def test_an_image_that_is_not_there_is_named_with_its_field(
     assert str(found.fault).startswith("providers.hz.image: GET /images/1: image not found")
 
 
+async def test_a_location_in_which_nothing_is_rented_is_named(
+    world: HetznerWorld, tmp_path: Path
+) -> None:
+    locations = ("fsn1", "fsn9")
+    cloud = HetznerCloud("hz", config(tmp_path, world.other_side.url, locations=locations))
+    (found, _) = await cloud.examine()
+    await cloud.close()
+    assert str(found.fault).startswith("providers.hz.locations: Hetzner rents no type")
+    assert "fsn9" in str(found.fault)
+
+
 async def test_a_name_that_another_owner_has_is_a_refusal(
     world: HetznerWorld, installation: str
 ) -> None:
@@ -183,11 +194,22 @@ async def test_a_wrong_token_is_told_without_it(tmp_path: Path) -> None:
         cloud = HetznerCloud("hz", settings)
         with pytest.raises(Unauthorized) as caught:
             await cloud.offers()
+        settings.token_file.write_bytes(b"canary\xe8\nof-another")
+        with pytest.raises(CloudAway, match="has no token: one line") as wrong:
+            await cloud.offers()
         settings.token_file.unlink()
         with pytest.raises(CloudAway) as unread:
             await cloud.offers()
         await cloud.close()
-    assert "canary" not in f"{caught.value} {unread.value}"
+    assert "canary" not in f"{caught.value} {wrong.value} {unread.value}"
+
+
+async def test_a_part_of_an_order_that_is_not_there_is_a_refusal(
+    world: HetznerWorld, installation: str
+) -> None:
+    world.other_side.fails[SERVERS] = [HetznerFailure(404, "not_found", "image not found")]
+    with pytest.raises(Refused, match="image not found"):
+        await world.cloud.create(order_of(world, installation))
 
 
 async def test_what_hetzner_would_refuse_is_not_asked(

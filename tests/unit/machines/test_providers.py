@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,9 @@ async def test_a_check_tells_what_does_not() -> None:
     assert only.fault == "the key is not valid"
     cloud.fails["list"] = [CloudAway("a page is missing")]
     assert [one.fault for one in await service.check("lab", ADMIN)] == [None, "a page is missing"]
+    cloud.fails["list"] = [ValueError("canary")]
+    (_, fault) = await service.check("lab", ADMIN)
+    assert fault.fault == "internal error (ValueError); see the log"
     (_, none) = await service_of(MemoryCloud())[0].check("lab", ADMIN)
     assert none.fault is not None
 
@@ -167,7 +171,63 @@ async def test_an_end_that_fails_is_asked_for_again() -> None:
     cloud.fails["terminate"] = [CloudAway("no answer"), CloudAway("no answer")]
     trial = trial_of(cloud, boot_seconds=0.0)
     await trial.run()
-    assert trial.steps[1:] == ["its end: no answer", "its end: no answer", "it is gone"]
+    assert trial.steps[1:] == ["its end: no answer", "it is gone"]
+
+
+async def test_a_machine_at_a_socket_is_reached_once_its_shim_listens(tmp_path: Path) -> None:
+    cloud = cheap_and_dear()
+    path = tmp_path / "shim.sock"
+    cloud.place = Place(socket=str(path))
+    trial = trial_of(cloud)
+    running = asyncio.create_task(trial.run())
+    await eventually(lambda: trial.steps[1:] == [f"it is at {path}"])
+    server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), path)
+    await running
+    server.close()
+    assert (trial.fault, trial.steps[2:]) == (
+        None,
+        ["its shim accepts connections", "it is gone"],
+    )
+
+
+async def test_an_address_that_cannot_be_read_is_asked_for_again(sshd: int) -> None:
+    cloud = cheap_and_dear()
+    cloud.place = Place(host="127.0.0.1", port=sshd)
+    cloud.fails["describe"] = [CloudAway("no answer"), CloudAway("no answer")]
+    trial = trial_of(cloud)
+    await trial.run()
+    assert (trial.fault, cloud.instances) == (None, {})
+    assert trial.steps[1:3] == ["its address: no answer", "it is at 127.0.0.1"]
+
+
+async def test_a_controller_that_stops_asks_for_the_end_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloud = cheap_and_dear()
+    cloud.fails["terminate"] = [CloudAway("no answer")]
+    trial = trial_of(cloud)
+    running = asyncio.create_task(trial.run())
+    await eventually(lambda: "describe" in cloud.calls)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert cloud.calls.count("terminate") == 1
+    assert trial.is_over
+    assert str(trial.fault).startswith("the controller stopped")
+
+
+async def test_of_two_requests_at_once_one_makes_a_machine() -> None:
+    service, manager = service_of(cheap_and_dear())
+    both = await asyncio.gather(
+        service.try_one("lab", None, ADMIN),
+        service.try_one("lab", None, ADMIN),
+        return_exceptions=True,
+    )
+    assert sorted(type(one).__name__ for one in both) == ["Conflict", "Trial"]
+    await eventually(lambda: service.trial("lab", ADMIN).steps != [])
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +235,15 @@ async def test_an_end_that_fails_is_asked_for_again() -> None:
     [
         (NoCapacity("sold out"), "sold out"),
         (CloudAway("no answer"), "no answer; if a machine was made, it ends as an orphan"),
+        (
+            ValueError("canary"),
+            "internal error (ValueError); see the log; if a machine was made, it ends as an orphan",
+        ),
     ],
 )
 async def test_a_machine_that_is_not_made_is_told(error: Exception, told: str) -> None:
     cloud = cheap_and_dear()
-    cloud.fails["create"] = [error]  # type: ignore[list-item]
+    cloud.fails["create"] = [error]
     trial = trial_of(cloud)
     await trial.run()
     assert (trial.fault, trial.steps, trial.is_over) == (told, [], True)

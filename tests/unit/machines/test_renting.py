@@ -167,6 +167,19 @@ async def test_users_read_which_machine_their_job_waits_for() -> None:
         await lab.until(lambda: not shown())
 
 
+async def test_a_job_that_gets_no_machine_says_so_at_once() -> None:
+    async with renting(MemoryCloud(offer()), fleet(max_price=0.5)) as lab:
+        await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
+        # So the turn that admits the run looks at it; else no look follows for a minute.
+        lab.clock.time += 5.0
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+        await lab.pipeline.settled()
+        (job,) = lab.pipeline.known[run.run.id].jobs
+        assert "burst rents no machine for it" in (job.attempts[-1].waits_for or "")
+        assert job.attempts[-1].unrentable is not None
+
+
 async def _made(lab: Renting) -> list[MemoryInstance]:
     await lab.until(lambda: bool(lab.cloud.instances))
     return list(lab.cloud.instances.values())
@@ -265,6 +278,25 @@ async def test_a_list_that_fails_tells_nothing() -> None:
         called = len(cloud.calls)
         await lab.until(lambda: len(cloud.calls) > called + 5, 60.0)
         assert lab.only().status is MachineStatus.JOINED
+
+
+async def test_a_fault_in_the_calls_of_a_provider_does_not_end_the_controller() -> None:
+    cloud = MemoryCloud(offer())
+    for call in ("list", "describe", "create"):
+        cloud.fails[call] = [ValueError("canary")]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: not any(cloud.fails.values()))
+        await lab.join()
+        assert len(cloud.instances) == 1
+
+
+async def test_a_fault_in_the_offers_of_a_provider_does_not_end_the_controller() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.fails["offers"] = [ValueError("canary")]
+    async with renting(cloud) as lab:
+        await lab.until(lambda: not cloud.fails["offers"])
+        listed = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > listed + 2)
 
 
 async def test_a_machine_whose_node_was_removed_is_given_back() -> None:

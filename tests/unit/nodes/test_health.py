@@ -201,6 +201,14 @@ def test_a_recall_drains_the_node_until_an_admin_ends_that() -> None:
     node = after_recall(a_node(), known)
     assert (node.draining, node.recalled_at, node.drain_deadline) == (True, NOW + 120.0, None)
     assert (node.drain_reason or "").startswith("EC2 takes the spot instance back (terminate) at 2")
-    back = msgspec.structs.replace(node, draining=False, drain_reason=None)
-    assert after_recall(back, known) is back
+    assert after_recall(node, known) is node
     assert after_recall(node, None) is node
+    back = a_node(ended_recall=node.recalled_at)
+    assert after_recall(back, known) is back
+
+
+def test_a_machine_that_was_started_again_can_be_recalled_again() -> None:
+    again = Recall(at=NOW + 7200.0, why="EC2 takes the spot instance back (stop)")
+    for node in (a_node(recalled_at=NOW), a_node(ended_recall=NOW)):
+        recalled = after_recall(node, again)
+        assert (recalled.draining, recalled.recalled_at) == (True, NOW + 7200.0)

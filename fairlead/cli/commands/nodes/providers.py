@@ -10,7 +10,7 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
-from fairlead.cli.errors import EXIT_FAILED
+from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from fairlead.documents import ProviderCheckView, ProviderFindingView, ProviderTrialView
 from fairlead.rest import ControllerClient, decode
 
@@ -31,6 +31,8 @@ def check(
     instance_type
         The type of that machine; else the cheapest one on demand.
     """
+    if instance_type is not None and not boot:
+        raise CliError("--instance-type is of the machine that --boot makes: give both", EXIT_USAGE)
     client = settings.client()
     path = f"/v1/providers/{quote(name, safe='')}"
     data = client.post(f"{path}/check", {})

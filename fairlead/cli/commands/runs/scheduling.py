@@ -144,6 +144,8 @@ def _show_plan(found: PlanView) -> None:
     if found.rent is not None and found.rent.machines:
         machines = ", ".join(found.rent.machines)
         output.emit(f"it rents {machines}: {found.rent.per_hour:g} an hour")
+    for sentence in () if found.rent is None else found.rent.why:
+        output.emit(sentence)
 
 
 def _begins_with(group: GroupPlanView) -> str:
