@@ -23,7 +23,7 @@ import uvloop
 from msgspec.structs import replace
 from playwright.async_api import Page, Response, async_playwright
 
-from bench import report
+from bench import followed_log, report
 from controller.lifecycle.model import Band, RunState
 from controller.store.base import Changes
 from controller.store.sql import SqlStore
@@ -315,9 +315,22 @@ def main() -> None:
     add("--changes", type=int, default=100, metavar="N", help="whose way to the screen is timed")
     add("--pause", type=float, default=0.5, metavar="N", help="seconds between them")
     add("--jobs", type=int, default=300, metavar="N", help="of the run that is opened")
+    add(
+        "--follow",
+        type=float,
+        nargs="?",
+        const=20.0,
+        metavar="SECONDS",
+        help="only what a tab costs that follows a job's log for so long",
+    )
     add("--day", type=int, default=300, metavar="N", help="changes that a page lives through")
     given = parser.parse_args()
     machine = report.machine()
+    if given.follow is not None:
+        print(f"`./dev bench dashboard --follow` ({machine}):\n")
+        print("| | | promised |\n|---|---:|---:|", flush=True)
+        followed_log.measure(given.follow)
+        return
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as name:
         controller = ControllerProcess(Path(name) / "controller")
         controller.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -355,6 +356,17 @@ async def test_a_run_of_another_user_does_not_end_the_stream_of_a_browser(
         told.append(await stream.content.readuntil(b"\n\n"))
     assert b'"topic":"any"' in told[1] + told[2]
     assert foreign["id"].encode() not in b"".join(told)
+
+
+async def test_a_page_is_drawn_once_when_it_is_whole_and_its_dates_are_written(
+    admin: Browser,
+) -> None:
+    """Chromium draws a long page several times on its way otherwise, and each costs it a layout."""
+    head, _, body = (await (await admin.open("/dashboard/runs")).text()).partition("</head>")
+    assert '<link rel="expect" href="#confirm" blocking="render">' in head
+    assert re.search(r'<script type="module" src="[^"]+/page.js" blocking="render">', head)
+    after = body.partition('<dialog id="confirm"')[2].partition("</dialog>")[2]
+    assert after.split() == ["</body>", "</html>"]
 
 
 async def test_files_have_addresses_that_change_with_them(admin: Browser) -> None:
