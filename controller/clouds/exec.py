@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -38,14 +38,17 @@ VERSION = 1
 DEFAULT_TIMEOUT_SECONDS = 300.0
 _MAX_ANSWER = 16 << 20
 _MAX_SHOWN = 300
+_MAX_MESSAGE = 500
 _GIB = 1 << 30
 T = TypeVar("T")
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
+"""A price below 0 would make room in each budget."""
 
 
 class _GpuAnswer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    count: int = 1
-    memory_gib: float
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    memory_gib: _Amount
 
 
 class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +56,10 @@ class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     zone: str | None = None
     spot: bool = False
-    price: float
-    cpu: float
-    memory_gib: float
-    disk_gib: float
+    price: _Amount
+    cpu: _Amount
+    memory_gib: _Amount
+    disk_gib: _Amount
     gpus: tuple[_GpuAnswer, ...] = ()
     reservation: str | None = None
 
@@ -68,7 +71,7 @@ class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`machine`: the id that `create` was given, of a list."""
 
-    id: str
+    id: Annotated[str, msgspec.Meta(min_length=1)]
     machine: str | None = None
     created_at: float = 0.0
     host: str | None = None
@@ -97,7 +100,7 @@ class _ConsoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     message: str = ""
-    after: float = 5.0
+    after: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
 
 
 _ERRORS: Mapping[str, type[CloudError]] = {
@@ -238,7 +241,8 @@ class ExecCloud:
 
 
 def _error(answer: _ErrorAnswer) -> CloudError:
-    message = answer.message or answer.error
+    # It is stored with the machine and with each job that waits.
+    message = (answer.message or answer.error)[:_MAX_MESSAGE]
     if answer.error == "throttled":
         return Throttled(message, answer.after)
     return _ERRORS.get(answer.error, CloudAway)(message)

@@ -203,6 +203,26 @@ async def test_an_answer_that_makes_no_sense_leaves_the_outcome_open(
         await cloud(tmp_path, body).create(ORDER)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"price": -1.0}, {"memory_gib": -1}, {"gpus": [{"name": "L4", "count": 0}]}]
+)
+async def test_an_offer_that_no_machine_can_have_is_no_offer(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    size = {"price": 1.0, "cpu": 4, "memory_gib": 16, "disk_gib": 100}
+    one = {"instance_type": "small", "region": "north", **size, **wrong}
+    with pytest.raises(CloudAway, match=r"gave a wrong answer: .*\$\.offers"):
+        await answering(tmp_path, {"offers": [one]}).offers()
+
+
+async def test_a_long_message_is_cut_and_a_long_wait_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(NoCapacity) as caught:
+        await answering(tmp_path, {"error": "no_capacity", "message": "x" * 9999}).offers()
+    assert len(str(caught.value)) == 500
+    with pytest.raises(CloudAway, match=r"wrong answer: .*\$\.after"):
+        await answering(tmp_path, {"error": "throttled", "after": 1e9}).offers()
+
+
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     lab = ExecCloud("lab", [str(tmp_path / "none")], abilities=Abilities())
     with pytest.raises(CloudAway, match="no program that can be run"):
