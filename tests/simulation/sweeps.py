@@ -102,5 +102,10 @@ def _held(state: RunState) -> set[int]:
         if job.attempts
         # What is carried has its place with its carrier, or none yet.
         and job.attempts[-1].carrier is None
-        and (job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES or job.retry_at is not None)
+        and (
+            job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES
+            or job.retry_at is not None
+            # It comes back on resume, also when max_parallel got smaller meanwhile (11.3).
+            or job.attempts[-1].reason is Reason.SUSPENDED
+        )
     }
