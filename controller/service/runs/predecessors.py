@@ -47,7 +47,7 @@ async def resolved(
     for number, asked in enumerate(plan.policy.after):
         field = f"after[{number}].run"
         key = known[number].run_id if known else asked.run
-        state = together.get(key) or await _found(runs, key, user, field)
+        state = together.get(key) or await _found(runs, key, user, field, plan.name)
         _check(plan, asked, state, field)
         found.append(_predecessor(asked, state))
     return tuple(found)
@@ -58,10 +58,18 @@ def without_predecessors(plan: Plan) -> Plan:
     return replace(plan, policy=replace(plan.policy, after=(), begin=None))
 
 
-async def _found(runs: RunLookup, key: str, user: User, field: str) -> RunState:
+async def _found(
+    runs: RunLookup, key: str, user: User, field: str, own_name: str | None
+) -> RunState:
+    """Raises NotFound, Invalid, StoreUnavailable."""
     try:
         return await runs.seen(key, user)
     except NotFound:
+        if key == own_name:
+            raise Invalid(
+                f"run {key!r} cannot wait for itself: name the run that is to come before it",
+                field=field,
+            ) from None
         raise NotFound(
             f"you have no run {key!r}: a run waits only for runs of its own user that were "
             f"submitted before it, or together with it (`fairlead apply -f A -f B`)",

@@ -82,6 +82,12 @@ async def test_a_run_that_is_not_there_and_anothers_are_refused_alike(
             assert await error_of(answer) == (404, "not_found", "after[0].run")
 
 
+async def test_a_run_that_waits_for_itself_is_told_so(api: TestClient[Any, Any]) -> None:
+    status, answer = await post(api, name="train", after="train")
+    assert (status, answer["error"]["field"]) == (400, "after[0].run")
+    assert "run 'train' cannot wait for itself" in answer["error"]["message"]
+
+
 async def test_what_cannot_be_meant_is_refused_with_its_field(api: TestClient[Any, Any]) -> None:
     await post(api, name="nightly", schedule="0 3 * * *")
     status, answer = await post(api, after="nightly")
