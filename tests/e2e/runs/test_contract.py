@@ -58,3 +58,23 @@ def test_a_run_that_never_had_a_container_has_no_exit_code(lab: RunLab) -> None:
     lab.apply("unpulled", image="127.0.0.1:1/nothing:1", commands=["true"])
     attempt = shown(lab, "unpulled")["jobs"][0]["attempts"][0]
     assert (attempt["running_at"], attempt["exit_code"]) == (None, None)
+
+
+def test_tiny_jobs_of_a_sweep_share_a_container_that_none_has_left_dirty(lab: RunLab) -> None:
+    layer = "grep -o 'upperdir=[^,]*' /proc/self/mountinfo | head -n 1"
+    commands = [
+        "test ! -e /tmp/left",
+        f'echo "$FAIRLEAD_PARAM_N $({layer})"',
+        'test "$FAIRLEAD_PARAM_N" != 2 || touch /tmp/left',
+        'test "$FAIRLEAD_PARAM_N" != 4',
+    ]
+    sweep = {"matrix": {"n": "0..7"}, "max_parallel": 1, "reuse_container": True}
+    lab.apply("tiny", commands=commands, sweep=sweep)
+    jobs = shown(lab, "tiny")["jobs"]
+    codes = {job["replica"]: job["attempts"][-1]["exit_code"] for job in jobs}
+    assert codes == {number: int(number == 4) for number in range(8)}
+    lines = lab.cli("logs", "tiny").succeeded().output.splitlines()
+    told = dict(line.split(" | ")[1].split(" ") for line in lines)
+    assert sorted(told) == [str(number) for number in range(8)]
+    assert len(set(told.values())) < 8
+    assert told["3"] != told["2"]
