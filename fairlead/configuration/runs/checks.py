@@ -3,6 +3,7 @@ keep."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from os.path import commonpath, normpath
 
@@ -155,8 +156,9 @@ def _check_group(planned: GroupPlan) -> None:
     if memory is not None and memory < MIN_MEMORY:
         raise ConfigurationError(
             planned.named("resources.memory"),
-            f"is less than the {MIN_MEMORY >> 20}MiB that Fairlead's own processes need in the "
-            "job's container",
+            # 50MB is less than 48MiB, which its writer sees only in the same unit.
+            f"is less than the {MIN_MEMORY >> 20}MiB ({math.ceil(MIN_MEMORY / 1e5) / 10}MB) that "
+            "Fairlead's own processes need in the job's container",
             _allowed("resources.memory"),
         )
     for name, value in (written.env or {}).items():

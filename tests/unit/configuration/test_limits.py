@@ -31,7 +31,7 @@ def submit(**fields: Any) -> None:
         (
             {"resources": {"memory": "16MB"}},
             "resources.memory",
-            "less than the 48MiB that Fairlead's own processes need in the job's container",
+            "less than the 48MiB (50.4MB) that Fairlead's own processes need in the job's",
         ),
         (
             {"resources": {"memory": "1GiB", "shm_size": "2GiB"}},
