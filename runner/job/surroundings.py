@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
 
 import msgspec
+
+from runner.processes import scratch
 
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST = 10_000
@@ -17,8 +21,8 @@ _MOST = 10_000
 _OURS = "fairlead-"
 """The runner's own folders in memory begin so (see `scratch` and `session_environment`)."""
 
-Entries = frozenset[tuple[str, int, int]]
-"""Name, inode and time of the last change of each entry."""
+Entries = frozenset[tuple[str, int, int]] | None
+"""Name, inode and time of the last change of each entry; None: too many to look at."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -40,6 +44,8 @@ def difference(before: Surroundings, after: Surroundings) -> str | None:
     if before.mounts != after.mounts:
         return "the mounts changed"
     for folder, entries in after.folders.items():
+        if entries is None:
+            return f"{folder} has more than {_MOST} entries"
         if entries != before.folders.get(folder):
             return f"{folder} changed"
     return None
@@ -54,18 +60,19 @@ def _mounts() -> bytes:
 
 
 def _entries(folder: str) -> Entries:
+    # In the job's own folder, a name of ours is the job's.
+    ours = (_OURS,) if Path(folder) in scratch.PLACES else ()
     try:
         with os.scandir(folder) as found:
-            return frozenset(_of(found))
+            some = list(islice(found, _MOST + 1))
+            return None if len(some) > _MOST else frozenset(_of(some, ours))
     except OSError:
         return frozenset()
 
 
-def _of(found: Iterable[os.DirEntry[str]]) -> Iterable[tuple[str, int, int]]:
-    for number, entry in enumerate(found):
-        if number >= _MOST:
-            return
-        if entry.name.startswith(_OURS):
+def _of(found: Iterable[os.DirEntry[str]], ours: tuple[str, ...]) -> Iterable[tuple[str, int, int]]:
+    for entry in found:
+        if entry.name.startswith(ours):
             continue
         try:
             about = entry.stat(follow_symlinks=False)
