@@ -1,7 +1,7 @@
 """What a job finds around itself in a container that is used again, and whether it left it so.
 
-It sees mounts, the names and times in the temporary folders and in the working folder. A file that
-was changed in place elsewhere is not seen: all jobs of a container belong to one run of one user.
+It sees mounts, and the entries of the temporary folders and of the working folder. A file that was
+changed in place elsewhere is not seen: all jobs of a container belong to one run of one user.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _MOST = 10_000
 _OURS = "fairlead-"
 """The runner's own folders in memory begin so (see `scratch` and `session_environment`)."""
 
-Entries = frozenset[tuple[str, int, int]] | None
-"""Name, inode and time of the last change of each entry; None: too many to look at."""
+Entry = tuple[str, int, int, int, int]
+"""Name, inode, mode and size, and the time of the last change, which no job can set."""
+Entries = frozenset[Entry] | None
+"""None: too many to look at."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ def _entries(folder: str) -> Entries:
         return frozenset()
 
 
-def _of(found: Iterable[os.DirEntry[str]], ours: tuple[str, ...]) -> Iterable[tuple[str, int, int]]:
+def _of(found: Iterable[os.DirEntry[str]], ours: tuple[str, ...]) -> Iterable[Entry]:
     for entry in found:
         if entry.name.startswith(ours):
             continue
@@ -78,4 +80,4 @@ def _of(found: Iterable[os.DirEntry[str]], ours: tuple[str, ...]) -> Iterable[tu
             about = entry.stat(follow_symlinks=False)
         except OSError:
             continue
-        yield entry.name, about.st_ino, about.st_mtime_ns
+        yield entry.name, about.st_ino, about.st_mode, about.st_size, about.st_ctime_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,20 @@ def test_a_folder_that_stayed_as_it_was_is_clean(tmp_path: Path) -> None:
 
 def test_a_name_like_ours_in_the_working_folder_is_the_jobs(tmp_path: Path) -> None:
     assert left(tmp_path, "fairlead-results.json") == f"{tmp_path} changed"
+
+
+def test_a_change_that_keeps_a_files_time_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(b"as it was")
+    at = file.stat().st_mtime_ns
+    before = surroundings.look(str(tmp_path), alone=False)
+    file.write_bytes(b"changed")
+    os.utime(file, ns=(at, at))
+    changed = surroundings.look(str(tmp_path), alone=False)
+    assert surroundings.difference(before, changed) == f"{tmp_path} changed"
+    file.chmod(0o600)
+    chmodded = surroundings.look(str(tmp_path), alone=False)
+    assert surroundings.difference(changed, chmodded) == f"{tmp_path} changed"
 
 
 def test_a_folder_with_too_many_entries_is_not_clean(
