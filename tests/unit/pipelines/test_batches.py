@@ -14,6 +14,7 @@ from controller.pipelines import to_node
 from controller.pipelines.performers.batches import BatchRunner
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.wire.frames import Frame, Stream, encode
 from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
@@ -162,8 +163,12 @@ async def test_a_runner_without_batches_is_given_up_and_its_jobs_wait_again(
     with pytest.raises(RetryLater):
         await perform(context_of(play), node)
     assert [type(one) for one in pipeline.posted] == [reports.RunnerSilent]
+    waiting = [one.id for one in riders(play.state)]
     play.send(*pipeline.posted)
-    assert play.attempt(0).carries_until == 0.0
+    play.send(play.removed(0))
+    again = [job.attempts[-1] for job in play.state.jobs if job.attempts[-1].id in waiting]
+    assert [one.id for one in again] == waiting
+    assert {(one.status, one.carrier or None) for one in again} == {(AttemptStatus.SUBMITTED, None)}
 
 
 async def test_a_runner_that_refuses_for_too_long_is_given_up(
