@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 from controller.clock import Clock
 from controller.lifecycle import reports
@@ -40,6 +40,8 @@ from runner.client import RunnerError, RunnerUnavailable
 log = logging.getLogger(__name__)
 WAIT = 0.5
 """Seconds that a runner without news waits with its answer: an order waits as long at most."""
+NO_BATCHES = 404
+"""The status with which a runner answers that knows no batches: it runs none of the jobs."""
 
 
 class BatchRunner:
@@ -63,23 +65,34 @@ class BatchRunner:
         except RunnerUnavailable:
             self._note_silence(context, connection)
             raise
-        except (RunnerError, StoreUnavailable) as error:
+        except RunnerError as error:
+            # What it refuses once it may refuse for ever, and its jobs would wait as long.
+            if error.status == NO_BATCHES:
+                self._give_up(context)
+            else:
+                self._note_silence(context, connection)
+            raise RetryLater(str(error)) from error
+        except StoreUnavailable as error:
             raise RetryLater(str(error)) from error
         finally:
             await batch.close()
 
     def _note_silence(self, context: AttemptContext, connection: NodeConnection) -> None:
-        """Post RunnerSilent when the runner is silent for too long although the shim answers."""
+        """Give up when the runner says nothing useful for too long although the shim answers."""
         attempt_id, now = context.attempt.id, self._clock.now()
         beside, since = self._silent_since.get(attempt_id, (connection, now))
         if beside is not connection:
             since = now
         self._silent_since[attempt_id] = (connection, since)
         if now - since >= context.state.run.policy.limits.waiting_runner:
-            del self._silent_since[attempt_id]
-            self._pipeline.post(
-                reports.RunnerSilent(run_id=context.state.run.id, attempt_id=attempt_id)
-            )
+            self._give_up(context)
+
+    def _give_up(self, context: AttemptContext) -> None:
+        attempt_id = context.attempt.id
+        self._silent_since.pop(attempt_id, None)
+        self._pipeline.post(
+            reports.RunnerSilent(run_id=context.state.run.id, attempt_id=attempt_id)
+        )
 
 
 class _Exchange:
@@ -118,8 +131,8 @@ class _Exchange:
         request = self._request(carrier, wanted)
         answer = await runner.batch(request)
         self._there = {one.attempt_id: one for one in answer.jobs}
-        news = await asyncio.gather(
-            *(self._take(wanted[id], one) for id, one in self._there.items() if id in wanted)
+        news = await _all_or_none(
+            self._take(wanted[id], one) for id, one in self._there.items() if id in wanted
         )
         posted = any(news) | self._note_lost(wanted)
         self._answered = True
@@ -274,6 +287,20 @@ class _Exchange:
             returned=returned,
             stored=stored,
         )
+
+
+async def _all_or_none(works: Iterable[Coroutine[None, None, bool]]) -> list[bool]:
+    """Return what they return. If one raises, the others are cancelled, and none goes on after the
+    error: a log opened after `close` would stay open, and a runner is not to wait for all the time
+    limits of a bucket that is away."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _riders(state: RunState, carrier_id: str) -> dict[str, AttemptContext]:

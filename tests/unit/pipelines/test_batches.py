@@ -9,15 +9,16 @@ import pytest
 from controller.lifecycle import reports
 from controller.lifecycle.model import Attempt, Group, JobSpec, RunState
 from controller.lifecycle.reports import LeftClean, Report
-from controller.logs.store import LogStore
+from controller.logs.store import LogStore, LogWriter
 from controller.pipelines import to_node
 from controller.pipelines.performers.batches import BatchRunner
-from controller.pipelines.to_node import AttemptContext
+from controller.pipelines.to_node import AttemptContext, RetryLater
 from fairlead.model.reasons import Reason
+from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.wire.frames import Frame, Stream, encode
 from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
-from runner.client import RunnerUnavailable
+from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection
 from tests.doubles.secrets import GivenSecrets
@@ -150,3 +151,64 @@ async def test_a_carrier_that_was_given_up_is_left_alone(
     perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, GivenSecrets())
     await perform(context_of(play), node)
     assert node.the_runner.batches == []
+
+
+async def test_a_runner_without_batches_is_given_up_and_its_jobs_wait_again(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    pipeline = OneTurn(play.state)
+    node.the_runner.answers = [RunnerError("not_found", "no such path", 404)]
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, GivenSecrets())
+    with pytest.raises(RetryLater):
+        await perform(context_of(play), node)
+    assert [type(one) for one in pipeline.posted] == [reports.RunnerSilent]
+    waiting = [one.id for one in riders(play.state)]
+    play.send(*pipeline.posted)
+    play.send(play.removed(0))
+    again = [job.attempts[-1] for job in play.state.jobs if job.attempts[-1].id in waiting]
+    assert [one.id for one in again] == waiting
+    assert {(one.status, one.carrier or None) for one in again} == {(AttemptStatus.SUBMITTED, None)}
+
+
+async def test_a_runner_that_refuses_for_too_long_is_given_up(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    play = carrying()
+    pipeline, clock = OneTurn(play.state), ManualClock(play.now)
+    node.the_runner.answers = [RunnerError("too_large", "a request is limited", 413)] * 2
+    perform = BatchRunner(pipeline, clock, logs, GivenSecrets())
+    with pytest.raises(RetryLater):
+        await perform(context_of(play), node)
+    assert pipeline.posted == []
+    clock.time += play.state.run.policy.limits.waiting_runner
+    with pytest.raises(RetryLater):
+        await perform(context_of(play), node)
+    assert [type(one) for one in pipeline.posted] == [reports.RunnerSilent]
+
+
+async def test_a_log_that_cannot_be_opened_leaves_no_other_one_open(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = carrying(4)
+    first, second, third = (one.id for one in riders(play.state))
+    frame = encode(Frame(0, 1, Stream.STDOUT, b"hello"))
+    jobs = tuple(CarriedJob(attempt_id=id, log=frame) for id in (third, second, first))
+    opens = logs.writer
+
+    async def writer(attempt_id: str) -> LogWriter:
+        if attempt_id == first:
+            raise OSError("the bucket is away")
+        if attempt_id == third:
+            await asyncio.Event().wait()
+        return await opens(attempt_id)
+
+    node.the_runner.answers = [BatchAnswer(jobs=jobs)]
+    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, GivenSecrets())
+    async with asyncio.timeout(30):
+        with monkeypatch.context() as patched:
+            patched.setattr(logs, "writer", writer)
+            with pytest.raises(OSError, match="bucket is away"):
+                await perform(context_of(play), node)
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        await (await logs.writer(second)).close()
