@@ -142,9 +142,11 @@ def test_a_replica_of_two_nodes_is_replaced_as_a_whole_while_the_other_answers(
     with load.running(2):
         load.wait_for(20)
         lab.dockerd.docker("kill", "-s", "KILL", worker)
-        wait_until(lambda: _tries(lab, "pair") == [2, 2, 1, 1], what="a new try of both jobs")
+        # A start that fails on a busy machine is one more try, of both jobs again.
+        wait_until(lambda: min(_tries(lab, "pair")[:2]) > 1, what="a new try of both jobs")
         wait_until(lambda: len(replicas_seen(lab, "pair")) == 2, LONG, "two replicas again")
-    assert load.failed == []
+    first, second, *_ = _tries(lab, "pair")
+    assert (load.failed, first) == ([], second)
     lab.cli("stop", "pair", "--abort").succeeded()
     lab.wait_for("pair")
     for name in names:
