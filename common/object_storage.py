@@ -9,6 +9,7 @@ machine's role.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ PIECE_BYTES = 8 << 20
 REQUEST = timedelta(seconds=120)
 _CONNECT = timedelta(seconds=10)
 _RETRY = timedelta(seconds=20)
+_TOOK = re.compile(r" in [\d.]+(?:ns|µs|ms|s)(?= - )")
 
 
 def open_bucket(
@@ -62,5 +64,6 @@ def read(store: S3Store, key: str, start: int, end: int) -> Iterator[bytes]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what obstore says of a failure, without the sources that follow it."""
-    return str(error).strip().partition("\n")[0][:300]
+    """Return what obstore says of a failure, without the sources that follow it, and without the
+    time that it took: the same failure is the same line."""
+    return _TOOK.sub("", str(error).strip().partition("\n")[0])[:300]

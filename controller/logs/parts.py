@@ -84,6 +84,11 @@ class LogBucket:
         # Its own folder: what another installation keeps in the same place is never removed.
         self._folder = f"logs/{installation_id}"
         self._store: S3Store | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Let each request after the present one fail. Another thread may call it."""
+        self._is_closed = True
 
     def __str__(self) -> str:
         return str(self._bucket)
@@ -154,6 +159,8 @@ class LogBucket:
         return self._bucket.object(f"{self._folder}/{_folder_of(attempt_id)}/{name}").key
 
     def _opened(self) -> S3Store:
+        if self._is_closed:
+            raise BucketError("the controller ends")
         if self._store is None:
             where = (self._bucket.name, self._bucket.endpoint, self._bucket.region)
             self._store = object_storage.open_bucket(*where, request=_REQUEST, retries=0)
@@ -203,6 +210,11 @@ def fill(bucket: LogBucket, folder: Path, attempt_id: str) -> None:
 
 def is_whole(folder: Path) -> bool:
     return log_segments.starts_in(folder)[:1] == [0]
+
+
+def is_final(folder: Path) -> bool:
+    """Return whether the copy has all that will ever come: the bucket need not be asked."""
+    return (folder / segments.COMPLETE_NAME).exists() and is_whole(folder)
 
 
 def _fetch(bucket: LogBucket, folder: Path, attempt_id: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.logs import parts, segments, windows
@@ -26,6 +29,10 @@ R = TypeVar("R")
 
 THREADS = 4
 BUCKET_THREADS = 8
+SLOW_SECONDS = 5.0
+"""A bucket that failed after so long doesn't answer."""
+AWAY_SECONDS = 10.0
+"""Readers are refused at once for so long then: each of them would else wait, one after another."""
 REMEMBERED_LOGS = 16
 """So many logs that were read in windows are remembered with what was learnt of them."""
 REMEMBERED_FINALS = 10_000
@@ -50,9 +57,15 @@ class _Copy:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
+        self.running: Future[Any] | None = None
+        """What works on it in a thread; its caller may be gone."""
         self.is_settled = False
         self.end = 0
         """The bucket's end of the log, when it was settled."""
+
+    @property
+    def is_in_use(self) -> bool:
+        return self.lock.locked() or (self.running is not None and not self.running.done())
 
 
 class LogWriter:
@@ -137,6 +150,8 @@ class LogStore:
         self._copies: dict[str, _Copy] = {}
         self._writers: dict[str, LogWriter] = {}
         self._ended: asyncio.Queue[str] = asyncio.Queue()
+        self._away_until = -math.inf
+        self._why_away = ""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         # Of its own: what waits for a slow bucket keeps no log from the disk.
         self._bucket_pool = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="log-parts")
@@ -146,7 +161,10 @@ class LogStore:
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
-        # A bucket that doesn't answer must not hold up the next leader.
+        # A bucket that doesn't answer must not hold up the next leader, and no thread go on for
+        # long: the process ends when all of them have.
+        if self._bucket is not None:
+            self._bucket.close()
         self._bucket_pool.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=True)
 
@@ -212,14 +230,28 @@ class LogStore:
                 log.warning("the parts of the log of %s stay apart: %s", attempt_id, error)
 
     async def is_complete(self, attempt_id: str) -> bool:
-        folder = self.folder_of(attempt_id)
-        await self._settled(attempt_id)
-        return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
+        return await self._has(attempt_id, self.folder_of(attempt_id) / segments.COMPLETE_NAME)
 
     async def is_kept(self, attempt_id: str) -> bool:
         """Return whether any part of its log is stored, an empty log included."""
-        await self._settled(attempt_id)
-        return await self.in_thread(self.folder_of(attempt_id).exists)
+        return await self._has(attempt_id, self.folder_of(attempt_id))
+
+    async def _has(self, attempt_id: str, path: Path) -> bool:
+        # What is here is in the bucket, or older than that.
+        if self._bucket is not None and not await self.in_thread(path.exists):
+            await self._settled(attempt_id)
+        return await self.in_thread(path.exists)
+
+    async def reach(self, attempt_id: str) -> None:
+        """Raise BucketError if neither this disk nor the bucket gives the log now. Ask before an
+        answer begins, which could only break."""
+        folder = self.folder_of(attempt_id)
+        if self._bucket is None or await self.in_thread(parts.is_final, folder):
+            return
+        copy = self._copy(attempt_id)
+        async with copy.lock:
+            if not await self.in_thread(parts.is_whole, folder):
+                await self._ask(copy, self._bucket.parts, attempt_id)
 
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the logs of attempts that are not `needed` and were last written before then (Unix
@@ -246,18 +278,20 @@ class LogStore:
         # A writer keeps the copy newer than the bucket.
         if not copy.is_settled and attempt_id not in self._writers:
             folder = self.folder_of(attempt_id)
-            copy.end = await self.in_bucket_thread(parts.settle, bucket, folder, attempt_id)
+            copy.end = await self._ask(copy, parts.settle, bucket, folder, attempt_id)
             copy.is_settled = True
 
     async def _filled(self, attempt_id: str) -> None:
         """Fetch what this disk lacks of the log."""
-        if self._bucket is None:
+        folder = self.folder_of(attempt_id)
+        if self._bucket is None or await self.in_thread(parts.is_final, folder):
             return
-        folder, copy = self.folder_of(attempt_id), self._copy(attempt_id)
+        copy = self._copy(attempt_id)
         async with copy.lock:
             try:
                 await self._settle(self._bucket, attempt_id, copy)
-                await self.in_bucket_thread(parts.fill, self._bucket, folder, attempt_id)
+                if not await self.in_thread(parts.is_whole, folder):
+                    await self._ask(copy, parts.fill, self._bucket, folder, attempt_id)
             except BucketError:
                 # A bucket that is away keeps nobody from what is here.
                 if not await self.in_thread(parts.is_whole, folder):
@@ -269,9 +303,30 @@ class LogStore:
         self._copies[attempt_id] = copy
         if len(self._copies) > REMEMBERED_FINALS:
             oldest = next(iter(self._copies))
-            if not self._copies[oldest].lock.locked():
+            if not self._copies[oldest].is_in_use:
                 del self._copies[oldest]
         return copy
+
+    async def _ask(self, copy: _Copy, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a call that asks the bucket about a copy, whose lock is held.
+
+        Its thread goes on when the caller is cancelled, as by a reader that leaves. Two at once
+        would mix their files, so the next call waits for that thread.
+        """
+        while copy.running is not None and not copy.running.done():
+            with contextlib.suppress(Exception):
+                await asyncio.wrap_future(copy.running)
+        began = time.monotonic()
+        if began < self._away_until:
+            raise BucketError(self._why_away)
+        copy.running = running = self._bucket_pool.submit(call, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(running)
+        except BucketError as error:
+            ended = time.monotonic()
+            if ended - began >= SLOW_SECONDS:
+                self._away_until, self._why_away = ended + AWAY_SECONDS, str(error)
+            raise
 
     def finish(self, attempt_id: str) -> None:
         """End the attempt's readers after what is stored: the attempt is final."""

@@ -156,6 +156,13 @@ class LogCollector:
         self._logs = logs
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
+        try:
+            await self._collect(context, connection)
+        # It can last for hours: each log tells it once.
+        except BucketError as error:
+            raise RetryLater(f"the log waits for its bucket: {error}") from error
+
+    async def _collect(self, context: AttemptContext, connection: NodeConnection) -> None:
         attempt = context.attempt
         # Complete on disk and not committed: a controller ended in between.
         if not await self._logs.is_complete(attempt.id):

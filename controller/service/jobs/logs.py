@@ -21,6 +21,9 @@ class Logs(Protocol):
     async def is_kept(self, attempt_id: str) -> bool:
         """Return whether any part of its log is here, an empty log included."""
 
+    async def reach(self, attempt_id: str) -> None:
+        """Raise if the log cannot be read now. An answer that has begun could only break."""
+
     def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
         """Yield what is stored now."""
 
@@ -43,9 +46,12 @@ class KeptLogs:
         self._kept_for = kept_for
 
     async def require(self, state: RunState, attempt: Attempt | None) -> None:
-        """Raise Gone for a log that was removed because of its age; a log that was never written is
-        empty."""
-        if attempt is None or attempt.running_at is None or attempt.finished_at is None:
+        """Raise Gone for a log that was removed because of its age, and what the store raises for
+        one that cannot be read now; a log that was never written is empty."""
+        if attempt is None:
+            return
+        await self._logs.reach(attempt.id)
+        if attempt.running_at is None or attempt.finished_at is None:
             return
         young = self._clock.now() - attempt.running_at < self._kept_for
         if young or await self._logs.is_kept(attempt.id):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiohttp import WSServerHandshakeError
 from aiohttp.test_utils import TestClient
 
+from controller.logs.parts import LogBucket
+from controller.outputs.bucket import Bucket, BucketError
 from tests.unit.api.asking import error_of, submit, write_log
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
@@ -104,3 +107,21 @@ async def test_other_users_see_nothing_of_a_log(api: TestClient[Any, Any], path:
     await submit(api, name="hello")
     async with api.get(path, headers={"Authorization": f"Bearer {USER_TOKEN}"}) as answer:
         assert answer.status == 404
+
+
+@pytest.mark.parametrize("path", ["logs", "logs/window", "logs/search?text=x"])
+async def test_a_log_whose_bucket_is_away_is_refused_before_the_answer_begins(
+    api: TestClient[Any, Any], controller: Controller, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BucketError("s3://away: connection refused")
+
+    monkeypatch.setattr(LogBucket, "parts", away)
+    await submit(api, name="hello")
+    controller.logs.use(LogBucket(Bucket.parse("s3://away"), "an-installation"))
+    async with api.get(f"/v1/runs/hello/{path}") as answer:
+        assert await error_of(answer) == (503, "logs_unreachable", None)
+        assert "the bucket of logs does not answer: s3://away" in await answer.text()
+    with pytest.raises(WSServerHandshakeError) as refused:
+        await api.ws_connect("/v1/runs/hello/logs/ws")
+    assert refused.value.status == 503

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import log_segments
-from controller.logs import parts, segments
-from controller.logs.parts import LogBucket, Part, cover
+from controller.logs import parts, segments, store
+from controller.logs.parts import LogBucket, Part, Parts, cover
 from controller.logs.store import LogStore, LogWriter
 from controller.outputs.bucket import Bucket, BucketError
 from fairlead.queries import WindowQuery
@@ -40,10 +40,10 @@ async def machine(bucket: LogBucket, tmp_path: Path) -> AsyncIterator[_Lab]:
     async with contextlib.AsyncExitStack() as closing:
 
         async def made(name: str) -> LogStore:
-            store = LogStore(tmp_path / name)
-            store.use(bucket)
-            closing.push_async_callback(asyncio.to_thread, store.close)
-            return store
+            logs = LogStore(tmp_path / name)
+            logs.use(bucket)
+            closing.push_async_callback(asyncio.to_thread, logs.close)
+            return logs
 
         yield made
 
@@ -190,6 +190,103 @@ async def test_a_bucket_that_hangs_holds_up_neither_other_logs_nor_the_end(
     assert not putting.done()
     go_on.set()
     await putting
+
+
+async def test_what_is_complete_here_needs_no_bucket_and_anything_else_is_refused_before_an_answer(
+    machine: _Lab, tmp_path: Path
+) -> None:
+    logs = await machine("a")
+    async with writing(logs, 0) as writer:
+        await writer.sync()
+    cut = LogStore(tmp_path / "a")
+    cut.use(LogBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "x"))
+    await cut.reach(ATTEMPT)
+    with pytest.raises(BucketError):
+        await cut.is_complete(ATTEMPT)
+    await logs.complete(ATTEMPT)
+    assert await cut.is_complete(ATTEMPT)
+    assert await collect(cut.follow(ATTEMPT, 0)) == numbers(0)
+    with pytest.raises(BucketError):
+        await cut.reach("another0attempt1")
+    await asyncio.to_thread(cut.close)
+
+
+async def test_readers_are_refused_at_once_after_one_has_waited_for_a_bucket_that_hangs(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def away(_: LogBucket, attempt_id: str) -> Parts:
+        asked.append(attempt_id)
+        raise BucketError("it does not answer")
+
+    monkeypatch.setattr(LogBucket, "parts", away)
+    logs = await machine("a")
+    monkeypatch.setattr(store, "SLOW_SECONDS", 3600.0)
+    for _ in range(2):
+        with pytest.raises(BucketError):
+            await logs.reach(ATTEMPT)
+    assert len(asked) == 2, "a refusal that comes soon keeps nobody waiting"
+    monkeypatch.setattr(store, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(store, "AWAY_SECONDS", 3600.0)
+    for _ in range(3):
+        with pytest.raises(BucketError, match="it does not answer"):
+            await logs.reach(ATTEMPT)
+    assert len(asked) == 3
+
+
+async def test_the_fetch_of_a_reader_that_left_ends_before_the_next_one_begins(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with writing(await machine("a"), 0, 1) as writer:
+        await writer.sync()
+    began, go_on = threading.Event(), threading.Event()
+    fetching: list[int] = []
+    get = LogBucket.get
+
+    def slow(self: LogBucket, attempt_id: str, part: Part) -> bytes:
+        fetching.append(part.start)
+        began.set()
+        go_on.wait(60)
+        return get(self, attempt_id, part)
+
+    monkeypatch.setattr(LogBucket, "get", slow)
+    logs = await machine("b")
+    left = asyncio.create_task(collect(logs.read(ATTEMPT, 0)))
+    await eventually(began.is_set)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    stays = asyncio.create_task(collect(logs.read(ATTEMPT, 0)))
+    await logs.is_kept("another0attempt1")  # it goes the same way, and ends
+    go_on.set()
+    assert await stays == numbers(0, 1)
+    assert fetching == [0]
+
+
+async def test_no_part_is_put_after_the_end(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
+    monkeypatch.setattr(segments, "READ_BYTES", 40)
+    began, go_on = threading.Event(), threading.Event()
+    put = LogBucket.put
+
+    def slow(self: LogBucket, attempt_id: str, part: Part, data: bytes) -> None:
+        put(self, attempt_id, part, data)
+        began.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(LogBucket, "put", slow)
+    logs = LogStore(tmp_path / "logs")
+    logs.use(LogBucket(storage.bucket, tmp_path.name))
+    async with writing(logs, *range(20)) as writer:
+        putting = asyncio.create_task(writer.sync())
+        await eventually(began.is_set)
+    await asyncio.to_thread(logs.close)
+    go_on.set()
+    with pytest.raises(BucketError, match="the controller ends"):
+        await putting
+    assert len(LogBucket(storage.bucket, tmp_path.name).parts(ATTEMPT).all) == 1
 
 
 async def test_only_expired_logs_of_this_installation_leave_the_bucket(

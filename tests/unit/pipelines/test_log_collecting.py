@@ -10,7 +10,7 @@ import pytest
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
-from controller.logs.store import LogStore
+from controller.logs.store import LogStore, LogWriter
 from controller.outputs.bucket import BucketError
 from controller.pipelines.performers import log_collection
 from controller.pipelines.performers.log_collection import LogCollector
@@ -120,6 +120,21 @@ async def test_while_the_bucket_is_away_the_log_goes_on_and_is_acknowledged_late
     await eventually(lambda: node.the_runner.acked[-1:] == [20])
     await telling.end()
     await writer.close()
+
+
+async def test_a_log_whose_bucket_is_away_at_its_end_is_told_as_one_that_waits(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_: LogWriter) -> int:
+        raise BucketError("503 Slow Down")
+
+    node.the_runner.log = [frame(0)]
+    state, pipeline = placed(AttemptStatus.RUNNING), NotedPipeline()
+    monkeypatch.setattr(LogWriter, "sync", away)
+    with pytest.raises(RetryLater, match="the log waits for its bucket: 503 Slow Down"):
+        await LogCollector(pipeline, logs)(context_of(state), node)
+    assert pipeline.posted == []
+    assert node.the_runner.acked == []
 
 
 async def test_little_waits_for_its_acknowledgement_until_it_is_much(
