@@ -12,6 +12,7 @@ what the copy lacks. Everything here blocks; `store.LogStore` calls it in its th
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -30,6 +31,8 @@ from fairlead.wire.frames import Decoder, Frame, encode, span_at
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
+
+log = logging.getLogger(__name__)
 
 PART_BYTES = 8 << 20
 PART_SECONDS = 300.0
@@ -177,13 +180,21 @@ def _folder_of(attempt_id: str) -> str:
 def settle(bucket: LogBucket, folder: Path, attempt_id: str) -> int:
     """Make the copy agree with the bucket; return the offset up to which the bucket has the log.
 
-    A copy that goes on where its own last part ended is newer, and stays. Any other one was passed
-    by another controller: what it has beyond the bucket was never acknowledged, so the node still
-    has that. Raises OSError.
+    A copy that goes on where its own last part ended is newer, and stays. One that ends before was
+    passed by another controller: what it has beyond the bucket was never acknowledged, so the node
+    still has that. One that has put more than the bucket has is the last one of these bytes: the
+    bucket is another one, or was emptied. Raises OSError.
     """
     found = bucket.parts(attempt_id)
-    if _noted(folder) != found.end:
-        for start in log_segments.starts_in(folder):
+    noted, starts = _noted(folder), log_segments.starts_in(folder)
+    if noted > found.end and starts:
+        log.warning(
+            "the log of attempt %s has %d bytes in %s, and %d were put: is that the right bucket? "
+            "The copy on this disk stays",
+            *(attempt_id, found.end, bucket, noted),
+        )
+    elif noted != found.end:
+        for start in starts:
             log_segments.path(folder, start).unlink(missing_ok=True)
         _note(folder, found.end)
     if found.is_complete:

@@ -263,6 +263,27 @@ async def test_the_fetch_of_a_reader_that_left_ends_before_the_next_one_begins(
     assert fetching == [0]
 
 
+async def test_a_log_that_another_bucket_lacks_stays_here_and_goes_there(
+    machine: _Lab, storage: ObjectStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wrong bucket was named, or it was emptied."""
+    logs = await machine("a")
+    async with writing(logs, 0, 1) as writer:
+        await writer.sync()
+    other = LogBucket(storage.bucket, f"{tmp_path.name}-other")
+    changed = LogStore(tmp_path / "a")
+    changed.use(other)
+    assert await collect(changed.read(ATTEMPT, 0)) == numbers(0, 1)
+    assert "is that the right bucket?" in caplog.text
+    async with writing(changed, 2) as writer:
+        assert (writer.end, writer.waiting) == (30, 30)
+        assert await writer.sync() == 30
+    assert other.parts(ATTEMPT).end == 30
+    back = await machine("a")
+    assert await collect(back.read(ATTEMPT, 0)) == numbers(0, 1, 2)
+    await asyncio.to_thread(changed.close)
+
+
 async def test_no_part_is_put_after_the_end(
     storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
