@@ -26,7 +26,14 @@ from cryptography import x509
 from common.links.errors import why_unreachable
 from controller import __version__
 from controller.following import MAX_CLOCK_DIFFERENCE
-from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, IdentityUnusable, fingerprint
+from controller.identity import (
+    ADMIN_TOKEN_NAME,
+    IDENTITY_NAME,
+    INSTALLATION_NAME,
+    IdentityUnusable,
+    fingerprint,
+    installation_of,
+)
 from controller.relay import address_of
 from controller.store import schema
 from controller.store.base import Peer
@@ -73,6 +80,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Why the data folder cannot be used."""
     free: int = 0
     total: int = 1
+    installation: str | None = None
+    """The id of the installation to which the folder belongs; None: it is new."""
     keys: str | None = None
     """The fingerprint of both key files."""
     missing_keys: tuple[Path, ...] = ()
@@ -167,6 +176,15 @@ def _database(facts: Facts) -> Iterator[Finding]:
             fix = "run this as the controller's user; restore a backup if the file is damaged"
         yield bad("database", f"it cannot be used: {database.why}", fix)
         return
+    if facts.installation not in (None, database.installation):
+        of_database = database.installation
+        found = "is empty" if of_database is None else f"is that of {of_database}"
+        own = f"{facts.setup.data} belongs to the installation {facts.installation}"
+        fix = (
+            "give the database and the folder of one installation; if the database was replaced on "
+            f"purpose, remove {facts.setup.data / INSTALLATION_NAME}"
+        )
+        yield bad("database", f"{own}, and the database {found}: the controller won't start", fix)
     if database.kind == "sqlite":
         yield ok("database", f"SQLite, in {facts.setup.data / DATABASE_NAME}")
         return
@@ -412,8 +430,9 @@ def gather(setup: Setup) -> Facts:
     database = database_facts(setup)
     folder, free, total = _disk(setup.data)
     paths = (setup.data / IDENTITY_NAME, setup.secrets_key)
-    keys = unusable = None
+    keys = installation = unusable = None
     try:
+        installation = installation_of(setup.data)
         keys = fingerprint(setup.data, setup.secrets_key)
     except IdentityUnusable as error:
         unusable = str(error)
@@ -428,6 +447,7 @@ def gather(setup: Setup) -> Facts:
         folder=folder,
         free=free,
         total=total,
+        installation=installation,
         keys=keys,
         missing_keys=tuple(path for path in paths if not path.exists()),
         open_keys=tuple(filter(_is_open, (*paths, setup.data / ADMIN_TOKEN_NAME))),

@@ -36,6 +36,8 @@ class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by which this machine's clock is ahead of the server's."""
     schema: str | None = None
     """None: there are no tables yet."""
+    installation: str | None = None
+    """The id of the installation whose database it is; None: there are no tables yet."""
     holder: str | None = None
     lease_left: float | None = None
     """Seconds; None: nobody ever had the lease."""
@@ -53,6 +55,7 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
             began = time.monotonic()
             version = schema.version(connection)
             taken = time.monotonic() - began
+            installation = schema.installation_of(connection)
             problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     except sa.exc.SQLAlchemyError as error:
         return DatabaseFacts(kind="sqlite", why=sentence(error))
@@ -60,7 +63,7 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
         database.leave()
     if problem != "ok":
         return DatabaseFacts(kind="sqlite", why=f"the file is damaged: {problem}")
-    return DatabaseFacts(kind="sqlite", seconds=taken, schema=version)
+    return DatabaseFacts(kind="sqlite", seconds=taken, schema=version, installation=installation)
 
 
 def postgresql_facts(
@@ -109,6 +112,7 @@ def _postgresql(connection: sa.Connection, own_time: Callable[[], float]) -> Dat
         is_pooled=is_pooled(connection),
         clock_offset=(began + ended) / 2 - row.now,
         schema=version,
+        installation=schema.installation_of(connection),
         holder=None if lease is None else lease.holder,
         lease_left=None if lease is None else lease.expires_at - row.now,
         is_locked=connection.execute(locked, {"key": LEADING_LOCK}).scalar_one() > 0,

@@ -99,6 +99,7 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
         (changed(keys="x"), "error keys: they are not those of https://c2.example:8700"),
         (changed(open_keys=(DATA / "secrets.key",)), "error keys: others can read /data/secrets"),
         (changed(unusable_keys="cannot use x"), "error keys: cannot use x"),
+        (changed(installation="a1"), "error database: /data belongs to the installation a1, and"),
         (of_database(why="connection refused"), "error database: it cannot be used: connection"),
         (of_database(server=120001), "error database: PostgreSQL 12.1 is too old"),
         (of_database(encoding="LATIN1"), "error database: its encoding is LATIN1"),
