@@ -253,7 +253,7 @@ async def _controller(
         # The stack closes in reverse: first what listens, last the stores that all others use.
         stores = await _stores(options, closing)
         leading.renewed(leading.now())
-        opened = await _open(options, stores)
+        opened = await _open(options, stores, leading)
         work = asyncio.create_task(_work(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(_end, work)
         proxy = _proxy(options, opened)
@@ -331,11 +331,11 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     join: _Join | None
 
 
-async def _open(options: Options, stores: Stores) -> _Opened:
+async def _open(options: Options, stores: Stores, leading: Leading) -> _Opened:
     """Raises CannotStart."""
     try:
         join = await _join_point(options)
-        known = await _known(options, stores.store)
+        known = await _known(options, stores.store, leading)
     except CertificateUnusable as error:
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
@@ -390,10 +390,22 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     vault: Vault
 
 
-async def _known(options: Options, store: Store) -> _Known:
+async def _known(options: Options, store: Store, leading: Leading) -> _Known:
     """Raises StoreError, IdentityUnusable, KeyUnusable."""
     # It takes the lease: only its holder may make keys and tokens in the data folder.
     boot = await store.open()
+    # A long history may take longer to load than the lease lasts, at this controller and at the
+    # next one, and none would ever lead.
+    keeping = asyncio.create_task(_keep_lease(store, _renewal_seconds(options), leading))
+    try:
+        return await _loaded(options, store, boot)
+    finally:
+        # A lease that was lost is noticed by the first write.
+        await _end(keeping)
+
+
+async def _loaded(options: Options, store: Store, boot: Boot) -> _Known:
+    """Raises StoreError, IdentityUnusable, KeyUnusable."""
     await asyncio.to_thread(identity.tie, options.data, boot.installation_id)
     snapshot = await store.load()
     far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
@@ -437,7 +449,17 @@ def _installation_of(options: Options) -> str | None:
 def _vault(options: Options, snapshot: Snapshot) -> Vault:
     """Blocking. Raises KeyUnusable."""
     key = KeyFile.open(options.secrets_key_file, sealed=len(snapshot.secrets))
-    return Vault(key, snapshot.secrets)
+    vault = Vault(key, snapshot.secrets)
+    if unopened := vault.unopened():
+        # No refusal: after its key was lost, an installation goes on with a new one.
+        log.warning(
+            "%s does not open %d of %d stored secrets, and jobs that name them can't start: if it "
+            "is the key of another installation, put the right one there; else store them again",
+            options.secrets_key_file,
+            unopened,
+            len(snapshot.secrets),
+        )
+    return vault
 
 
 def _node_settings(options: Options, known: _Known) -> NodeSettings:
@@ -679,7 +701,7 @@ async def _work(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.assembly.run(), name="assembly")
-            every = LEASE_RENEWAL_SECONDS if options.peers is None else SHARED_RENEWAL_SECONDS
+            every = _renewal_seconds(options)
             group.create_task(_keep_lease(stores.store, every, leading), name="lease")
             group.create_task(_tidy_blobs(opened.assembly, stores.blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
@@ -710,6 +732,10 @@ async def _tidy_blobs(assembly: Assembly, blobs: BlobStore) -> None:
         except OSError as error:
             log.warning("expired uploads could not be removed: %s", error)
         await asyncio.sleep(TIDYING_SECONDS)
+
+
+def _renewal_seconds(options: Options) -> float:
+    return LEASE_RENEWAL_SECONDS if options.peers is None else SHARED_RENEWAL_SECONDS
 
 
 async def _keep_lease(store: Store, every: float, leading: Leading) -> None:

@@ -114,6 +114,10 @@ class Vault:
     def all(self) -> tuple[StoredSecret, ...]:
         return tuple(self._stored.values())
 
+    def unopened(self) -> int:
+        """Return the number of secrets that no key opens."""
+        return sum(self.keys.unseal(secret.sealed) is None for secret in self._stored.values())
+
     def find(self, user: str | None, name: str) -> StoredSecret | None:
         """Return this user's own secret; `user` None: the one that all users share."""
         return self._stored.get((user, name))

@@ -15,9 +15,12 @@ from controller import daemon, following
 from controller.daemon import CannotStart, Leading
 from controller.following import Wait
 from controller.relay import Relay
-from controller.store.base import Peer, Sight
+from controller.store.accounts import StoredSecret
+from controller.store.base import Peer, Sight, Snapshot
 from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
+from controller.vault import KeyFile, Vault
+from tests.doubles.memory_store import MemoryStore
 from tests.support.waiting import eventually
 
 
@@ -195,3 +198,42 @@ async def test_one_that_can_not_lead_yet_goes_on_waiting(
     options = daemon.Options(data=tmp_path, port=0, peers=peers)
     await daemon._among_peers(options, peers, lambda _: None, asyncio.Event())
     assert causes == []
+
+
+async def test_the_lease_is_renewed_while_the_state_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = asyncio.Event()
+
+    class LoadsLong(MemoryStore):
+        async def renew_lease(self) -> None:
+            await super().renew_lease()
+            renewed.set()
+
+        async def load(self) -> Snapshot:
+            async with asyncio.timeout(60):
+                await renewed.wait()
+            return await super().load()
+
+    monkeypatch.setattr(daemon, "LEASE_RENEWAL_SECONDS", 0.0)
+    store = LoadsLong()
+    await daemon._known(daemon.Options(data=tmp_path), store, Leading(5.0))
+    await store.close()
+
+
+def test_a_key_that_opens_no_stored_secret_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = Vault(KeyFile.open(tmp_path / "theirs.key"))
+    times = {"created_at": 0.0, "updated_at": 0.0}
+    secret = StoredSecret(
+        id="s", user="ada", name="TOKEN", sealed=theirs.sealed("ada", "TOKEN", "x"), **times
+    )
+    options = daemon.Options(data=tmp_path)
+    KeyFile.open(options.secrets_key_file)
+    daemon._vault(options, Snapshot(secrets=(secret,)))
+    assert "secrets.key does not open 1 of 1 stored secrets" in caplog.text
+    caplog.clear()
+    right = msgspec.structs.replace(options, secrets_key=tmp_path / "theirs.key")
+    daemon._vault(right, Snapshot(secrets=(secret,)))
+    assert caplog.text == ""
