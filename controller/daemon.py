@@ -406,6 +406,8 @@ async def _use_buckets(
             why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
             log.warning("the bucket cannot be used, and what goes there waits: %s", why)
         stores.blobs.use(BlobBucket(own))
+        if options.outputs_bucket is None:
+            stores.outputs.use(own)
     if options.logs_bucket is not None:
         stores.logs.use(LogBucket(options.logs_bucket, installation_id))
 
@@ -749,10 +751,13 @@ async def _work(
 
 
 def _uploads(options: Options, outputs: OutputStore) -> OutputUploads | None:
-    if options.outputs_bucket is None:
+    target, above = options.outputs_bucket, options.outputs_bucket_above
+    if target is None:
+        # Those from before there was a bucket; later ones are there when they count as collected.
+        target, above = options.bucket, -1
+    if target is None:
         return None
-    above = options.outputs_bucket_above
-    return OutputUploads(outputs, options.outputs_bucket, above, system_chance().jitter)
+    return OutputUploads(outputs, target, above, system_chance().jitter)
 
 
 async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
