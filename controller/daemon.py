@@ -46,6 +46,7 @@ from controller.links.clients import LocalLink, SshLink
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.machines.manager import MachineSettings
+from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
@@ -97,6 +98,7 @@ SHARED_SHUTDOWN_SECONDS = 0.5
 SURE_SECONDS = 1.0
 """A change that comes later than this before the lease's end is refused."""
 TIDYING_SECONDS = 3600.0
+METRICS_NAME = "metrics"
 BUCKET_SECONDS = 3.0
 """A bucket that does not answer so long holds up no leader."""
 
@@ -335,6 +337,7 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     assembly: Assembly
     service: ControllerService
     dashboard: Dashboard
+    metric_bucket: MetricBucket | None
     join: _Join | None
 
 
@@ -349,7 +352,7 @@ async def _open(
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
-    await _use_buckets(options, stores, known.boot.installation_id, closing)
+    own = await _use_buckets(options, stores, known.boot.installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -366,13 +369,14 @@ async def _open(
         gateways=_gateway_settings(options, known.key, GatewayAccess(gate, routes)),
         machines=_machine_settings(options, known.key, None if join is None else join.point),
     )
+    history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
         _live_parts(assembly, progress),
         _service_settings(options, known.key, None if join is None else join.point),
         gate=gate,
         vault=known.vault,
-        metric_history=MetricHistory(options.data / "metrics"),
+        metric_history=history,
         host_keys=host_keys,
         clock=clock,
         chance=chance,
@@ -385,14 +389,28 @@ async def _open(
         service_domain=options.proxy.domain,
     )
     return _Opened(
-        stores=stores, assembly=assembly, service=service, dashboard=dashboard, join=join
+        stores=stores,
+        assembly=assembly,
+        service=service,
+        dashboard=dashboard,
+        metric_bucket=_metric_bucket(options, history, own, known.boot),
+        join=join,
     )
+
+
+def _metric_bucket(
+    options: Options, history: MetricHistory, own: OwnBucket | None, boot: Boot
+) -> MetricBucket | None:
+    if own is None:
+        return None
+    return MetricBucket(own, history, options.data / METRICS_NAME, f"{boot.token:x}")
 
 
 async def _use_buckets(
     options: Options, stores: Stores, installation_id: str, closing: contextlib.AsyncExitStack
-) -> None:
-    """Raises CannotStart."""
+) -> OwnBucket | None:
+    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    own = None
     if options.bucket is not None:
         own = OwnBucket(options.bucket, installation_id)
         closing.callback(own.close)
@@ -410,6 +428,7 @@ async def _use_buckets(
             stores.outputs.use(own)
     if options.logs_bucket is not None:
         stores.logs.use(LogBucket(options.logs_bucket, installation_id))
+    return own
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -730,7 +749,9 @@ async def _work(
         return tuple(pipeline.runs.values())
 
     retention = Retention(stores.store, stores.logs, stores.outputs, clock, options.keep, live_runs)
-    sampler = MetricSampler(service.metrics, service.metric_history, clock, live_runs)
+    sampler = MetricSampler(
+        service.metrics, service.metric_history, clock, live_runs, bucket=opened.metric_bucket
+    )
     uploads = _uploads(options, stores.outputs)
     try:
         async with asyncio.TaskGroup() as group:
