@@ -39,6 +39,8 @@ class Controllers:
     """Three on one database."""
 
     def __init__(self, folder: Path, database: str) -> None:
+        self.token = ""
+        """That of the admin, once they have started."""
         self.all = []
         for name in ("one", "two", "three"):
             made = ControllerProcess(folder / name, "--database", database, "--log-level", "error")
@@ -48,9 +50,14 @@ class Controllers:
     def start(self) -> None:
         first, *others = self.all
         first.start()
+        self.token = first.token
         for other in others:
-            shutil.copytree(first.data, other.data, ignore=lambda *_: list(_LOCAL))
+            self.give_keys(first, other)
             other.start()
+
+    def give_keys(self, source: ControllerProcess, target: ControllerProcess) -> None:
+        """Let a controller without a folder have the keys of another one."""
+        shutil.copytree(source.data, target.data, ignore=lambda *_: list(_LOCAL))
 
     def close(self) -> None:
         for one in self.all:
@@ -58,7 +65,7 @@ class Controllers:
 
     def client(self) -> ControllerClient:
         urls = ",".join(one.url for one in self.all)
-        return ControllerClient(urls, self.all[0].token, tell=lambda _: None)
+        return ControllerClient(urls, self.token, tell=lambda _: None)
 
     def leader(self) -> ControllerProcess:
         client = self.client()
