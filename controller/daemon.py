@@ -74,6 +74,7 @@ from controller.service.jobs.metric_sampler import MetricSampler
 from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint, UserData, render
 from controller.service.runs.progress import PullsInProgress
+from controller.shipping.shipper import Receivers, Shipper
 from controller.store import peers
 from controller.store.base import BEFORE_BUCKET, Boot, Snapshot, Store
 from controller.store.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable
@@ -130,6 +131,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     bucket: Bucket | None = None
     """Of this installation alone, for uploads, outputs and the history of use; None: they are in
     the data folder."""
+    receivers: Receivers | None = None
+    """Where copies of logs and traces go; None: nowhere."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: RetentionTimes = RetentionTimes()
@@ -337,6 +340,7 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     assembly: Assembly
     service: ControllerService
     dashboard: Dashboard
+    shipper: Shipper | None
     metric_bucket: MetricBucket | None
     join: _Join | None
 
@@ -393,9 +397,23 @@ async def _open(
         assembly=assembly,
         service=service,
         dashboard=dashboard,
+        shipper=_shipper(options, stores, assembly, service),
         metric_bucket=_metric_bucket(options, history, own, known.boot),
         join=join,
     )
+
+
+def _shipper(
+    options: Options, stores: Stores, assembly: Assembly, service: ControllerService
+) -> Shipper | None:
+    if options.receivers is None:
+        return None
+    live = assembly.pipeline.runs.values()
+    shipper = Shipper(options.receivers, live, system_chance().jitter)
+    stores.logs.stored = shipper.stored
+    assembly.pipeline.listen(shipper)
+    service.numbers.add(shipper.families)
+    return shipper
 
 
 def _metric_bucket(
@@ -764,6 +782,8 @@ async def _work(
             group.create_task(stores.logs.join_ended(), name="logs")
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
+            if opened.shipper is not None:
+                group.create_task(opened.shipper.run(), name="copies")
             if uploads is not None:
                 group.create_task(uploads.run(), name="outputs")
     except BaseExceptionGroup as errors:

@@ -28,6 +28,13 @@ from controller.retention import RetentionTimes
 from controller.server_config import Operating
 from controller.server_config import load as load_operating
 from controller.service.ssh_keys import user_keys
+from controller.shipping.shipper import (
+    ReceiverInvalid,
+    Receivers,
+    parse_logs,
+    parse_traces,
+    read_headers,
+)
 from controller.store.errors import StoreError
 from controller.store.peers import Peers
 from controller.tls import CertificateFiles
@@ -201,6 +208,41 @@ class BucketOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class ShipOptions:
+    ship_logs: Annotated[
+        str | None,
+        Parameter(help="loki=URL or otlp=URL that gets a copy of each line of logs, for search."),
+    ] = None
+    ship_traces: Annotated[
+        str | None,
+        Parameter(help="The URL of an OTLP/HTTP receiver that gets the life of each ended run."),
+    ] = None
+    ship_headers_file: Annotated[
+        Path | None,
+        Parameter(help="A file with headers for both, such as Authorization: Bearer TOKEN."),
+    ] = None
+
+    def receivers(self) -> Receivers | None:
+        """Return where copies go; None: nowhere. Raises CliError."""
+        option = "--ship-logs"
+        try:
+            logs = None if self.ship_logs is None else parse_logs(self.ship_logs)
+            option = "--ship-traces"
+            traces = None if self.ship_traces is None else parse_traces(self.ship_traces)
+            option = "--ship-headers-file"
+            file = self.ship_headers_file
+            headers = {} if file is None else read_headers(file)
+        except ReceiverInvalid as error:
+            raise CliError(f"{option}: {error}", EXIT_USAGE) from None
+        if logs is None and traces is None:
+            if file is not None:
+                raise CliError(f"{option} belongs to --ship-logs or --ship-traces", EXIT_USAGE)
+            return None
+        return Receivers(logs=logs, traces=traces, headers=headers)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
     public_url: Annotated[
         str | None,
@@ -288,6 +330,7 @@ def controller(
     outputs: OutputOptions = OutputOptions(),
     logs: LogOptions = LogOptions(),
     bucket: BucketOptions = BucketOptions(),
+    ship: ShipOptions = ShipOptions(),
     services: ServiceOptions = ServiceOptions(),
     log_level: Annotated[LogLevel, Parameter(env_var="FAIRLEAD_LOG_LEVEL")] = "info",
 ) -> int:
@@ -337,6 +380,7 @@ def controller(
         outputs_bucket_above=outputs.bucket_above,
         bucket=bucket.parse(),
         logs_bucket=logs.bucket() or bucket.parse(),
+        receivers=ship.receivers(),
         keep=keep.times(),
         proxy=services.settings(),
     )

@@ -119,6 +119,7 @@ class LogWriter:
         finally:
             if frames:
                 await self._store.in_thread(self._writer.append, frames)
+                self._store.stored(self._attempt_id, frames)
                 self._store.wake(self._attempt_id)
         return frames
 
@@ -158,6 +159,8 @@ class LogStore:
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
+        self.stored: Callable[[str, list[Frame]], None] = lambda attempt_id, frames: None
+        """Hears of frames that were stored; it must not wait."""
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:

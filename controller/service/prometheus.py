@@ -63,9 +63,13 @@ class ControllerNumbers:
             registry=registry,
             buckets=_PASSES,
         )
-        registry.register(_WhenAsked(self._families))
+        self.add(self._families)
         pipeline.listen(self)
         pipeline.observe_passes(self._passes.observe)
+
+    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Show these too."""
+        self._registry.register(_WhenAsked(families))
 
     def page(self) -> bytes:
         """Return the numbers in the text format of Prometheus."""

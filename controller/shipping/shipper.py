@@ -1,0 +1,176 @@
+"""Hears of each turn and of each frame that is stored, and gives copies to the receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from controller.lifecycle.model import Job, RunState
+from controller.shipping import log_copies, traces
+from controller.shipping.log_copies import Line, LineCutter, Origin
+from controller.shipping.sink import Sink
+from controller.shipping.traces import Span
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
+from fairlead.wire.frames import Frame
+
+_LOG_PATHS = {"loki": "/loki/api/v1/push", "otlp": "/v1/logs"}
+_TRACE_PATH = "/v1/traces"
+_SPAN_BYTES = 400
+
+
+class ReceiverInvalid(Exception):
+    """An option names no receiver; the message says what to give."""
+
+
+class Receivers(msgspec.Struct, frozen=True, kw_only=True):
+    """Where copies go. `logs`: `loki` or `otlp`, and the URL; `headers` may have secrets."""
+
+    logs: tuple[str, str] | None = None
+    traces: str | None = None
+    headers: Mapping[str, str] = {}
+
+
+def parse_logs(text: str) -> tuple[str, str]:
+    """Read loki=URL or otlp=URL. Raises ReceiverInvalid."""
+    kind, _, url = text.partition("=")
+    if kind not in _LOG_PATHS:
+        raise ReceiverInvalid(f"{text!r} is neither loki=URL nor otlp=URL")
+    return kind, _with_path(url, _LOG_PATHS[kind])
+
+
+def parse_traces(text: str) -> str:
+    """Read the URL of an OTLP/HTTP receiver. Raises ReceiverInvalid."""
+    return _with_path(text.removeprefix("otlp="), _TRACE_PATH)
+
+
+def read_headers(file: Path) -> dict[str, str]:
+    """Read a file with a header on each line. Blocking. Raises ReceiverInvalid, without content."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text file"
+        raise ReceiverInvalid(f"{file}: {why}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        name, colon, value = line.partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not colon or not name.strip().replace("-", "").isalnum():
+            raise ReceiverInvalid(f"{file}, line {number}: write NAME: VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _with_path(url: str, path: str) -> str:
+    split = urlsplit(url)
+    if split.scheme not in ("http", "https") or not split.hostname:
+        raise ReceiverInvalid(f"{url!r} is no URL, such as http://127.0.0.1:4318")
+    if split.username is not None or split.password is not None or split.query:
+        # Addresses are in the list of processes and in logs.
+        raise ReceiverInvalid("put a password or token into --ship-headers-file, not into the URL")
+    return url if split.path.endswith(path) else url.rstrip("/") + path
+
+
+class Shipper:
+    """`now` tells Unix time. Begin with the runs that are live; then it hears of each turn."""
+
+    def __init__(
+        self,
+        receivers: Receivers,
+        live: Iterable[RunState],
+        jitter: Callable[[], float],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.logs: Sink[Line] | None = None
+        self.traces: Sink[Sequence[Span]] | None = None
+        if receivers.logs is not None:
+            kind, url = receivers.logs
+            encode = log_copies.loki if kind == "loki" else log_copies.otlp
+            self.logs = Sink(url, receivers.headers, encode, jitter)
+        if receivers.traces is not None:
+            self.traces = Sink(receivers.traces, receivers.headers, traces.document, jitter)
+        self._now = now
+        self._live: set[str] = set()
+        self._jobs: dict[str, tuple[Job, ...]] = {}
+        self._cutters: dict[str, LineCutter] = {}
+        self.committed(tuple(live))
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for sink in (self.logs, self.traces):
+                if sink is not None:
+                    group.create_task(sink.run())
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        """Hear of a turn (TurnListener)."""
+        for state in touched:
+            if state.run.finished_at is None:
+                self._live.add(state.run.id)
+            elif state.run.id in self._live:
+                self._live.discard(state.run.id)
+                self._trace(state)
+            if self.logs is not None:
+                self._note_attempts(state)
+
+    def stored(self, attempt_id: str, frames: Iterable[Frame]) -> None:
+        """Hear of frames that were stored, in their order."""
+        cutter = self._cutters.get(attempt_id)
+        if cutter is not None:
+            for frame in frames:
+                self._add(cutter.lines(frame))
+
+    def families(self) -> Iterable[Metric]:
+        """Yield the figures for Prometheus."""
+        sent = CounterMetricFamily(
+            "fairlead_shipped", "Lines and traces that a receiver took", labels=["kind"]
+        )
+        dropped = CounterMetricFamily(
+            "fairlead_ship_dropped", "Lines and traces that no receiver got", labels=["kind"]
+        )
+        waiting = GaugeMetricFamily(
+            "fairlead_ship_waiting_bytes", "Copies that wait for their receiver", labels=["kind"]
+        )
+        for kind, sink in (("logs", self.logs), ("traces", self.traces)):
+            if sink is not None:
+                sent.add_metric([kind], sink.sent)
+                dropped.add_metric([kind], sink.dropped)
+                waiting.add_metric([kind], sink.waiting_bytes)
+        return (sent, dropped, waiting)
+
+    def _trace(self, state: RunState) -> None:
+        if self.traces is not None:
+            found = traces.spans(state)
+            self.traces.add(found, _SPAN_BYTES * len(found))
+
+    def _note_attempts(self, state: RunState) -> None:
+        run = state.run
+        before = self._jobs.get(run.id, ())
+        for number, job in enumerate(state.jobs):
+            # A sweep has many jobs, and a turn changes few.
+            if number < len(before) and before[number] is job:
+                continue
+            for attempt in job.attempts[-2:]:
+                if attempt.status in FINAL_ATTEMPT_STATUSES:
+                    cutter = self._cutters.pop(attempt.id, None)
+                    if cutter is not None:
+                        self._add(cutter.end(round(self._now() * 1e9)))
+                elif attempt.id not in self._cutters:
+                    origin = Origin(run.name, run.user, f"{job.group}/{job.cookie}", attempt.id)
+                    self._cutters[attempt.id] = LineCutter(origin)
+        if run.finished_at is None:
+            self._jobs[run.id] = state.jobs
+        else:
+            self._jobs.pop(run.id, None)
+
+    def _add(self, lines: Iterable[Line]) -> None:
+        assert self.logs is not None
+        for line in lines:
+            # As much again for what each line is found by.
+            self.logs.add(line, len(line.text) + 200)
