@@ -15,6 +15,10 @@ _CHECKOUT = Path(__file__).parents[2]
 _FOLDER = _CHECKOUT / "packer/container"
 _IMAGE = (_FOLDER / "Containerfile").read_text()
 _COMPOSE: dict[str, Any] = yaml.safe_load((_FOLDER / "compose.yaml").read_text())
+_MANIFESTS: dict[tuple[str, str], dict[str, Any]] = {
+    (one["kind"], one["metadata"]["name"]): one
+    for one in yaml.safe_load_all((_CHECKOUT / "packer/kubernetes/controllers.yaml").read_text())
+}
 _CONTROLLERS = ("c1", "c2", "c3")
 
 
@@ -43,7 +47,8 @@ def test_each_controller_of_the_compose_file_is_confined(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert service["secrets"] == ["database-url"]
-    assert service["depends_on"]["database"] == {"condition": "service_healthy"}
+    healthy = {"condition": "service_healthy"}
+    assert service["depends_on"] == {"database": healthy, "bucket": healthy}
 
 
 @pytest.mark.parametrize("name", _CONTROLLERS)
@@ -55,13 +60,69 @@ def test_each_controller_starts_with_options_that_it_knows(name: str) -> None:
     assert bound.arguments["url"] == f"http://{name}:8700"
     assert bound.arguments["listen"] == "0.0.0.0:8700"
     assert str(bound.arguments["database_file"]) == "/run/secrets/database-url"
+    bucket = bound.arguments["bucket"].parse()
+    assert (str(bucket), bucket.endpoint) == ("s3://fairlead/first", "http://bucket:9000")
 
 
 def test_no_password_is_in_the_files() -> None:
     text = (_FOLDER / "compose.yaml").read_text()
     assert "POSTGRES_PASSWORD:" not in text
+    assert "AWS_SECRET" not in text
     assert set(_COMPOSE["secrets"]) == {"database-password", "database-url"}
     assert {one["file"] for one in _COMPOSE["secrets"].values()} == {
         "./database-password",
         "./database-url",
     }
+
+
+def pod() -> dict[str, Any]:
+    template: dict[str, Any] = _MANIFESTS["StatefulSet", "fairlead"]["spec"]["template"]
+    return template
+
+
+def test_the_pods_are_confined_and_keep_nothing() -> None:
+    spec = pod()["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    # The user of the image.
+    assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    for container in (*spec["initContainers"], *spec["containers"]):
+        confined = container["securityContext"]
+        assert confined["readOnlyRootFilesystem"] is True
+        assert confined["allowPrivilegeEscalation"] is False
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted <= {volume["name"] for volume in spec["volumes"]}
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    assert kinds == {"emptyDir", "secret"}
+
+
+def test_the_pods_start_with_options_that_the_controller_knows() -> None:
+    entry = re.search(r"^ENTRYPOINT (.+)$", _IMAGE, re.MULTILINE)
+    assert entry is not None
+    (container,) = pod()["spec"]["containers"]
+    given = [argument.replace("$(POD_NAME)", "fairlead-0") for argument in container["args"]]
+    _, bound, _ = app.parse_args(
+        [*yaml.safe_load(entry[1])[2:], *given], print_error=False, exit_on_error=False
+    )
+    names = _MANIFESTS["StatefulSet", "fairlead"]["spec"]["serviceName"]
+    assert bound.arguments["url"] == f"http://fairlead-0.{names}:8700"
+    assert bound.arguments["database_file"] == Path("/run/database/url")
+    assert str(bound.arguments["bucket"].bucket).startswith("s3://")
+
+
+def test_services_and_probes_reach_the_port_that_the_controller_has() -> None:
+    (container,) = pod()["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 8700}]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/v1/health", "port": "http"}
+    for probe in ("livenessProbe", "startupProbe"):
+        assert container[probe]["tcpSocket"] == {"port": "http"}
+    labels = pod()["metadata"]["labels"]
+    for name in ("fairlead", "fairlead-pods"):
+        service = _MANIFESTS["Service", name]["spec"]
+        assert service["selector"].items() <= labels.items()
+        assert service["ports"] == [{"name": "http", "port": 8700, "targetPort": "http"}]
+    assert _MANIFESTS["Service", "fairlead-pods"]["spec"]["publishNotReadyAddresses"] is True
+    budget = _MANIFESTS["PodDisruptionBudget", "fairlead"]["spec"]
+    assert budget["selector"] == _MANIFESTS["StatefulSet", "fairlead"]["spec"]["selector"]
