@@ -7,7 +7,7 @@ A sentence names one field and what is allowed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -45,6 +45,8 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL
 _EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 _NO_MEMBER = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
+_SOME_ENTRY = "[...]"
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _PLAIN_NAMES = {
     "object": "a mapping",
     "array": "a list",
@@ -141,16 +143,52 @@ def convert(
             known = Guide(allowed=allowed)
         else:
             known = guide_to(type_, within) if guide is None else guide()
-        _refuse(error, within, known)
+        _refuse(error, within, known, _entry(error, value, type_, hook))
     except (RecursionError, OverflowError):
         raise ConfigurationError(within, "is nested too deeply or too large") from None
 
 
-def _refuse(error: msgspec.ValidationError, within: str, guide: Guide) -> NoReturn:
+def _entry(
+    error: msgspec.ValidationError,
+    value: object,
+    type_: type[Any],
+    hook: Callable[[type[Any], Any], Any],
+) -> str:
+    """Return the name that msgspec writes as `[...]`, that of an entry of a mapping, or that."""
+    before, found, _ = str(error).rpartition(" - at `$")[2].partition(_SOME_ENTRY)
+    if not found:
+        return _SOME_ENTRY
+    way: list[Any] = [
+        int(number) if number else name for name, number in _STEP.findall(before) if name or number
+    ]
+    inner: Any = value
+    for step in way:
+        inner = inner[step]
+    for name in inner:
+        # What is wrong with the whole is wrong with the entry alone.
+        try:
+            msgspec.convert(_with(value, way, {name: inner[name]}), type_, dec_hook=hook)
+        except msgspec.ValidationError as alone:
+            if str(alone) == str(error):
+                return f".{name}"
+    return _SOME_ENTRY
+
+
+def _with(value: Any, way: Sequence[Any], content: object) -> object:
+    """Return a copy of the value that has this content at the end of the way."""
+    if not way:
+        return content
+    made = value.copy()
+    made[way[0]] = _with(value[way[0]], way[1:], content)
+    return made
+
+
+def _refuse(error: msgspec.ValidationError, within: str, guide: Guide, entry: str) -> NoReturn:
     # msgspec gives the field's path in its text alone: "Expected `int`, got `str` - at `$.nodes`".
     finding = str(error)
     match = _FINDING.fullmatch(finding)
     what, path = (match["what"], match["path"] or "") if match else (finding, "")
+    path = path.replace(_SOME_ENTRY, entry, 1)
     place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
     # msgspec turns a ValueError of its hook into its own error, and keeps it as the cause.
     if isinstance(inside := error.__cause__, InEntry):

@@ -221,7 +221,10 @@ def _options(number: int, words: list[str]) -> Iterator[Line]:
 def _shell(text: str) -> str | None:
     """Return the shell of the first line, where it is a path; None: the default."""
     first = text.splitlines()[0] if text else ""
-    if first.startswith("#!") and not _SHELLS.match(first):
+    if not first.startswith("#!"):
+        # Slurm refuses it too: the file is likely another one than the script that was meant.
+        raise _Refused("is not a batch script: its first line must be a shell, such as #!/bin/bash")
+    if not _SHELLS.match(first):
         raise _Refused(f"begins with {first}: only scripts of a shell are read")
     match = _SHEBANG_SHELL.match(first)
     return match[1] if match else None

@@ -34,6 +34,11 @@ ALLOWED = {
     "accept_host_key": "the fingerprint (SHA256:…) of a present host key",
     "domain": "a domain such as apps.example.com: services get NAME.apps.example.com",
     "certificate": _CERTIFICATE,
+    "certificate.cert": "the path of a PEM file on the gateway's machine",
+    "certificate.key": "the path of a PEM file on the gateway's machine",
+    "certificate.email": "an address such as ops@example.com",
+    "certificate.directory": "the URL of an ACME directory",
+    "certificate.directory_ca": "the path of a PEM file on the gateway's machine",
     "default": "true or false",
 }
 

@@ -89,6 +89,11 @@ def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> Non
             "type: fleet\nname: f\nhosts: [{host: a, volume_prefixes: [/a/..]}]\n",
             "hosts[0].volume_prefixes",
         ),
+        ("type: fleet\nname: f\nhosts: [a]\nattributes: {ok: a, rack: [a]}\n", "attributes.rack"),
+        (
+            "type: fleet\nname: f\nhosts: [a, {host: b, attributes: {z: 1}}]\n",
+            "hosts[1].attributes.z",
+        ),
         ("type: fleet\nname: f\nhosts: [a]\nregistry_mirror: ftp://x\n", "registry_mirror"),
         ("type: fleet\nname: f\nhosts: [a]\njob_metadata: yes\n", "job_metadata"),
     ],
