@@ -119,6 +119,10 @@ def convert(
     of the script. Raises SbatchError.
     """
     job, wrong = _Job(), []
+    try:
+        shell = _shell(text)
+    except _Refused as error:
+        raise SbatchError(_told(name, 0, error.option, error)) from None
     lines = [one for one in _lines(text) if one.option not in given]
     for line in (*lines, *(Line(0, option, value) for option, value in given.items())):
         if line.option in ignore:
@@ -131,9 +135,7 @@ def convert(
             known(job, line.value)
         except _Refused as error:
             wrong.append(_told(name, line.number, line.option, error))
-    shell = None
     try:
-        shell = _shell(text)
         if not wrong:
             _complete(job, text)
     except _Refused as error:
