@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -71,12 +72,14 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of a file's fields when one is wrong.
 
     `allowed`: what each may hold, by its path. `called`: the right path for names that others use.
-    `hints`: a sentence for names that are no fields here.
+    `hints`: a sentence for names that are no fields here. `is_in_schema`: `fairlead schema`
+    describes the fields.
     """
 
     allowed: Mapping[str, str]
     called: Mapping[str, str] = {}
     hints: Mapping[str, str] = {}
+    is_in_schema: bool = True
 
     def named_at(self, place: str) -> set[str]:
         """Return the names that are allowed in the mapping at this field ("" for the whole)."""
@@ -128,19 +131,21 @@ def convert(
     within: str = "",
     *,
     allowed: Mapping[str, str] | None = None,
+    hints: Mapping[str, str] = MappingProxyType({}),
     guide: Callable[[], Guide] | None = None,
 ) -> T:
     """Return `value` as the struct `type_`, at the field `within`.
 
     `guide` is asked when something is wrong; without it the fields of `type_` speak for themselves,
-    or `allowed`, which says what they may hold by their paths. Raises ConfigurationError.
+    or `allowed`, which says what they may hold by their paths, and `hints`. Raises
+    ConfigurationError.
     """
     decoder_of(type_)  # AsyncClient submits from several threads
     try:
         return msgspec.convert(value, type_, dec_hook=hook)
     except msgspec.ValidationError as error:
         if allowed is not None:
-            known = Guide(allowed=allowed)
+            known = Guide(allowed=allowed, hints=hints, is_in_schema=False)
         else:
             known = guide_to(type_, within) if guide is None else guide()
         _refuse(error, within, known, _entry(error, value, type_, hook))
@@ -200,7 +205,10 @@ def _refuse(error: msgspec.ValidationError, within: str, guide: Guide, entry: st
         field = _join(place, name)
         names = guide.named_at(place)
         path = without_indices(field)
-        raise ConfigurationError(field, *not_a_field(path, names, guide.called, guide.hints))
+        refusal = not_a_field(
+            path, names, guide.called, guide.hints, is_in_schema=guide.is_in_schema
+        )
+        raise ConfigurationError(field, *refusal)
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
         raise ConfigurationError(field, "is missing", guide.allowed_at(field))

@@ -43,6 +43,12 @@ ALLOWED = {
 }
 
 
+_NOT_RENTED = (
+    "no machine is rented for a gateway: `fairlead gateway setup` makes it one; give `host`"
+)
+_OF_DSTACK = dict.fromkeys(("backend", "region", "public_ip", "instance_type"), _NOT_RENTED)
+
+
 class _Gateways(msgspec.Struct):
     gateways: list[GatewayView]
 
@@ -217,7 +223,7 @@ def apply_gateway(document: Document, json: bool) -> int:
 
 def _fields(data: object) -> GatewayFields:
     """Raises ConfigurationError."""
-    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED)
+    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED, hints=_OF_DSTACK)
     if (fields.host is None) == (fields.local_socket is None):
         raise ConfigurationError("host", "or local_socket is needed, and not both")
     return fields

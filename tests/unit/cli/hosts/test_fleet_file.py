@@ -104,6 +104,14 @@ def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
     assert caught.value.field == field
 
 
+def test_a_field_of_dstack_is_told_ours(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="write its user, identity_file, port and hosts"):
+        read(tmp_path, "type: fleet\nname: f\nssh_config: {user: a, hosts: [b]}\n")
+    with pytest.raises(ConfigurationError) as wrong:
+        read(tmp_path, "type: fleet\nname: f\ncolour: red\n")
+    assert "registry_mirror" in str(wrong.value.allowed)
+
+
 def test_the_metadata_service_is_opened_for_a_fleet_or_a_host(tmp_path: Path) -> None:
     text = "type: fleet\nname: f\njob_metadata: open\nhosts: [a, {host: b, job_metadata: closed}]\n"
     first, second = read(tmp_path, text).hosts
