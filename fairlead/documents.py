@@ -866,11 +866,12 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPlanView(_View, frozen=True):
-    """The environment of a group's jobs at their start. `python`: the version in their venv;
-    null: they have none. `setup`: the number of its commands."""
+    """The environment of a group's jobs at their start. `image`: null where the nodes to which they
+    would go have no images. `python`: the version in their venv; null: they have none. `setup`: the
+    number of its commands."""
 
     group: str
-    image: str
+    image: str | None
     python: str | None
     setup: int
 

@@ -8,8 +8,8 @@ import msgspec
 
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
-from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
+from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
 from fairlead.documents import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 
@@ -47,7 +47,7 @@ async def plan_run(call: Call) -> PlanView:
         refused=found.refused,
         field=found.field,
         warning=found.warning,
-        groups=_groups(found.state),
+        groups=_groups(found),
         rent=found.rent,
     )
 
@@ -58,10 +58,15 @@ async def offers_for_run(call: Call) -> OffersView:
     return OffersView(places=call.service.plans.offers(submission, user=call.caller))
 
 
-def _groups(state: RunState) -> tuple[GroupPlanView, ...]:
-    specs = {job.group: job.spec for job in state.jobs}
+def _groups(found: Preview) -> tuple[GroupPlanView, ...]:
+    specs = {job.group: job.spec for job in found.state.jobs}
     return tuple(
-        GroupPlanView(group=name, image=spec.image, python=spec.python, setup=len(spec.setup))
+        GroupPlanView(
+            group=name,
+            image=None if name in found.without_images else spec.image,
+            python=spec.python,
+            setup=len(spec.setup),
+        )
         for name, spec in specs.items()
     )
 

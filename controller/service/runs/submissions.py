@@ -328,6 +328,7 @@ class SubmissionService:
         can serve it).
         """
         plan = self._plan(submission)
+        self._require_time(plan)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
         name = self._name(_wanted_name(submission, plan))
@@ -376,6 +377,7 @@ class SubmissionService:
 
     async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | _Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
+        self._require_time(plan)
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
@@ -413,6 +415,16 @@ class SubmissionService:
         if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
             state = self._new(name, order)
         return _Ready(order=order, state=state)
+
+    def _require_time(self, plan: Plan) -> None:
+        """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
+        latest = plan.policy.start_before
+        if latest is not None and latest.at is not None and latest.at <= self._clock.now():
+            raise Invalid(
+                f"{latest.written} has passed: give a later time, or a duration from the "
+                f"submission such as 4h",
+                field="start_before",
+            )
 
     def _allowed(self, plan: Plan, user: User) -> Plan:
         """Return the plan with its gateway, if this user may have it."""
