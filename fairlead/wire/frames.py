@@ -161,8 +161,8 @@ def whole_frames(file: BinaryIO, piece: int) -> Iterator[Frame]:
 
 def is_sound(data: bytes, at: int, span: Span) -> bool:
     """Return whether the payload of this frame, all of which is at byte `at`, has its checksum."""
-    _, crc, *_ = _HEADER.unpack_from(data, at)
-    return zlib.crc32(memoryview(data)[at + HEADER_SIZE : at + span.size]) == crc
+    crc: int = _HEADER.unpack_from(data, at)[1]
+    return crc == zlib.crc32(memoryview(data)[at + HEADER_SIZE : at + span.size])
 
 
 def _decode_one(source: bytes | bytearray, at: int, size: int) -> Frame:
