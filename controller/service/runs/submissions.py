@@ -184,7 +184,6 @@ class SubmissionService:
         gateways: Gateways,
     ) -> None:
         self._pipeline = pipeline
-        self._store = store
         self._clock = clock
         self._chance = chance
         self._defaults = defaults
@@ -229,7 +228,7 @@ class SubmissionService:
             # In one order in all requests, so that no two of them wait for each other.
             for key in keys:
                 await alone.enter_async_context(self._lock(user, key))
-            found = await self._store.find_submissions([(user.name, key) for key in keys])
+            found = await self._earlier.of_all([(user.name, key) for key in keys])
             batch = _Batch({key: state for (_, key), state in found.items()})
             async for one in in_stretches(submissions):
                 batch.add(one, await self._outcome(batch, one, user))
