@@ -329,7 +329,7 @@ class Runner:
         async def is_clean() -> bool:
             if before is None or execution.dirt is not None or self._stopped or self._hurried:
                 return False
-            after = await self.batch.look(launch.working_dir)
+            after = await self.batch.look(launch, self._preparation)
             return surroundings.difference(before, after) is None
 
         await self._to_the_end(self._now(), partial(execution.run, launch, started), is_clean)
@@ -340,7 +340,7 @@ class Runner:
         """Return what the job finds, if others may run in its container after it."""
         if not request.job.reuse_container:
             return None
-        return await self.batch.look(launch.working_dir)
+        return await self.batch.look(launch, self._preparation)
 
     async def _concluded(self, work: Coroutine[None, None, None]) -> None:
         """Run `work`; any error becomes the job's record."""

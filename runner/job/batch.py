@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ from runner.job.keeping import Keeping
 from runner.job.outcome import Scope, Verdict, of_log_quota
 from runner.job.setup import PARAMETERS_NAME, Preparation
 from runner.logs.segments import SegmentLog, next_page
+from runner.processes.launch import Launch
 from runner.processes.spawn import Children, Ending
 from runner.status import Bell
 from runner.validation import check_submission, signal_number
@@ -154,8 +156,10 @@ class Batch:
         """Whether another job may run."""
         return self._dirty is None and not self._closing
 
-    async def look(self, working_dir: str) -> surroundings.Surroundings:
-        return await asyncio.to_thread(surroundings.look, working_dir, alone=self._alone)
+    async def look(self, launch: Launch, preparation: Preparation) -> surroundings.Surroundings:
+        """Return what a job finds, or has left."""
+        look = partial(surroundings.look, launch.working_dir, preparation.code, alone=self._alone)
+        return await asyncio.to_thread(look)
 
     def open(self) -> None:
         """Let jobs run: the first one has ended and left nothing behind."""
@@ -383,7 +387,8 @@ class Batch:
             return
         self._limit(job, job.log)
         job.log.bell = _Chained(self._bell)
-        preparation = Preparation(folder, CodeStore(folder), self._children, self._task)
+        code = CodeStore(folder)
+        preparation = Preparation(folder, code, self._children, self._task, brings=False)
         try:
             ending, verdict = await self._execute(job, preparation)
         except CannotStart as error:
@@ -426,7 +431,7 @@ class Batch:
         """Run the job. Raises CannotStart."""
         assert job.log is not None
         launch = await preparation.launch(job.request)
-        before = await self.look(launch.working_dir)
+        before = await self.look(launch, preparation)
         if job.stopped is not None:
             raise CannotStart("stopped before it started")
         job.execution = execution_of(
@@ -447,7 +452,7 @@ class Batch:
                 _say(job, line)
         self._dirty = job.execution.dirt or self._dirty
         if self._dirty is None:
-            after = await self.look(launch.working_dir)
+            after = await self.look(launch, preparation)
             self._dirty = surroundings.difference(before, after)
         return ending, verdict
 

@@ -207,7 +207,9 @@ class _Exchange:
     def _requests(self, fresh: Iterable[AttemptContext]) -> Iterable[SubmitRequest]:
         for one in fresh:
             try:
-                yield to_node.submit_request(one.with_secrets(self._secrets))
+                request = to_node.submit_request(one.with_secrets(self._secrets))
+                # Its carrier's job has brought the code.
+                yield msgspec.structs.replace(request, repo_credentials={})
             except SecretMissing as error:
                 self._pipeline.post(self._carried(one, returned=True))
                 self._pipeline.post(

@@ -15,6 +15,7 @@ from fairlead.wire.runner import (
     BatchRequest,
     CarriedJob,
     CarriedStop,
+    Repo,
     RunnerState,
     SubmitRequest,
 )
@@ -302,3 +303,26 @@ async def test_outputs_that_another_job_removed_are_lost_and_hold_up_nothing(
                 answer = await client.batch(BatchRequest(outputs=sent, outputs_limit=1, wait=0.5))
         answer = await client.batch(BatchRequest(outputs_limit=1))
     assert answer.jobs[0].outputs_lost
+
+
+async def test_the_code_that_the_first_job_brought_is_there_and_is_not_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    code = tmp_path / "work/code"
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        (code / "deep").mkdir(parents=True)
+        (code / "deep/main.py").write_text("print('ran')")
+        where, repos = str(tmp_path / "work"), (Repo(path="code", archive="0" * 64),)
+        one = carried(
+            "a2",
+            "mkdir -p code/deep/__pycache__; cat $FAIRLEAD_REPO_DIR/deep/main.py",
+            working_dir=where,
+            repos=repos,
+        )
+        two = carried("a3", "echo >> code/deep/main.py", working_dir=where, repos=repos)
+        answer = await all_over(client, one, two)
+    first, second = answer.jobs
+    assert text_of(first) == b"print('ran')"
+    assert (code_of(first), code_of(second)) == (0, 0)
+    assert answer.dirty == f"{code} changed"
