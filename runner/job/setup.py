@@ -80,7 +80,11 @@ class Groundwork:
     @property
     def code(self) -> tuple[str, ...]:
         job = self._request.job
-        paths = (one.path for one in (*job.repos, *job.files, *job.buckets))
+        paths = (
+            *(one.path for one in job.repos),
+            *(one.path for one in job.files),
+            *(one.path for one in job.buckets),
+        )
         return tuple(place_of(path, self.place.working_dir) for path in paths)
 
     def clean(self) -> None:

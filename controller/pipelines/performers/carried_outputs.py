@@ -52,12 +52,11 @@ class CarriedOutputs:
         about = job.outputs
         if about is None:
             return Missing.LOST if job.outputs_lost else None
-        stored = self._stored.get(job.attempt_id) or await self._outputs.find(job.attempt_id)
-        if stored is None:
-            stored = await self._receive(job, about)
-        if isinstance(stored, StoredOutputs):
-            self._stored[job.attempt_id] = stored
-        return stored
+        known = self._stored.get(job.attempt_id) or await self._outputs.find(job.attempt_id)
+        found = known or await self._receive(job, about)
+        if isinstance(found, StoredOutputs):
+            self._stored[job.attempt_id] = found
+        return found
 
     async def close(self) -> None:
         for writer in self._writers.values():
