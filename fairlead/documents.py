@@ -876,6 +876,15 @@ class GroupPlanView(_View, frozen=True):
     setup: int
 
 
+class SweepPlanView(_View, frozen=True):
+    """`parallel`: how many sets are active at once at most; null: as many as there is room for.
+    `reuse_container`: they run one after another in as many containers."""
+
+    sets: int
+    parallel: int | None
+    reuse_container: bool
+
+
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: why a submit would be refused, and `field` the field; then `jobs` is empty."""
 
@@ -886,6 +895,8 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupPlanView, ...] = ()
     rent: PlannedRent | None = None
     """What would be rented for it; null: this controller rents nothing."""
+    sweep: SweepPlanView | None = None
+    """Null: it is no sweep."""
 
 
 class OffersView(msgspec.Struct, frozen=True, kw_only=True):

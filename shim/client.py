@@ -34,12 +34,12 @@ from fairlead.wire.shim import (
     Health,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 
 T = TypeVar("T")
 

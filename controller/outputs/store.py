@@ -26,7 +26,7 @@ from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.shim import OutputsAbout
+from fairlead.wire.sizes import OutputsAbout
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,11 @@ class OutputsWriter:
     async def append(self, data: bytes) -> None:
         await self._store.in_thread(self._file.write, data)
         self.at += len(data)
+
+    async def restart(self) -> None:
+        """Drop what came: it begins again at the first byte."""
+        await self._store.in_thread(self._file.truncate, 0)
+        self.at = 0
 
     async def complete(self, about: OutputsAbout) -> StoredOutputs:
         """Check what came, and keep it durably. Raises OutputsDamaged: then it begins again."""

@@ -24,12 +24,12 @@ from fairlead.wire.shim import (
     GpuInfo,
     Health,
     NodeInfo,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
 from tests.doubles.shim import ShimState, node_info
