@@ -315,6 +315,7 @@ class MachineWorld(World):
         self._taken_back: set[str] = set()
         self._must_fail: set[str] = set()
         self._may_fail: set[str] = set()
+        placement = self.chance("placement").choice((None, "zone"))
         self._per_month = self.chance("month").choice(_MONTHS)
         # A fleet whose month is used up keeps no machine.
         least = 0 if self._per_month else self.chance("least").choice((0, 0, 1))
@@ -325,6 +326,7 @@ class MachineWorld(World):
         )
         burst = Fleet(
             name="fleet",
+            placement=placement,
             machines=policy,
             budget=Budget(per_hour=PER_HOUR, per_month=self._per_month),
             created_at=EPOCH,
@@ -362,7 +364,8 @@ class MachineWorld(World):
         await insist(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _submit_a_gang_too_large(self) -> None:
-        """It gets nothing, and what came for it is given back."""
+        """It gets nothing, and what came for it is given back. Only machines of two zones that came
+        for others hold it, where the fleet's file lets a gang be in several."""
         chance = self.chance("large gang")
         await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.5))
         script = Script(seconds=10.0, lines=2, line_bytes=10)
@@ -376,7 +379,8 @@ class MachineWorld(World):
             now=self.clock.now(),
             new_id=seeded_chance(chance).new_id,
         )
-        self._must_fail.add("large-gang")
+        strict = self.fleets[0].placement is not None
+        (self._must_fail if strict else self._may_fail).add("large-gang")
         await insist(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _admit(self, pipeline: Any, state: RunState) -> None:
@@ -584,6 +588,8 @@ class MachineWorld(World):
                     self._check_limits(job, attempt)
                 if job.attempts:
                     self._check_end(state.run.name, job.attempts[-1])
+            if state.run.name == "large-gang":
+                self._check_zones(state)
 
     def _check_limits(self, job: Job, attempt: Attempt) -> None:
         """A job was on no machine that its run does not allow."""
@@ -593,6 +599,12 @@ class MachineWorld(World):
         broken = unmet(job.spec.rent.constraints(), attributes_of_offer(machine.offer))
         if broken is not None:
             self.checks.violated(f"{attempt.id} was on {machine.offer.words()}: {broken}")
+
+    def _check_zones(self, state: RunState) -> None:
+        last = [job.attempts[-1] for job in state.jobs if job.attempts]
+        machines = [self._machines[one.node_id] for one in last if one.node_id in self._machines]
+        if machines and len({one.offer.zone for one in machines}) == 1:
+            self.checks.violated(f"{state.run.name} was in one zone, which has no room for it")
 
     def _check_end(self, run: str, last: Attempt) -> None:
         found_none = last.reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
