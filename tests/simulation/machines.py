@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -52,6 +53,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.links.base import NodeConnection, NodeLink
+from controller.machines import boot_data
 from controller.machines.manager import MachineSettings
 from controller.pipelines.rentals import Pinned
 from controller.scheduling.fitting.constraints import unmet
@@ -206,7 +208,7 @@ class WaywardCloud:
     async def _boot(self, instance: Instance, seconds: float) -> None:
         await asyncio.sleep(seconds)
         if instance.is_there and instance.ending_at is None:
-            instance.place = Place(socket=f"/run/{instance.order.name}")
+            instance.place = Place(host=instance.id, socket=f"/run/{instance.order.name}")
             self._boots(instance)
 
     async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
@@ -283,6 +285,16 @@ def _is_hopeless(spec: JobSpec) -> bool:
     """Return whether none of the provider's offers would do: those of 8 cores cost more."""
     limit = spec.rent.max_price
     return limit is not None and limit <= 1.0 and spec.resources.cpu > 4.0
+
+
+def _sent_key(machine_id: str) -> str:
+    """Return the host key of the machine's user-data."""
+    return boot_data.host_key(b"user-data", machine_id)[1]
+
+
+def _own_key(machine_id: str) -> str:
+    """Return the key that the machine makes itself."""
+    return boot_data.host_key(b"its own", machine_id)[1]
 
 
 class _NowhereLink:
@@ -461,6 +473,7 @@ class MachineWorld(World):
             self.spawn,
             self.checks,
         )
+        node.boot_with(_sent_key(order.machine_id), partial(_own_key, order.machine_id))
         self.nodes[order.name] = node
         self.checks.node_ids[order.name] = order.machine_id
         self.checks.names[order.machine_id] = order.name
@@ -476,19 +489,32 @@ class MachineWorld(World):
         if ended_idle and instance.order.machine_id not in self._taken_back:
             for info, _ in node.containers():
                 self.checks.violated(f"{info.id} ran on {node.name}, which ended as idle")
+            self._check_host_key(instance.order.machine_id)
         node.power_off()
         node.wipe()
 
+    def _check_host_key(self, machine_id: str) -> None:
+        """A machine that was there without faults has a key that only it knows."""
+        record, node = self.database.machines[machine_id], self.database.nodes.get(machine_id)
+        if node is None or (record.joined_at or 0.0) < EPOCH + FAULTS_UNTIL:
+            return
+        if (node.address.host_key, node.address.next_host_key) != (_own_key(machine_id), None):
+            self.checks.violated(f"{node.name} ended as idle, with the host key of its user-data")
+
     def _link(self, node: Node) -> NodeLink:
         there = self.nodes.get(node.name)
-        return _NowhereLink() if there is None else SimulatedLink(there)
+        if there is None:
+            return _NowhereLink()
+        if not there.presents(node.address):
+            self.checks.violated(f"{node.name} has another host key than {node.address}")
+        return SimulatedLink(there, node.address)
 
     def _settings(self) -> MachineSettings:
         return MachineSettings(
             clouds={"wayward": self.cloud},
             boot_data=lambda machine: f"#cloud-config\n# {machine.name}\n",
             pin=lambda machine_id: Pinned(
-                host_key=f"ssh-ed25519 {machine_id}", token_digest=digest(machine_id)
+                host_key=_sent_key(machine_id), token_digest=digest(machine_id)
             ),
         )
 
