@@ -539,6 +539,7 @@ def _machine_settings(
                 fleet=machine.fleet,
                 expires_at=None,
                 leash=machine.leash,
+                fresh_host_key=True,
                 host_private_key=private,
                 host_public_key=public,
                 tunnel_key=identity.public_line(key),
