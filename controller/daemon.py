@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -52,6 +52,7 @@ from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines.performers.cluster import secret_of
 from controller.provider_config import (
     AwsProvider,
+    GcpProvider,
     HetznerProvider,
     ProviderConfig,
     QemuProvider,
@@ -498,14 +499,13 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
     Raises CannotStart.
     """
     if isinstance(config, AwsProvider):
-        try:
+        with _library_of(name, "aws"):
             from controller.clouds.aws import AwsCloud
-        except ModuleNotFoundError as error:
-            raise CannotStart(
-                f"providers.{name}: machines of AWS need the package {error.name}: install "
-                f"'fairlead-daemons[aws]' with the controller"
-            ) from error
         return AwsCloud(name, config)
+    if isinstance(config, GcpProvider):
+        with _library_of(name, "gcp"):
+            from controller.clouds.gcp.cloud import GcpCloud
+        return GcpCloud(name, config)
     if isinstance(config, HetznerProvider):
         from controller.clouds.hetzner import HetznerCloud
 
@@ -519,6 +519,18 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+@contextlib.contextmanager
+def _library_of(provider: str, extra: str) -> Iterator[None]:
+    """Raises CannotStart when an import lacks a package of this extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CannotStart(
+            f"providers.{provider}: machines of type {extra} need the package {error.name}: "
+            f"install 'fairlead-daemons[{extra}]' with the controller"
+        ) from error
 
 
 def _machine_settings(
