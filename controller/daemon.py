@@ -35,6 +35,7 @@ from controller.assembly import Assembly, NodeSettings
 from controller.blobs import MAX_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.clouds.base import Cloud
+from controller.clouds.catalog import Catalog
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.inventory import NodeFailure, Spending
@@ -493,19 +494,20 @@ def require_providers(options: Options, snapshot: Snapshot) -> None:
         )
 
 
-def make_cloud(name: str, config: ProviderConfig) -> Cloud:
+def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded.
+    `data`: the controller's folder, where the catalogs that were read are kept.
 
     Raises CannotStart.
     """
     if isinstance(config, AwsProvider):
         with _library_of(name, "aws"):
             from controller.clouds.aws import AwsCloud
-        return AwsCloud(name, config)
+        return AwsCloud(name, config, catalog=_catalog("aws", name, data))
     if isinstance(config, GcpProvider):
         with _library_of(name, "gcp"):
             from controller.clouds.gcp.cloud import GcpCloud
-        return GcpCloud(name, config)
+        return GcpCloud(name, config, catalog=_catalog("gcp", name, data))
     if isinstance(config, HetznerProvider):
         from controller.clouds.hetzner import HetznerCloud
 
@@ -519,6 +521,10 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
+    return Catalog(cloud, data / "catalogs" / f"{provider}.json")
 
 
 @contextlib.contextmanager
@@ -560,7 +566,10 @@ def _machine_settings(
         )
 
     return MachineSettings(
-        clouds={name: make_cloud(name, config) for name, config in options.providers.items()},
+        clouds={
+            name: make_cloud(name, config, options.data)
+            for name, config in options.providers.items()
+        },
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,

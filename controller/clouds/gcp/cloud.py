@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controller.clouds import catalog
 from controller.clouds.base import (
     Abilities,
     CloudAway,
@@ -29,8 +29,10 @@ from controller.clouds.base import (
     QuotaReached,
     Refused,
 )
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.gcp.calls import Calls
 from controller.clouds.gcp.errors import Fault, NameTaken, NotThere, failure
+from controller.clouds.gcp.prices import SKUS_PATH, PriceList, Sku, Skus
 from controller.clouds.gcp.types import TypeInfo, machine_type, takes_hyperdisks
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
@@ -69,6 +71,7 @@ PERMISSIONS = (
 )
 """All that is needed in the project; `examples/machines/gcp-role.yaml` has the same."""
 _PROJECTS_URL = "https://cloudresourcemanager.googleapis.com"
+_BILLING_URL = "https://cloudbilling.googleapis.com"
 _NAMESPACE = uuid.UUID("5f2d6a1e-6c0f-4f43-9a42-0c7a3f6f5d5b")
 _PER_PAGE = "500"
 _GIB = 1 << 30
@@ -171,13 +174,16 @@ class GcpCloud:
         name: str,
         config: GcpProvider,
         *,
+        catalog: Catalog | None = None,
         describe_every: float = DESCRIBE_EVERY_SECONDS,
         projects_url: str = _PROJECTS_URL,
+        billing_url: str = _BILLING_URL,
     ) -> None:
         self.abilities = Abilities(idempotent=True, visible_after=VISIBLE_AFTER_SECONDS)
         self._name = name
         self._config = config
-        self._projects_url = projects_url
+        self.catalog = catalog or Catalog("gcp")
+        self._projects_url, self._billing_url = projects_url, billing_url
         self._calls = Calls(config)
         self._pace = Pace(describe_every)
         self._types: dict[str, tuple[float, list[TypeInfo]]] = {}
@@ -188,7 +194,7 @@ class GcpCloud:
     # -- offers -----------------------------------------------------------------------------
 
     async def offers(self) -> Sequence[Offer]:
-        prices = {one.name: one for one in catalog.load("gcp")}
+        prices = {one.name: one for one in self.catalog.types()}
         found: list[Offer] = []
         for region, zone in self._zones():
             for one in await self._types_in(zone):
@@ -207,7 +213,7 @@ class GcpCloud:
             return known[1]
         asked = {
             "fields": "items(name,guestCpus,memoryMb,isSharedCpu,accelerators,architecture,"
-            "deprecated),nextPageToken,warning"
+            "deprecated,bundledLocalSsds),nextPageToken,warning"
         }
         pages = await self._pages(_MachineTypes, f"zones/{zone}/machineTypes", asked)
         types = [one for page in pages for one in page.items]
@@ -215,7 +221,7 @@ class GcpCloud:
         return types
 
     def _offers_of(
-        self, kind: catalog.MachineType, region: str, zone: str, known: catalog.MachineType | None
+        self, kind: MachineType, region: str, zone: str, known: MachineType | None
     ) -> Iterable[Offer]:
         price = self._config.prices.get(kind.name)
         if price is None and known is not None:
@@ -234,8 +240,45 @@ class GcpCloud:
             gpus=kind.gpus,
         )
         yield on_demand
-        # A spot machine costs less; how much, its API of machines does not tell.
-        yield msgspec.structs.replace(on_demand, spot=True)
+        # How much less a spot machine costs, only the price list of Cloud Billing tells.
+        spot = price if known is None else known.spot.get(region, price)
+        yield msgspec.structs.replace(on_demand, spot=True, price=min(price, spot))
+
+    async def refresh(self) -> None:
+        self._types.clear()
+        infos: dict[str, TypeInfo] = {}
+        zones: dict[str, dict[str, tuple[str, ...]]] = {}
+        for region, zone in self._zones():
+            for one in await self._types_in(zone):
+                infos[one.name] = one
+                there = zones.setdefault(one.name, {})
+                there[region] = (*there.get(region, ()), zone)
+        prices = PriceList(await self._skus())
+        found = [
+            msgspec.structs.replace(
+                kind,
+                prices=_priced(prices, one, zones[one.name], spot=False),
+                spot=_priced(prices, one, zones[one.name], spot=True),
+                zones=zones[one.name],
+            )
+            for one in infos.values()
+            if (kind := machine_type(one)) is not None
+        ]
+        regions = tuple(self._config.regions)
+        types, notes = completed(found, self.catalog.begun(regions), regions, self._config.prices)
+        reading = Reading(read_at=time.time(), regions=regions, types=types, notes=notes)
+        await asyncio.to_thread(self.catalog.replace, reading)
+
+    async def _skus(self) -> list[Sku]:
+        skus: list[Sku] = []
+        token: str | None = None
+        while token != "":
+            asked = {} if token is None else {"pageToken": token}
+            url = f"{self._billing_url}/{SKUS_PATH}"
+            page = await self._calls.call(Skus, "GET", url, asked)
+            skus += page.skus
+            token = page.next_page_token
+        return skus
 
     # -- machines ---------------------------------------------------------------------------
 
@@ -539,6 +582,13 @@ def name_of(order: Order) -> str:
     if not begin[:1].isalpha():
         begin = f"n-{begin}"
     return begin[: _MAX_NAME - len(end)] + end
+
+
+def _priced(
+    prices: PriceList, one: TypeInfo, regions: Iterable[str], *, spot: bool
+) -> dict[str, float]:
+    found = {region: prices.of(one, region, spot=spot) for region in regions}
+    return {region: price for region, price in found.items() if price is not None}
 
 
 def _scheduling(offer: Offer) -> dict[str, Any]:

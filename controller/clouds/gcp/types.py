@@ -39,6 +39,7 @@ class TypeInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     architecture: str = "X86_64"
     deprecated: Any = None
     accelerators: tuple[Accelerator, ...] = ()
+    bundled_local_ssds: Any = None
 
 
 def machine_type(one: TypeInfo) -> MachineType | None:

@@ -90,7 +90,8 @@ def config(other_side: GcpDouble, folder: Path, **more: Any) -> GcpProvider:
 
 
 def cloud_of(other_side: GcpDouble, settings: GcpProvider) -> GcpCloud:
-    return GcpCloud("gcp-us", settings, describe_every=0.0, projects_url=other_side.url)
+    url = other_side.url
+    return GcpCloud("gcp-us", settings, describe_every=0.0, projects_url=url, billing_url=url)
 
 
 @pytest.fixture
@@ -431,6 +432,72 @@ async def test_a_machine_of_google_needs_no_file(
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, credentials_file=None))
     assert await cloud.offers()
     await cloud.close()
+
+
+def sku(
+    description: str, price: float, *, region: str = REGION, kind: str = "OnDemand", **more: Any
+) -> dict[str, Any]:
+    unit = "GiBy.h" if description.endswith(" Ram") else "h"
+    units, nanos = divmod(round(price * 10**9), 10**9)
+    rate = {"unitPrice": {"currencyCode": "USD", "units": str(units), "nanos": nanos}}
+    expression = {"usageUnit": unit, "tieredRates": [rate]} | more
+    return {
+        "description": f"{description} running in Iowa",
+        "category": {"resourceFamily": "Compute", "usageType": kind},
+        "serviceRegions": [region],
+        "pricingInfo": [{"pricingExpression": expression}],
+    }
+
+
+async def test_prices_are_the_sum_of_a_types_parts(world: GcpWorld) -> None:
+    spot = {"kind": "Preemptible"}
+    world.other_side.skus = [
+        sku("E2 Instance Core", 0.02),
+        sku("E2 Instance Ram", 0.003),
+        sku("Spot Preemptible E2 Instance Core", 0.01, **spot),
+        sku("Spot Preemptible E2 Instance Ram", 0.001, **spot),
+        sku("G2 Instance Core", 0.025),
+        sku("G2 Instance Ram", 0.003),
+        sku("Nvidia L4 GPU", 1.56),
+        # None of these is the price of a machine that is rented here by the hour.
+        sku("E2 Custom Instance Core", 9.0),
+        sku("E2 Instance Core", 9.0, region="asia-east1"),
+        sku("E2 Instance Core", 9.0, kind="Commit1Yr"),
+        sku("E2 Sole Tenancy Instance Ram", 9.0),
+        sku("E2 Instance Core", 9.0, usageUnit="s"),
+        sku("E2 Instance Core", 9.0, tieredRates=[]),
+    ]
+    await world.cloud.refresh()
+    assert world.other_side.calls["skus"] == 2
+    offers = await world.cloud.offers()
+    prices = {(one.instance_type, one.spot): one.price for one in offers}
+    assert prices == {
+        ("e2-standard-4", False): pytest.approx(4 * 0.02 + 16 * 0.003),
+        ("e2-standard-4", True): pytest.approx(4 * 0.01 + 16 * 0.001),
+        ("g2-standard-4", False): pytest.approx(4 * 0.025 + 16 * 0.003 + 1.56),
+        # Nothing tells a spot price, so it counts as the price on demand.
+        ("g2-standard-4", True): pytest.approx(4 * 0.025 + 16 * 0.003 + 1.56),
+    }
+    reading = world.cloud.catalog.reading
+    assert reading is not None
+    assert [one.split(", so none")[0] for one in reading.notes] == [
+        f"{REGION}: there is no price of e2-medium, c4-standard-8"
+    ]
+
+
+async def test_a_refresh_that_fails_keeps_what_was_known(world: GcpWorld) -> None:
+    before = await world.cloud.offers()
+    world.other_side.fails["skus"] = [GoogleFailure(403, "accessNotConfigured")]
+    with pytest.raises(Unauthorized, match="accessNotConfigured"):
+        await world.cloud.refresh()
+    assert await world.cloud.offers() == before
+    # A list without a price of what the release has: its prices stay, and that is said.
+    await world.cloud.refresh()
+    assert await world.cloud.offers() == before
+    reading = world.cloud.catalog.reading
+    assert reading is not None
+    assert "g2-standard-4" in reading.notes[0]
+    assert "that of the release is kept" in reading.notes[0]
 
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
