@@ -86,6 +86,8 @@ class GcpDouble:
         """How many answers of `wait` come before their operation is done."""
         self.remembers = True
         """Whether request ids are known; they are for an hour."""
+        self.hides = False
+        """Whether a name that is taken is not noticed at once."""
         self.page: int | None = None
         """The most instances on a page."""
         self.cuts = False
@@ -198,7 +200,7 @@ class GcpDouble:
         known = self._begun.get(request.query["requestId"]) if self.remembers else None
         if known is not None:
             return self._operations[known]
-        if (zone, wish["name"]) in self.instances:
+        if (zone, wish["name"]) in self.instances and not self.hides:
             message = f"The resource 'projects/{PROJECT}/{wish['name']}' already exists"
             return GoogleFailure(409, "alreadyExists", message)
         if zone not in ZONES:

@@ -158,6 +158,10 @@ class _Allowed(msgspec.Struct, frozen=True):
     permissions: tuple[str, ...] = ()
 
 
+class _Image(msgspec.Struct, frozen=True, rename="camel"):
+    disk_size_gb: str = "0"
+
+
 class _Nothing(msgspec.Struct, frozen=True):
     pass
 
@@ -294,11 +298,15 @@ class GcpCloud:
         what = f"making {name_of(order)} in {offer.zone}"
         try:
             operation = await self._begin(order, where)
-            operation = await self._until_done(str(offer.zone), operation)
-            if operation.error is not None:
-                raise failure(what, operation.error.errors)
-        except (NameTaken, NoCapacity, QuotaReached, Refused) as refusal:
-            return await self._made_before(order, refusal)
+        except (NameTaken, NoCapacity, QuotaReached, Refused) as error:
+            return await self._made_before(order, error)
+        operation = await self._until_done(str(offer.zone), operation)
+        if operation.error is not None:
+            refusal, may_be_there = failure(what, operation.error.errors)
+            if may_be_there:
+                return await self._made_before(order, refusal)
+            # What is still seen of the machine is on its way out.
+            raise refusal
         if operation.status != "DONE":
             raise CloudAway(f"{what} takes long")
         try:
@@ -479,9 +487,12 @@ class GcpCloud:
         image = self._config.image
         try:
             url = f"{self._config.endpoint}/compute/v1/{image}"
-            await self._calls.call(_Nothing, "GET", url)
+            found = await self._calls.call(_Image, "GET", url)
         except CloudError as error:
             fault = f"providers.{self._name}.image: {error}"
+            return Examined(what=f"image {image}", fault=fault)
+        if int(found.disk_size_gb) * _GIB > self._config.disk:
+            fault = f"providers.{self._name}.disk: the image needs {found.disk_size_gb}GiB"
             return Examined(what=f"image {image}", fault=fault)
         return Examined(what=f"image {image}")
 
@@ -525,7 +536,7 @@ class GcpCloud:
                 if one.limit > 0:
                     found.append(Examined(what=f"{name}: {one.usage:g} of {one.limit:g} used"))
                 else:
-                    found.append(Examined(what=name, note="0: none until Google raises it"))
+                    found.append(Examined(what=name, note="none until Google raises it from 0"))
         return found
 
     # -- the API ----------------------------------------------------------------------------

@@ -111,14 +111,17 @@ def refusal(what: str, status: int, body: bytes) -> CloudError:
     return CloudAway(text) if status >= _FIRST_SERVER_ERROR or not reason else Refused(text)
 
 
-def failure(what: str, faults: tuple[Fault, ...]) -> CloudError:
-    """Return the error of an operation that has failed: it made nothing, but for a taken name."""
+def failure(what: str, faults: tuple[Fault, ...]) -> tuple[CloudError, bool]:
+    """Return the error of an operation that has failed, and whether a machine of its name may be
+    there."""
     first = faults[0] if faults else Fault("INTERNAL_ERROR", "no reason")
     text = f"{what}: {first.message or 'no reason'} ({first.code})"[:_MAX_SHOWN]
     if (known := _by_code(first.code)) is not None:
-        return known(text)
-    # A fault of theirs passes, and asking with the same request id would tell it again for an hour.
-    return NoCapacity(text) if first.code in _FAULTS else Refused(text)
+        return known(text), first.code in _TAKEN
+    if first.code in _FAULTS:
+        # It passes, and asking with the same request id would tell it again for an hour.
+        return NoCapacity(text), True
+    return Refused(text), False
 
 
 def _by_code(code: str) -> Callable[[str], CloudError] | None:

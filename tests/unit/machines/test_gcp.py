@@ -256,6 +256,25 @@ async def test_an_operation_that_fails_later_is_a_refusal_of_its_kind(
 
 
 @pytest.mark.parametrize(
+    ("code", "is_made"),
+    [("ZONE_RESOURCE_POOL_EXHAUSTED", False), ("INTERNAL_ERROR", True)],
+)
+async def test_what_is_seen_of_a_machine_that_was_not_made_is_no_machine(
+    world: GcpWorld, installation: str, code: str, is_made: bool
+) -> None:
+    order = order_of(world, installation)
+    made = await world.cloud.create(order)
+    # As if what was made is only what Google takes back after a failed operation.
+    world.other_side.remembers, world.other_side.hides = False, True
+    world.other_side.fails_later = [(code, "not today")]
+    if is_made:
+        assert await world.cloud.create(order) == made
+    else:
+        with pytest.raises(NoCapacity, match="not today"):
+            await world.cloud.create(order)
+
+
+@pytest.mark.parametrize(
     ("failure", "kind"),
     [
         (GoogleFailure(503, "resourcePoolExhausted"), NoCapacity),
@@ -361,7 +380,7 @@ async def test_what_an_order_needs_is_examined(world: GcpWorld, tmp_path: Path) 
     found = await world.cloud.examine()
     assert [one.fault for one in found] == [None] * 4
     assert found[2].what == f"quota CPUS in {REGION}: 4 of 24 used"
-    assert found[3].note == "0: none until Google raises it"
+    assert found[3].note == "none until Google raises it from 0"
 
     world.other_side.allowed = frozenset(PERMISSIONS) - {"compute.instances.delete"}
     wrong = config(
@@ -373,6 +392,10 @@ async def test_what_an_order_needs_is_examined(world: GcpWorld, tmp_path: Path) 
     cloud = cloud_of(world.other_side, wrong)
     rights, image, price, *_ = await cloud.examine()
     await cloud.close()
+    small = cloud_of(world.other_side, config(world.other_side, tmp_path, disk=10 * GIB))
+    (_, too_big, *_) = await small.examine()
+    await small.close()
+    assert too_big.fault == "providers.gcp-us.disk: the image needs 20GiB"
     assert str(rights.fault).startswith("compute.instances.delete: give its account a role")
     assert str(image.fault).startswith("providers.gcp-us.image: ")
     assert str(price.fault).startswith("providers.gcp-us.prices.x1-none: ")
