@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,8 @@ PROJECT = "fairlead-tests"
 IMAGE = f"projects/{PROJECT}/global/images/family/fairlead-node"
 ZONES = ("europe-west4-a", "europe-west4-b", "us-central1-a")
 _AUDIENCE = "https://oauth2.googleapis.com/token"
+_LABEL = re.compile("[a-z0-9_-]{0,63}")
+"""The document does not say what a label may have."""
 _METHODS = {
     "insert": ("compute.v1", "instances.insert"),
     "get": ("compute.v1", "instances.get"),
@@ -159,6 +162,7 @@ class GcpDouble:
     # -- accounts -----------------------------------------------------------------------------
 
     async def _token(self, request: web.Request) -> web.Response:
+        self.calls["token"] += 1
         asked = parse_qs((await request.read()).decode())
         signed, _, signature = asked["assertion"][0].rpartition(".")
         public = self.key.public_key()
@@ -205,6 +209,9 @@ class GcpDouble:
             return GoogleFailure(409, "alreadyExists", message)
         if zone not in ZONES:
             return GoogleFailure(404, "notFound", f"Unknown zone {zone}")
+        labels = [*wish["labels"].items(), *wish["disks"][0]["initializeParams"]["labels"].items()]
+        if not all(_LABEL.fullmatch(part) for label in labels for part in label):
+            return GoogleFailure(400, "invalid", f"{labels} are no labels")
         operation = self._operation("insert", zone)
         self._begun[request.query["requestId"]] = operation["name"]
         if self.fails_later:

@@ -78,6 +78,8 @@ class Calls:
 
     async def _token(self) -> str:
         """Raises CloudError."""
+        if self._credentials is not None and self._credentials.valid:
+            return str(self._credentials.token)
         async with self._lock:
             try:
                 return await asyncio.to_thread(self._fresh_token)

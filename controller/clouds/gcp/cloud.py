@@ -437,15 +437,15 @@ class GcpCloud:
         ]
 
     async def _instances(self, chosen: str) -> list[tuple[str, _Instance]]:
-        """Return all machines of the zones that the filter chooses, by their ids."""
+        """Return all machines of the regions that the filter chooses, by their ids."""
         async with self._pace.turn():
             pages = await self._pages(_Instances, "aggregated/instances", {"filter": chosen})
-        zones = {zone for _, zone in self._zones()}
         found = []
         for page in pages:
             for scope, content in page.items.items():
                 zone = scope.removeprefix("zones/")
-                if zone in zones:
+                # Also a zone that the controller's file names no more may still have some.
+                if zone.rpartition("-")[0] in self._config.regions:
                     _require_whole(content.warning, scope)
                     found += [(f"{zone}/{one.name}", one) for one in content.instances]
         return [(name, one) for name, one in found if one.status not in _ENDING]

@@ -307,9 +307,44 @@ async def test_a_list_that_lacks_a_zone_is_an_error(world: GcpWorld, installatio
         with pytest.raises(CloudAway, match=f"{REGION}-a"):
             await world.cloud.describe([made.instance_id])
         setattr(world.other_side, field, ())
-    # No machine of this provider can be there.
+    # No machine of this provider can be in that region.
     world.other_side.silent = ("europe-west4-a",)
     assert len(await world.cloud.list_tagged(installation)) == 1
+
+
+async def test_a_zone_that_the_file_names_no_more_is_still_listed(
+    world: GcpWorld, tmp_path: Path, installation: str
+) -> None:
+    made = await world.cloud.create(order_of(world, installation))
+    elsewhere = {REGION: GcpRegion(zones=(f"{REGION}-f",), subnetwork=SUBNETWORK)}
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, regions=elsewhere))
+    (found,) = await cloud.list_tagged(installation)
+    assert found.instance_id == made.instance_id
+    assert set(await cloud.describe([made.instance_id])) == {made.instance_id}
+    await ended(cloud, made.instance_id)
+    await cloud.close()
+
+
+async def test_settings_that_change_between_two_tries_make_no_second_machine(
+    world: GcpWorld, tmp_path: Path, installation: str
+) -> None:
+    order = order_of(world, installation)
+    world.lose()
+    with pytest.raises(CloudAway):
+        await world.cloud.create(order)
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, disk=200 * GIB))
+    # Google may take a known request id with other content either way.
+    world.other_side.fails["insert"] = [GoogleFailure(400, "invalid", "requestId is known")]
+    made = await cloud.create(order)
+    assert await cloud.create(order) == made
+    await cloud.close()
+    assert len(world.other_side.instances) == 1
+
+
+async def test_a_token_is_asked_for_once(world: GcpWorld, installation: str) -> None:
+    await world.cloud.create(order_of(world, installation))
+    await world.cloud.offers()
+    assert world.other_side.calls["token"] == 1
 
 
 async def test_a_machine_that_is_off_exists_and_has_no_address(
