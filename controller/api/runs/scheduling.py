@@ -8,6 +8,7 @@ import msgspec
 
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
+from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
