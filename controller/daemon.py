@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from controller.blob_bucket import BlobBucket
 from controller.blobs import MAX_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.clouds.base import Cloud
+from controller.clouds.catalog import Catalog
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.inventory import NodeFailure, Spending
@@ -55,6 +56,7 @@ from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines.performers.cluster import secret_of
 from controller.provider_config import (
     AwsProvider,
+    GcpProvider,
     HetznerProvider,
     ProviderConfig,
     QemuProvider,
@@ -563,20 +565,20 @@ def require_providers(options: Options, snapshot: Snapshot) -> None:
         )
 
 
-def make_cloud(name: str, config: ProviderConfig) -> Cloud:
+def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded.
+    `data`: the controller's folder, where the catalogs that were read are kept.
 
     Raises CannotStart.
     """
     if isinstance(config, AwsProvider):
-        try:
+        with _library_of(name, "aws"):
             from controller.clouds.aws import AwsCloud
-        except ModuleNotFoundError as error:
-            raise CannotStart(
-                f"providers.{name}: machines of AWS need the package {error.name}: install "
-                f"'fairlead-daemons[aws]' with the controller"
-            ) from error
-        return AwsCloud(name, config)
+        return AwsCloud(name, config, catalog=_catalog("aws", name, data))
+    if isinstance(config, GcpProvider):
+        with _library_of(name, "gcp"):
+            from controller.clouds.gcp.cloud import GcpCloud
+        return GcpCloud(name, config, catalog=_catalog("gcp", name, data))
     if isinstance(config, HetznerProvider):
         from controller.clouds.hetzner import HetznerCloud
 
@@ -590,6 +592,22 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
+    return Catalog(cloud, data / "catalogs" / f"{provider}.json")
+
+
+@contextlib.contextmanager
+def _library_of(provider: str, extra: str) -> Iterator[None]:
+    """Raises CannotStart when an import lacks a package of this extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CannotStart(
+            f"providers.{provider}: machines of type {extra} need the package {error.name}: "
+            f"install 'fairlead-daemons[{extra}]' with the controller"
+        ) from error
 
 
 def _machine_settings(
@@ -610,6 +628,7 @@ def _machine_settings(
                 fleet=machine.fleet,
                 expires_at=None,
                 leash=machine.leash,
+                fresh_host_key=True,
                 host_private_key=private,
                 host_public_key=public,
                 tunnel_key=identity.public_line(key),
@@ -619,7 +638,10 @@ def _machine_settings(
         )
 
     return MachineSettings(
-        clouds={name: make_cloud(name, config) for name, config in options.providers.items()},
+        clouds={
+            name: make_cloud(name, config, options.data)
+            for name, config in options.providers.items()
+        },
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,

@@ -28,7 +28,7 @@ from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.own_bucket import OwnBucket
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.shim import OutputsAbout
+from fairlead.wire.sizes import OutputsAbout
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,11 @@ class OutputsWriter:
     async def append(self, data: bytes) -> None:
         await self._store.in_thread(self._file.write, data)
         self.at += len(data)
+
+    async def restart(self) -> None:
+        """Drop what came: it begins again at the first byte."""
+        await self._store.in_thread(self._file.truncate, 0)
+        self.at = 0
 
     async def complete(self, about: OutputsAbout) -> StoredOutputs:
         """Check what came, and keep it durably. Raises OutputsDamaged: then it begins again."""

@@ -64,7 +64,7 @@ class OutputCollector:
             raise RetryLater(f"the outputs wait for their bucket: {error}") from error
         self._pipeline.post(
             reports.OutputsCollected(
-                run_id=run_id, attempt_id=attempt_id, outputs=_collected(stored)
+                run_id=run_id, attempt_id=attempt_id, outputs=collected(stored)
             )
         )
 
@@ -96,7 +96,7 @@ class OutputCollector:
         return await writer.complete(stream.about)
 
 
-def _collected(stored: StoredOutputs) -> CollectedOutputs:
+def collected(stored: StoredOutputs) -> CollectedOutputs:
     return CollectedOutputs(
         files=len(stored.files),
         size=stored.size,

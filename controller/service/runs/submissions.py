@@ -186,7 +186,6 @@ class SubmissionService:
         gateways: Gateways,
     ) -> None:
         self._pipeline = pipeline
-        self._store = store
         self._clock = clock
         self._chance = chance
         self._defaults = defaults
@@ -231,7 +230,7 @@ class SubmissionService:
             # In one order in all requests, so that no two of them wait for each other.
             for key in keys:
                 await alone.enter_async_context(self._lock(user, key))
-            found = await self._store.find_submissions([(user.name, key) for key in keys])
+            found = await self._earlier.of_all([(user.name, key) for key in keys])
             batch = _Batch({key: state for (_, key), state in found.items()})
             async for one in in_stretches(submissions):
                 batch.add(one, await self._outcome(batch, one, user))
@@ -330,6 +329,7 @@ class SubmissionService:
         can serve it).
         """
         plan = self._plan(submission)
+        self._require_time(plan)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
         name = self._name(_wanted_name(submission, plan))
@@ -378,6 +378,7 @@ class SubmissionService:
 
     async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | _Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
+        self._require_time(plan)
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
@@ -415,6 +416,16 @@ class SubmissionService:
         if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
             state = self._new(name, order)
         return _Ready(order=order, state=state)
+
+    def _require_time(self, plan: Plan) -> None:
+        """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
+        latest = plan.policy.start_before
+        if latest is not None and latest.at is not None and latest.at <= self._clock.now():
+            raise Invalid(
+                f"{latest.written} has passed: give a later time, or a duration from the "
+                f"submission such as 4h",
+                field="start_before",
+            )
 
     def _allowed(self, plan: Plan, user: User) -> Plan:
         """Return the plan with its gateway, if this user may have it."""

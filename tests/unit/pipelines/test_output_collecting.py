@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from controller.outputs.store import OutputsDamaged, OutputStore, StoredOutputs
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.shim import OutputsAbout, PullProgress, TaskStatus
+from fairlead.wire.shim import PullProgress, TaskStatus
+from fairlead.wire.sizes import OutputsAbout
 from shim.client import ShimUnavailable
 from tests.doubles.node import FakeConnection
 from tests.unit.pipelines.parts import NotedPipeline, attempt_of, context_of, placed, task_of
@@ -31,13 +31,6 @@ def node() -> FakeConnection:
     connection = FakeConnection()
     connection.shim.listing[ATTEMPT] = task_of(STATE, TaskStatus.TERMINATED)
     return connection
-
-
-@pytest.fixture
-async def outputs(tmp_path: Path) -> AsyncIterator[OutputStore]:
-    store = OutputStore(tmp_path / "outputs", limit=1 << 20)
-    yield store
-    await asyncio.to_thread(store.close)
 
 
 def a_tar(**files: bytes) -> bytes:
