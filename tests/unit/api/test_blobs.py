@@ -13,10 +13,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.blob_bucket import BlobBucket
 from controller.blobs import BlobStore
-from controller.outputs.bucket import Bucket
+from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
 from controller.service.runs.blobs import BlobService
-from tests.support.ssh_daemon import free_port
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
 CONTENT = b"an archive"
@@ -189,11 +188,14 @@ async def test_secrets_are_kept_for_the_job_and_shown_to_nobody(
 async def test_a_bucket_that_is_away_acknowledges_no_upload_and_no_run(
     api: Api, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     async with api.put(PLACE, data=CONTENT) as answer:
         assert answer.status == 200
-    own = OwnBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "installation")
+    own = OwnBucket(Bucket.parse("s3://away"), "installation")
+
+    async def ask(*_: object) -> None:
+        raise BucketError("s3://away: no answer")
+
+    monkeypatch.setattr(own, "ask", ask)
     controller.blobs.use(BlobBucket(own))
     async with api.put(PLACE, data=CONTENT) as answer:
         assert await said(answer) == (503, "uploads_unreachable")
