@@ -8,10 +8,18 @@ import msgspec
 
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
+from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
-from fairlead.documents import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
+from fairlead.documents import (
+    ExplainView,
+    GroupPlanView,
+    OffersView,
+    PlanView,
+    SweepPlanView,
+    UnderWayView,
+)
 
 
 class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +57,16 @@ async def plan_run(call: Call) -> PlanView:
         warning=found.warning,
         groups=_groups(found),
         rent=found.rent,
+        sweep=_sweep(found.state),
+    )
+
+
+def _sweep(state: RunState) -> SweepPlanView | None:
+    sweep = state.run.sweep
+    if sweep is None:
+        return None
+    return SweepPlanView(
+        sets=sweep.total, parallel=sweep.max_parallel, reuse_container=sweep.reuse_container
     )
 
 

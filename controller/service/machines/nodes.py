@@ -325,7 +325,7 @@ class NodeService:
             host_key=host_key,
             accepted=accepted,
         )
-        return msgspec.structs.replace(address, host_key=pinned)
+        return msgspec.structs.replace(address, host_key=pinned, next_host_key=None)
 
     def named(self, name: str) -> Node | None:
         return next((node for node in self._pipeline.nodes.values() if node.name == name), None)

@@ -83,6 +83,15 @@ async def test_a_plan_names_no_image_where_no_node_would_use_one(
     assert (group["image"], other["image"]) == (None, "astral/uv:python3.13-bookworm")
 
 
+async def test_a_plan_of_a_sweep_tells_its_sets_and_whether_they_share_containers(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    sweep = {"matrix": {"n": "0..99"}, "max_parallel": 4, "reuse_container": True}
+    found = await plan(api, task(sweep=sweep))
+    assert found["sweep"] == {"sets": 100, "parallel": 4, "reuse_container": True}
+    assert (await plan(api, task()))["sweep"] is None
+
+
 async def test_a_plan_says_what_would_be_refused(
     api: TestClient[Any, Any], nodes: Controller
 ) -> None:
