@@ -193,7 +193,7 @@ class Assembly:
             self.pipeline, fence, clock, stores.blobs, clusters, logs, nodes.secrets, inputs
         )
         return running.performers | batches.performers(
-            self.pipeline, clock, stores.logs, nodes.secrets
+            self.pipeline, clock, stores.logs, stores.outputs, nodes.secrets
         )
 
     def _of_services(self, fence: Fence, clock: Clock) -> dict[EffectKind, Performer]:

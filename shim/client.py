@@ -35,12 +35,12 @@ from fairlead.wire.shim import (
     HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 
 T = TypeVar("T")
 

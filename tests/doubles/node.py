@@ -45,13 +45,13 @@ from fairlead.wire.shim import (
     HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TaskStatus,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.runner import RunnerRules
 from tests.doubles.shim import KeptTask, ShimState, node_info

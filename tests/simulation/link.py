@@ -41,12 +41,12 @@ from fairlead.wire.shim import (
     HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.simulation.container import Container

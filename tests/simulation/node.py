@@ -26,12 +26,12 @@ from fairlead.wire.shim import (
     Health,
     HostKey,
     NodeInfo,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
 from tests.doubles.shim import ShimState, node_info
