@@ -109,7 +109,7 @@ class Rentals:
         """Set when records were committed."""
         self.reasons: Mapping[str, MachineReason] = {}
         """What is done for waiting attempts, or why nothing is, by id."""
-        self.penalties = Penalties()
+        self.penalties = Penalties(self.machines.values())
         self._index = index
         self._settings = settings
         self._could_hold = could_hold

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,6 +33,9 @@ _GONE = (
     "<requestId>front</requestId><instancesSet><item><instanceId>{instance}</instanceId>"
     "<currentState><code>48</code><name>terminated</name></currentState></item></instancesSet>"
     "</TerminateInstancesResponse>"
+)
+_ADDRESS = re.compile(
+    rb"<(ipAddress|privateIpAddress|publicIp)>[0-9]+[.][0-9]+[.]([0-9]+)[.]([0-9]+)</\1>"
 )
 _INSTANCE = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 _NEW = "RunInstances"
@@ -71,6 +75,8 @@ class Ec2Front:
         """The most machines on a page of a list."""
         self.cuts = False
         """Whether the next second page of a list fails."""
+        self.times: list[tuple[float, str, int]] = []
+        """When each call was answered, in seconds of `time.monotonic`, its action and status."""
         self.quotas: dict[str, float] = {}
         """The quotas of the account, by their codes."""
         self.prices: dict[str, dict[str, float]] | None = {}
@@ -91,17 +97,20 @@ class Ec2Front:
         if action == _NEW:
             self.wishes.append(wish)
         if waiting := self.fails.get(action):
+            self.times.append((time.monotonic(), action, waiting[0].status))
             return _error(waiting.pop(0))
         refusal = self._refusal(action, wish)
         if refusal is not None:
             return refusal
         status, content = await self._forwarded(request, action, wish)
+        self.times.append((time.monotonic(), action, status))
         if action == _END and status == web.HTTPOk.status_code:
             self._ended.add(wish["InstanceId.1"])
         if action in self.loses:
             self.loses.remove(action)
-            assert request.transport is not None
-            request.transport.abort()
+            # None: the controller that asked was killed meanwhile.
+            if request.transport is not None:
+                request.transport.abort()
         return web.Response(status=status, body=content, content_type="text/xml")
 
     def _quota(self, code: str) -> web.Response:
@@ -169,7 +178,7 @@ class Ec2Front:
             aiohttp.ClientSession() as session,
             session.post(self._moto, data=urlencode(asked), headers=headers) as answer,
         ):
-            status, content = answer.status, await answer.read()
+            status, content = answer.status, _at_loopback(await answer.read())
         if action == _NEW and status == web.HTTPOk.status_code:
             (instance,) = _INSTANCE.findall(content)
             self._tokens[wish["ClientToken"]] = _Made(wish, content, instance.decode())
@@ -187,6 +196,12 @@ class Ec2Front:
             asked["Filter.1.Name"] = "instance-id"
             asked["Filter.1.Value.1"] = "i-0" if made is None else made.instance
         return asked
+
+
+def _at_loopback(content: bytes) -> bytes:
+    """Return the answer with addresses of this machine: moto makes up public ones, which may be
+    somebody's."""
+    return _ADDRESS.sub(rb"<\1>127.77.\2.\3</\1>", content)
 
 
 def _error(failure: Failure) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -32,11 +32,18 @@ class Penalty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Penalties:
-    """What was refused, by the key of the offer. It is never stored: a restarted controller tries
-    each offer once more."""
+    """What was refused, by the key of the offer. It is not stored, and follows from the records of
+    machines: a controller that is restarted in a drought does not ask for everything again."""
 
-    def __init__(self) -> None:
+    def __init__(self, machines: Iterable[Machine] = ()) -> None:
+        """`machines`: the records so far."""
         self._known: dict[str, Penalty] = {}
+        for at, machine in sorted(_outcomes(machines), key=lambda one: one[0]):
+            if machine.end in _FIRST_PENALTY and machine.joined_at is None:
+                assert machine.end is not None
+                self.add(machine.offer, machine.end, at, message=machine.message)
+            else:
+                self.forget(machine.offer)
 
     def add(
         self,
@@ -76,6 +83,16 @@ class Penalties:
     def next_end(self, now: float) -> float | None:
         """Return when the next penalty ends."""
         return min((one.until for one in self._known.values() if one.until > now), default=None)
+
+
+def _outcomes(machines: Iterable[Machine]) -> Iterator[tuple[float, Machine]]:
+    """Yield when each machine came or failed to; the record of a refused one has no later time than
+    its order."""
+    for one in machines:
+        if one.joined_at is not None:
+            yield one.joined_at, one
+        elif one.end in _FIRST_PENALTY:
+            yield one.terminating_at or one.ordered_at, one
 
 
 class Market(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
-from controller.lifecycle.machines.market import Market
+from controller.lifecycle.machines.market import Market, Penalties
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
     Constraint,
@@ -610,3 +610,17 @@ def test_what_was_bought_for_a_user_counts_from_its_order() -> None:
 def test_what_a_fleet_keeps_is_no_users() -> None:
     found = look(Cluster(fleets=(fleet(min=1),)), shop(offer()))
     assert [(one.user, one.run_id) for one in found.orders] == [(None, None)]
+
+
+def test_a_restarted_controller_remembers_what_was_refused() -> None:
+    gone = {"status": MachineStatus.TERMINATED, "terminated_at": NOW}
+    refused = machine("m1", end=MachineEnd.NO_CAPACITY, message="none left", **gone)
+    again = machine("m2", end=MachineEnd.NO_CAPACITY, **{**gone, "ordered_at": NOW + 181.0})
+    assert Penalties([refused]).until(offer(), NOW + 179.0) == NOW + 180.0
+    assert Penalties([again, refused]).until(offer(), NOW + 182.0) == NOW + 181.0 + 360.0
+    came = machine("m3", status=MachineStatus.JOINED, joined_at=NOW + 190.0)
+    assert Penalties([again, refused, came]).until(offer(), NOW + 182.0) is None
+    idle = machine("m4", end=MachineEnd.IDLE, joined_at=NOW - 9.0, **gone)
+    assert Penalties([idle]).until(offer(), NOW) is None
+    silent = machine("m5", end=MachineEnd.BOOT_FAILED, terminating_at=NOW + 400.0, **gone)
+    assert Penalties([silent]).until(offer(), NOW + 401.0) == NOW + 1000.0

@@ -1,0 +1,334 @@
+"""Rented machines: what is ordered comes once, while the controller is killed with -9.
+
+A controller rents at moto, behind a front that has EC2's client tokens and loses some answers. The
+machines are records of moto, with addresses of this machine, and never boot. First the order of
+many is timed, then the controller is killed again and again while jobs come and go. At the end each
+record had one machine, and once the fleet rents no more, none is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+
+from bench.proofs._table import conclude
+from fairlead.errors import ApiError, ConnectionLost
+from fairlead.rest import ControllerClient
+from tests.support.daemons import Daemon
+from tests.support.ec2_front import Ec2Front, Failure, front_of
+from tests.support.processes import ControllerProcess
+from tests.support.ssh_daemon import free_port
+from tests.support.waiting import wait_until
+
+_REGION = "eu-central-1"
+_KEYS = {"AWS_ACCESS_KEY_ID": "fairlead-bench", "AWS_SECRET_ACCESS_KEY": "none"}
+_TYPES = ["g6.xlarge", "g5.xlarge"]
+_FLEET = """\
+type: fleet
+name: burst
+machines: {machines}
+"""
+_RENTS = "{{provider: aws, nodes: 0..{most}, instance_types: [g6.xlarge, g5.xlarge], spot: never}}"
+_JOB = {
+    "type": "task",
+    "image": "busybox",
+    "commands": ["true"],
+    "resources": {"cpu": 4},
+    "fleets": ["burst"],
+}
+_PATIENCE = 300.0
+_LIVE = ("pending", "running")
+
+
+class Account:
+    """moto, and the front before it."""
+
+    def __init__(self, url: str, front: Ec2Front) -> None:
+        self.front = front
+        self.ec2: Any = botocore.session.Session().create_client(
+            "ec2", region_name=_REGION, endpoint_url=url
+        )
+
+    def provider(self) -> dict[str, Any]:
+        image = self.ec2.register_image(Name="fairlead", RootDeviceName="/dev/sda1")["ImageId"]
+        subnet = self.ec2.describe_subnets()["Subnets"][0]
+        group = self.ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+        region = {
+            "image": image,
+            "subnets": {subnet["AvailabilityZone"]: subnet["SubnetId"]},
+            "security_groups": [group],
+        }
+        prices = dict.fromkeys(_TYPES, 1.0) | {"g5.xlarge": 1.1}
+        return {
+            "type": "aws",
+            "regions": {_REGION: region},
+            "endpoint": self.front.url,
+            "prices": prices,
+        }
+
+    def lose(self, instance: str) -> None:
+        """End a machine as its provider does; the front must know, since moto ends none twice."""
+        session = botocore.session.Session()
+        ec2 = session.create_client("ec2", region_name=_REGION, endpoint_url=self.front.url)
+        ec2.terminate_instances(InstanceIds=[instance])
+        ec2.close()
+
+    def machines(self, *states: str) -> Counter[str]:
+        """Count the machines in these states by the record that their tag names."""
+        pages = self.ec2.get_paginator("describe_instances").paginate()
+        every = (
+            one for page in pages for each in page["Reservations"] for one in each["Instances"]
+        )
+        return Counter(
+            next(tag["Value"] for tag in one["Tags"] if tag["Key"] == "fairlead-machine")
+            for one in every
+            if not states or one["State"]["Name"] in states
+        )
+
+    def made(self) -> int:
+        return sum(action == "RunInstances" and status == 200 for _, action, status in self.times)
+
+    @property
+    def times(self) -> list[tuple[float, str, int]]:
+        return list(self.front.times)
+
+
+@contextmanager
+def _account(folder: Path) -> Iterator[Account]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    daemon = Daemon(argv, folder / "moto.log", outlasts_tests=True)
+
+    def answers() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/", timeout=30) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    daemon.spawn()
+    daemon.wait_ready(answers)
+    try:
+        with _front(url) as front:
+            yield Account(url, front)
+    finally:
+        daemon.kill9()
+
+
+@contextmanager
+def _front(url: str) -> Iterator[Ec2Front]:
+    """Serve the front in a thread: it must answer while this program waits."""
+    made: list[Ec2Front] = []
+    is_up, is_over = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with front_of(url) as front:
+            made.append(front)
+            is_up.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    is_up.wait()
+    try:
+        yield made[0]
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join()
+        loop.close()
+
+
+class Controller:
+    def __init__(self, folder: Path, account: Account) -> None:
+        config = folder / "controller.json"
+        config.write_text(json.dumps({"providers": {"aws": account.provider()}}))
+        self._folder = folder
+        self.process = ControllerProcess(folder / "c", "--config", config, outlasts_tests=True)
+        self.process.start()
+        self._count = 0
+
+    def rent(self, machines: str) -> None:
+        """Have the fleet rent by these fields, or `off`."""
+        file = self._folder / "fleet.yaml"
+        file.write_text(_FLEET.format(machines=machines))
+        self.process.cli("apply", "-f", file).succeeded()
+
+    def submit(self, count: int) -> None:
+        client = ControllerClient(self.process.url, self.process.token)
+        for _ in range(count):
+            self._count += 1
+            body = {
+                "configuration": _JOB,
+                "name": f"j-{self._count}",
+                "client_key": f"k{self._count}",
+            }
+            self._ask(lambda body=body: client.submit(body))
+
+    def stop(self, number: int) -> None:
+        client = ControllerClient(self.process.url, self.process.token)
+        self._ask(lambda: client.post(f"/v1/runs/j-{number}/stop", {"abort": True}))
+
+    @staticmethod
+    def _ask(call: Any) -> None:
+        """Ask until there is an answer: a controller that was killed is away for a moment."""
+        for _ in range(200):
+            try:
+                call()
+                return
+            except (ConnectionLost, ApiError) as error:
+                if isinstance(error, ApiError) and error.status not in (404, 409, 503):
+                    raise
+                time.sleep(0.1)
+
+    def machines(self) -> list[dict[str, Any]]:
+        listed = self.process.cli("machine", "list", "--all", "--json").succeeded().json
+        found: list[dict[str, Any]] = listed["machines"]
+        return found
+
+    def orphans(self) -> int:
+        return len(self.process.cli("machine", "orphans", "--json").succeeded().json["orphans"])
+
+
+def _order(controller: Controller, account: Account, count: int) -> list[tuple[str, object]]:
+    """Time the order of many machines at once, and what is asked meanwhile."""
+    load = os.getloadavg()[0]
+    began = time.monotonic()
+    controller.submit(count)
+    submitted = time.monotonic()
+    wait_until(lambda: account.made() >= count, _PATIENCE, "the machines to be made")
+    ended = max(at for at, action, _ in account.times if action == "RunInstances")
+    asked = sum(
+        action == "DescribeInstances" and began <= at <= ended for at, action, _ in account.times
+    )
+    return [
+        (f"{count} jobs submitted, one by one (load {load:.0f})", f"{submitted - began:.1f} s"),
+        (f"… the last of {count} machines made, from the first job", f"{ended - began:.1f} s"),
+        ("… lists of the region meanwhile (DescribeInstances)", asked),
+    ]
+
+
+def _next_offer(controller: Controller, account: Account) -> tuple[str, object]:
+    """Time from the refusal of one offer to the request for the next."""
+    refusals = [Failure("InsufficientInstanceCapacity")]
+    account.front.fails["RunInstances"] = refusals
+    before = account.made()
+    controller.submit(1)
+    wait_until(lambda: not refusals and account.made() > before, _PATIENCE, "another offer")
+    refused = max(
+        at for at, action, status in account.times if (action, status) == ("RunInstances", 400)
+    )
+    made = min(
+        at
+        for at, action, status in account.times
+        if (action, status) == ("RunInstances", 200) and at > refused
+    )
+    return "a refused offer → a machine of the next one", f"{made - refused:.2f} s"
+
+
+def _vanished(controller: Controller, account: Account) -> tuple[str, object]:
+    """Time until a machine that the provider lost is noticed."""
+    live = [one for one in controller.machines() if one["status"] == "provisioning"]
+    instance = live[0]["instance_id"].rpartition("/")[2]
+    account.lose(instance)
+    began = time.monotonic()
+
+    def is_noticed() -> bool:
+        found = next(one for one in controller.machines() if one["id"] == live[0]["id"])
+        return not _is_live(found)
+
+    wait_until(is_noticed, _PATIENCE, "the lost machine to be noticed")
+    return "a vanished machine is noticed after", f"{time.monotonic() - began:.0f} s"
+
+
+def _kill(controller: Controller, account: Account, kills: int, chance: random.Random) -> None:
+    """Kill the controller while it orders and ends machines."""
+    for number in range(kills):
+        account.front.loses += ["RunInstances"] * chance.choice((0, 1, 3))
+        controller.submit(chance.randint(1, 6))
+        controller.stop(chance.randint(1, controller._count))
+        time.sleep(chance.uniform(0.0, 1.5))
+        controller.process.kill9()
+        controller.process.start()
+        print(
+            f"kill {number + 1}: {account.made()} requests for a machine were granted", flush=True
+        )
+
+
+def _judge(controller: Controller, account: Account) -> tuple[list[tuple[str, object]], list[str]]:
+    """Compare the records with what the account has had, then end all of it."""
+    wait_until(
+        lambda: all(one["instance_id"] for one in controller.machines() if _is_live(one)),
+        _PATIENCE,
+        "every order to have an answer",
+    )
+    records, made = {one["id"]: one for one in controller.machines()}, account.machines()
+    live = account.machines(*_LIVE)
+    broken = [f"record {one} had {count} machines" for one, count in made.items() if count > 1]
+    broken += [f"machine of {one} has no record" for one in made.keys() - records.keys()]
+    known = {one for one, record in records.items() if record["status"] == "provisioning"}
+    broken += [f"record {one} has no machine" for one in known - live.keys()]
+    controller.rent("off")
+    wait_until(lambda: not account.machines(*_LIVE), _PATIENCE, "all machines to end")
+    wait_until(
+        lambda: all(one["status"] == "terminated" for one in controller.machines()),
+        _PATIENCE,
+        "all records to end",
+    )
+    if orphans := controller.orphans():
+        broken.append(f"{orphans} orphans")
+    rows: list[tuple[str, object]] = [
+        ("records of machines", len(records)),
+        ("machines that were made", made.total()),
+        ("of one record more than one", sum(count > 1 for count in made.values())),
+        ("orphans, and machines left", orphans + account.machines(*_LIVE).total()),
+    ]
+    return rows, broken
+
+
+def _is_live(record: dict[str, Any]) -> bool:
+    return bool(record["status"] == "provisioning")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev prove machines", description=__doc__)
+    parser.add_argument("--machines", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--kills", type=int, default=30, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    given = parser.parse_args()
+    os.environ.update(_KEYS)
+    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
+    rows: list[tuple[str, object]] = []
+    try:
+        with ExitStack() as stack:
+            account = stack.enter_context(_account(folder))
+            controller = Controller(folder, account)
+            stack.callback(controller.process.close)
+            controller.rent(_RENTS.format(most=given.machines + 20 * given.kills))
+            rows += _order(controller, account, given.machines)
+            rows.append(_next_offer(controller, account))
+            rows.append(_vanished(controller, account))
+            _kill(controller, account, given.kills, random.Random(given.seed))
+            judged, broken = _judge(controller, account)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    conclude(f"machines, {given.kills} kills", [*rows, *judged], broken)
+
+
+if __name__ == "__main__":
+    main()
