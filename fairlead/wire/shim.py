@@ -531,6 +531,12 @@ class GatewayKeys(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
 
 
+class HostKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The public half of the node's SSH host key: algorithm and key, without comment."""
+
+    key: str
+
+
 class FindingLevel(StrEnum):
     OK = "ok"
     WARNING = "warning"

@@ -42,6 +42,7 @@ from fairlead.wire.shim import (
     Fence,
     Finding,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
     TaskInfo,
@@ -251,6 +252,12 @@ class FakeShim:
 
     async def put_gateways(self, keys: Iterable[str]) -> None:
         self._state.put_gateways(keys)
+
+    async def prepare_host_key(self) -> HostKey:
+        return self._state.prepare_host_key()
+
+    async def use_host_key(self, key: str) -> None:
+        self._state.use_host_key(key)
 
     async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
         self._order("images", str(len(wanted.images)))

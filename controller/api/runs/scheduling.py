@@ -10,6 +10,7 @@ from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
+from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
 from fairlead.documents import (
     ExplainView,
@@ -54,7 +55,7 @@ async def plan_run(call: Call) -> PlanView:
         refused=found.refused,
         field=found.field,
         warning=found.warning,
-        groups=_groups(found.state),
+        groups=_groups(found),
         rent=found.rent,
         sweep=_sweep(found.state),
     )
@@ -75,10 +76,15 @@ async def offers_for_run(call: Call) -> OffersView:
     return OffersView(places=call.service.plans.offers(submission, user=call.caller))
 
 
-def _groups(state: RunState) -> tuple[GroupPlanView, ...]:
-    specs = {job.group: job.spec for job in state.jobs}
+def _groups(found: Preview) -> tuple[GroupPlanView, ...]:
+    specs = {job.group: job.spec for job in found.state.jobs}
     return tuple(
-        GroupPlanView(group=name, image=spec.image, python=spec.python, setup=len(spec.setup))
+        GroupPlanView(
+            group=name,
+            image=None if name in found.without_images else spec.image,
+            python=spec.python,
+            setup=len(spec.setup),
+        )
         for name, spec in specs.items()
     )
 

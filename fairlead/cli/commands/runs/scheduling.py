@@ -152,7 +152,8 @@ def _show_plan(found: PlanView) -> None:
 
 
 def _begins_with(group: GroupPlanView) -> str:
-    parts = [f"{group.group} begins in image {group.image}"]
+    where = "without an image" if group.image is None else f"in image {group.image}"
+    parts = [f"{group.group} begins {where}"]
     if group.python is not None:
         parts.append(f"a venv with Python {group.python}")
     if group.setup:
