@@ -79,6 +79,9 @@ class Literal:
             at = -1 if after < 0 else folded.find(self._needle, after)
 
 
+_EACH_LINE = "(?m)"
+
+
 class BadPattern(ValueError):
     """The pattern is none of RE2."""
 
@@ -95,12 +98,13 @@ class Pattern:
         options.log_errors = False
         options.max_mem = _MAX_PROGRAM_BYTES
         try:
-            self._pattern = re2.compile(f"(?m){text}", options)
+            self._pattern = re2.compile(f"{_EACH_LINE}{text}", options)
         # UnicodeEncodeError: half of a surrogate pair, which has no UTF-8.
         except (re2.error, UnicodeEncodeError) as error:
             why = error.args[0] if error.args else b""
             text = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
-            raise BadPattern(text) from None
+            # It repeats the pattern with what was put before it.
+            raise BadPattern(text.replace(f": {_EACH_LINE}", ": ", 1)) from None
 
     def places(self, text: bytes) -> Iterator[tuple[int, int]]:
         decoded = _as_text(text)

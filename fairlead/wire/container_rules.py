@@ -73,7 +73,10 @@ def _target(volume: VolumeMount) -> PurePosixPath:
         raise VolumeInvalid(f"{volume.target!r} is not an absolute path below / in the container")
     hidden = any(target.is_relative_to(folder) for folder in _NOT_FOR_VOLUMES)
     if hidden and not target.is_relative_to(_SHARED_MEMORY):
-        raise VolumeInvalid(f"no volume can be mounted at {target}")
+        raise VolumeInvalid(
+            f"no volume can be mounted at {target}: the container has its own there, and `gpu` "
+            f"brings a GPU's devices; give another path"
+        )
     if volume.read_only and _OURS.is_relative_to(target):
         raise VolumeInvalid(
             f"a volume at {target} must not be read only, since {_OURS} has to be made there; "

@@ -348,7 +348,8 @@ def _label_of(chosen: str) -> tuple[str, str | None]:
     if name.endswith(":*"):
         return name.removesuffix(":*"), None
     key, _, value = name.partition("=")
-    return key, value
+    assert value.startswith('"'), "a value without quotes may be taken for a number"
+    return key, value.strip('"')
 
 
 def _decoded(part: str) -> bytes:

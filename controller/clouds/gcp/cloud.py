@@ -432,7 +432,8 @@ class GcpCloud:
                 place=self._place(one),
             )
             for instance_id, one in await self._instances(
-                f"labels.{INSTALLATION_LABEL}={installation}"
+                # Without quotes, an id such as 12e4567890123456 would be a number.
+                f'labels.{INSTALLATION_LABEL}="{installation}"'
             )
         ]
 

@@ -72,6 +72,7 @@ def test_a_volume_is_written_in_one_line_or_in_full(written: Any, mount: VolumeM
         ({"name": "a", "path": "/data", "optional": True}, "so it cannot be optional"),
         ({"tmpfs": "1GB", "path": "/a/../proc"}, "not an absolute path below / in the container"),
         ("data:/proc", "no volume can be mounted at /proc"),
+        ("/dev/dri:/dev/dri", "`gpu` brings a GPU's devices; give another path"),
         ("data://opt/fairlead", "no volume can be mounted at /opt/fairlead"),
         ("data:/opt:ro", "must not be read only"),
         ("data:/ok/", "two volumes have the target /ok"),

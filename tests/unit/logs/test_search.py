@@ -133,3 +133,8 @@ def test_each_visible_byte_is_known_by_its_place(text: bytes) -> None:
     places = [visible.stored_at(at) for at in range(len(visible.text))]
     assert bytes(text[at] for at in places) == visible.text
     assert places == sorted(places)
+
+
+def test_a_wrong_pattern_is_told_as_its_user_wrote_it() -> None:
+    with pytest.raises(BadPattern, match=r"^missing \): \(a$"):
+        wanted("(a", is_pattern=True)
