@@ -56,7 +56,7 @@ from fairlead.documents import (
 )
 from fairlead.model.dev_environment import BROWSER_PORTS
 from fairlead.model.job_links import MAX_LINKS
-from fairlead.model.reasons import state_of
+from fairlead.model.reasons import Reason, state_of
 from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -175,6 +175,8 @@ def _held(run: Run) -> str | None:
     return beginning.why_waits(run) if waits else None
 
 
+_BY_ITSELF = (Reason.DONE_BY_RUNNER, Reason.CONTAINER_EXITED_WITH_ERROR)
+"""A stop or a lost node says nothing of how long a job takes."""
 _ESTIMATED_FROM = 50
 """The number of the jobs that ended last: the sets of a matrix' end may take longer than the
 first."""
@@ -185,12 +187,21 @@ def _seconds_left(state: RunState, counted: SetCounts) -> float | None:
     took = [
         last.terminating_at - last.running_at
         for last in lasts
-        if last.running_at is not None and last.terminating_at is not None
+        if last.reason in _BY_ITSELF
+        and last.running_at is not None
+        and last.terminating_at is not None
     ]
+    # An active set may stand in the queue, or in the batch of a container.
+    running = len({job.replica for job in state.jobs if _runs(job)})
     if not took or not counted.active:
         return None
-    # Those that run are half done, on average.
-    return sum(took) / len(took) * (counted.waiting + counted.active / 2) / counted.active
+    # Those that run are half done, on average. Between two jobs none runs.
+    left = counted.waiting + counted.active - running / 2
+    return sum(took) / len(took) * left / max(running, 1)
+
+
+def _runs(job: Job) -> bool:
+    return bool(job.attempts) and job.attempts[-1].status is AttemptStatus.RUNNING
 
 
 def set_view(one: ListedSet, node_names: Mapping[str, str]) -> SetView:

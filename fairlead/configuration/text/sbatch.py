@@ -337,7 +337,10 @@ def _name(job: _Job, value: str) -> None:
 
 
 def _nodes(job: _Job, value: str) -> None:
-    job.fields["nodes"] = _number(value)
+    least, _, most = value.partition("-")
+    if most and most != least:
+        raise _Refused(f"{value!r} is a range: give one number, such as {least}")
+    job.fields["nodes"] = _number(least)
 
 
 def _tasks(job: _Job, value: str) -> None:

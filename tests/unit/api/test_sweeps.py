@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.api.views import sweep_view
+from controller.lifecycle.model import Group, JobSpec
+from controller.lifecycle.reports import SetsStopped
+from controller.lifecycle.sweeps.ended import folded
+from fairlead.model.sweep import ParameterSets, SweepPlan
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.cli.conftest import PlayedNode, node
+from tests.unit.lifecycle.play import Play
 
 __all__ = ["node"]
 
@@ -173,3 +179,36 @@ async def test_an_ended_sweep_says_how_to_run_its_failed_sets_again(
     assert (answer.status, body["error"]["code"]) == (409, "ended")
     assert "`fairlead apply -f FILE --failed-of hello`" in body["error"]["message"]
     assert [one["status"] for one in await sets(api)] == ["failed"]
+
+
+def seconds_left(play: Play) -> float | None:
+    view = sweep_view(folded(play.state))
+    assert view is not None
+    return view.seconds_left
+
+
+def ten_sets() -> Play:
+    plan = SweepPlan(
+        sets=ParameterSets.of(["seed"], [[number] for number in range(10)]), max_parallel=4
+    )
+    return Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=JobSpec(image="busybox"))
+
+
+def test_the_estimate_counts_those_that_run_and_not_those_in_the_queue() -> None:
+    play = ten_sets()
+    play.to_running(0)
+    play.wait(10)
+    play.send(play.exited(0))
+    play.send(play.removed(0))
+    assert seconds_left(play) == 90
+    play.to_running(1)
+    assert seconds_left(play) == 85
+
+
+def test_a_set_that_was_stopped_says_nothing_of_how_long_one_takes() -> None:
+    play = ten_sets()
+    play.to_running(0)
+    play.send(SetsStopped(run_id=play.run_id, sets=((0, 0),), by="ada"))
+    play.send(play.exited(0))
+    play.send(play.removed(0))
+    assert seconds_left(play) is None
