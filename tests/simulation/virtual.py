@@ -29,6 +29,7 @@ EPOCH = 1_750_000_000.0
 SLOW_WORK = 0.1
 """Share of the work for threads that takes noticeable time."""
 SLOWEST_WORK_SECONDS = 0.3
+BURIAL_SECONDS = 60.0
 
 
 class Deadlock(Exception):
@@ -76,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, chance: Random) -> None:
         self._now = 0.0
         self._chance = chance
-        self._countdown: tuple[Life, int, Callable[[], None]] | None = None
+        self._countdowns: dict[Life, tuple[int, Callable[[], None]]] = {}
         super().__init__(_JumpingSelector(self._pass))
         self.set_task_factory(_make_task)
 
@@ -111,7 +112,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         life.backlog = self._handles_of(life)
         held = set(map(id, life.backlog))
         ready, timers = self._ready, self._scheduled  # type: ignore[attr-defined]
-        kept = [handle for handle in ready if id(handle) not in held]
+        # In its place, one that does nothing: the loop has counted those of this round.
+        kept = [handle if id(handle) not in held else self._nothing() for handle in ready]
         ready.clear()
         ready.extend(kept)
         timers[:] = [timer for timer in timers if id(timer) not in held]
@@ -120,6 +122,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if isinstance(handle, TimerHandle):
                 # Else asyncio would count a cancelled one among those of its heap.
                 handle._scheduled = False  # type: ignore[attr-defined]
+
+    def _nothing(self) -> Handle:
+        return _cancelled(Handle(lambda: None, (), self, Context()))
 
     def resume(self, life: Life) -> None:
         """All that came meanwhile happens at once, in its order; overdue timers after it."""
@@ -135,7 +140,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def after_steps(self, life: Life, steps: int, action: Callable[[], None]) -> None:
         """Do it when the life is about to take so many more steps: between two of its awaits."""
-        self._countdown = (life, steps, action)
+        self._countdowns[life] = (steps, action)
 
     def _handles_of(self, life: Life) -> list[Any]:
         """All that is ready to run, and its timers."""
@@ -143,11 +148,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return [handle for handle in waiting if handle._context.get(_LIFE) is life]
 
     def _count(self, life: Life) -> None:
-        if self._countdown is None or self._countdown[0] is not life:
+        if life not in self._countdowns:
             return
-        _, steps, action = self._countdown
-        self._countdown = (life, steps - 1, action) if steps > 1 else None
-        if steps <= 1:
+        steps, action = self._countdowns.pop(life)
+        if steps > 1:
+            self._countdowns[life] = (steps - 1, action)
+        else:
             # In an empty context it belongs to no life, not even to the one that it kills.
             super().call_soon(action, context=Context())
 
@@ -160,7 +166,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while pending := [task for task in life.tasks if not task.done()]:
             for task in pending:
                 task.cancel()
-            await asyncio.wait(pending)
+            # Again and again: one that was killed in its cleanup may take the first for that one's.
+            await asyncio.wait(pending, timeout=BURIAL_SECONDS)
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
