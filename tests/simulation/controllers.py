@@ -124,13 +124,15 @@ class Process(ControllerLife):
         self.way.die()
 
     def pause(self) -> None:
-        self.is_paused = True
-        super().pause()
+        # Faults overlap, and a second pause would forget what the first has kept.
+        if not self.is_paused and not self.life.dead:
+            self.is_paused = True
+            super().pause()
 
     def go_on(self) -> None:
-        self.is_paused = False
-        if not self.life.dead:
+        if self.is_paused and not self.life.dead:
             self._loop.resume(self.life)
+        self.is_paused = False
 
     def terminate(self) -> None:
         """As SIGTERM does."""

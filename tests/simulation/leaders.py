@@ -292,6 +292,8 @@ class PeerFaults:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Also when the faults end: none may come after that.
+            self._world.loop.forget_steps(process.life)
             for one in waits:
                 one.cancel()
 

@@ -29,7 +29,6 @@ EPOCH = 1_750_000_000.0
 SLOW_WORK = 0.1
 """Share of the work for threads that takes noticeable time."""
 SLOWEST_WORK_SECONDS = 0.3
-BURIAL_SECONDS = 60.0
 
 
 class Deadlock(Exception):
@@ -97,6 +96,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def kill(self, life: Life) -> None:
         """None of its tasks takes another step; what they held open stays as it is."""
         life.dead = True
+        self.forget_steps(life)
         life.frozen = list(life.tasks)
         life.paused, backlog, life.backlog = False, life.backlog, []
         for handle in [*backlog, *self._handles_of(life)]:
@@ -142,6 +142,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Do it when the life is about to take so many more steps: between two of its awaits."""
         self._countdowns[life] = (steps, action)
 
+    def forget_steps(self, life: Life) -> None:
+        """Undo `after_steps`."""
+        self._countdowns.pop(life, None)
+
     def _handles_of(self, life: Life) -> list[Any]:
         """All that is ready to run, and its timers."""
         waiting = [*self._ready, *self._scheduled]  # type: ignore[attr-defined]
@@ -166,8 +170,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while pending := [task for task in life.tasks if not task.done()]:
             for task in pending:
                 task.cancel()
-            # Again and again: one that was killed in its cleanup may take the first for that one's.
-            await asyncio.wait(pending, timeout=BURIAL_SECONDS)
+            await asyncio.wait(pending)
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
