@@ -80,6 +80,13 @@ def _rentals(
     return Rentals(placement.index, settings, snapshot.machines, placement.could_hold)
 
 
+def _was_sent(rentals: Rentals | None, machines: MachineSettings | None, node: Node) -> bool:
+    """Return whether the node's host key was in the user-data of its rented machine."""
+    if rentals is None or machines is None or node.id not in rentals.machines:
+        return False
+    return node.address.host_key == machines.pin(node.id).host_key
+
+
 class Assembly:
     """Turns, node sessions and effects over one opened store.
 
@@ -111,7 +118,12 @@ class Assembly:
         rentals = _rentals(placement, machines, boot, chance, snapshot)
         self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals)
         self._images = NodeImages(self.pipeline, nodes.secrets)
-        session = Settings(failure=nodes.failure, fence=fence, images=self._images)
+        session = Settings(
+            failure=nodes.failure,
+            fence=fence,
+            images=self._images,
+            was_sent=lambda node: _was_sent(rentals, machines, node),
+        )
         self.nodes = NodeManager(self.pipeline, nodes.make_link, clock, chance, session)
         self._images.wake = self.nodes.look
         self.machines = self._machines(rentals, machines, boot, clock)
@@ -181,7 +193,7 @@ class Assembly:
             self.pipeline, fence, clock, stores.blobs, clusters, logs, nodes.secrets, inputs
         )
         return running.performers | batches.performers(
-            self.pipeline, clock, stores.logs, nodes.secrets
+            self.pipeline, clock, stores.logs, stores.outputs, nodes.secrets
         )
 
     def _of_services(self, fence: Fence, clock: Clock) -> dict[EffectKind, Performer]:

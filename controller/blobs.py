@@ -6,6 +6,9 @@ Only users who sent its bytes may use it; each has a mark below `users`. To know
 to its content. A mark can name the parts of its blob: what a user's earlier uploads have of a new
 one is taken from them, and only the rest is sent. A blob that no live run needs is removed some
 time after a user last asked for it, so it is still there when its run is submitted a little later.
+
+With a bucket (`use`), a blob is acknowledged only when the bucket has it, and the bucket decides
+what is there. The folder is a copy then: what it lacks is fetched.
 """
 
 from __future__ import annotations
@@ -18,7 +21,15 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -28,6 +39,8 @@ import msgspec
 
 from common import shared_folders
 from common.durable import sync_folder
+from controller.blob_bucket import KEPT_SECONDS, BlobBucket
+from controller.outputs.bucket import BucketError
 from fairlead.wire.blobs import MAX_PARTS, Part
 from fairlead.wire.decoders import decoder_of
 
@@ -39,7 +52,6 @@ MAX_TIMES_OF_USER = 10
 """A user may store so many blobs of the largest size, unless the operator sets another limit."""
 MIN_CHARGED = 4096
 """Bytes that a file takes on a disk, however small it is."""
-KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
 MIN_REMEMBERED_PART = 4096
 """Parts that are smaller on average are not remembered: nobody is charged for their names, which
@@ -78,8 +90,8 @@ _Parts = Annotated[list[Part], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class BlobStore:
-    """The blobs of all users. Every method may raise OSError. A user's name must be a valid file
-    name."""
+    """The blobs of all users. Every method may raise OSError, of which BucketError is one. A user's
+    name must be a valid file name."""
 
     def __init__(
         self,
@@ -94,9 +106,16 @@ class BlobStore:
         enough = MAX_TIMES_OF_USER * most_bytes
         self._most_of_user = enough if most_of_user is None else most_of_user
         self._now = now
+        self._bucket: BlobBucket | None = None
         self._arriving: Counter[str] = Counter()
         """Bytes that have come of blobs that are not whole yet, by user."""
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def use(self, bucket: BlobBucket) -> None:
+        """Keep blobs in this bucket from now on; those that are here go there when they are asked
+        for."""
+        self._bucket = bucket
 
     async def put(
         self,
@@ -114,9 +133,15 @@ class BlobStore:
         arriving = self._folder / f"{secrets.token_hex(8)}{_ARRIVING}"
         try:
             size = await self._receive(arriving, digest, pieces, user)
+            if self._bucket is not None:
+                await self._bucket.put(digest, arriving, size)
             turn = self._keeping.setdefault(user, asyncio.Lock())
             # One at a time: two uploads that end together would each count the same room as free.
             async with turn:
+                used = await self._used_by(user, digest)
+                self._check_room(self._most_of_user - used - max(size, MIN_CHARGED))
+                if self._bucket is not None:
+                    await self._bucket.mark(digest, size, user)
                 await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
         except BaseException:
             with suppress(OSError):
@@ -151,26 +176,71 @@ class BlobStore:
 
     async def size(self, digest: str) -> int | None:
         """Return its size; None when it is not there. The call keeps it for another day."""
-        return await asyncio.to_thread(self._touch, digest)
+        size = await asyncio.to_thread(self._touch, digest)
+        if size is None and self._bucket is not None:
+            return await self._bucket.size(digest)
+        return size
 
     async def size_for(self, digest: str, user: str) -> int | None:
         """Return its size as `size` does; None when this user has not sent it."""
-        return await asyncio.to_thread(self._touch_for, digest, user)
+        size = await asyncio.to_thread(self._touch_for, digest, user)
+        if self._bucket is None:
+            return size
+        in_bucket = await self._bucket.size_for(digest, user)
+        if in_bucket is None and size is not None:
+            # From before there was a bucket, or from before it was emptied.
+            await self._bucket.put(digest, self._path(digest), size)
+            await self._bucket.mark(digest, size, user)
+            return size
+        return in_bucket
 
     async def read(self, digest: str) -> AsyncGenerator[bytes, None]:
+        if self._bucket is not None:
+            await self._fetch(self._bucket, digest)
         with await asyncio.to_thread(self._path(digest).open, "rb") as file:
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
                 yield piece
 
-    async def sweep(self, needed: Collection[str]) -> int:
-        """Remove the blobs that are not needed; return how many."""
-        return await asyncio.to_thread(self._sweep, needed)
+    async def sweep(
+        self, needed: Callable[[], Collection[str]], still_leads: Callable[[], Awaitable[None]]
+    ) -> int:
+        """Remove the blobs that no live run needs; return how many, of those here.
+
+        `still_leads` raises if another controller may have accepted runs that `needed` lacks.
+        """
+        if self._bucket is not None:
+            for digest in await self._bucket.sweep(needed, still_leads):
+                size = await asyncio.to_thread(self._touch, digest)
+                if size is not None:
+                    await self._bucket.put(digest, self._path(digest), size)
+        return await asyncio.to_thread(self._sweep, needed())
+
+    async def _fetch(self, bucket: BlobBucket, digest: str) -> None:
+        """Make sure that a copy is here. Raises FileNotFoundError."""
+        # The jobs of a run start together; one fetches for all.
+        async with self._fetching.setdefault(digest, asyncio.Lock()):
+            path = self._path(digest)
+            if await asyncio.to_thread(path.exists):
+                return
+            await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+            arriving = self._folder / f"{secrets.token_hex(8)}{_ARRIVING}"
+            found = hashlib.sha256()
+            try:
+                with await asyncio.to_thread(_create, arriving) as file:
+                    async for piece in bucket.read(digest):
+                        found.update(piece)
+                        await asyncio.to_thread(file.write, piece)
+                if found.hexdigest() != digest:
+                    raise BucketError(f"the bucket has other bytes than those of {digest}")
+                await asyncio.to_thread(os.replace, arriving, path)
+            finally:
+                await asyncio.to_thread(arriving.unlink, missing_ok=True)
 
     async def _receive(
         self, path: Path, digest: str, pieces: AsyncIterable[bytes], user: str
     ) -> int:
         found, size = hashlib.sha256(), 0
-        room = self._most_of_user - await asyncio.to_thread(self._used, user, digest)
+        room = self._most_of_user - await self._used_by(user, digest)
         try:
             with await asyncio.to_thread(_create, path) as file:
                 async for piece in pieces:
@@ -203,11 +273,15 @@ class BlobStore:
                 f"runs, or ask the operator for more (--user-upload-limit)"
             )
 
+    async def _used_by(self, user: str, but: str) -> int:
+        """Return the bytes of this user's other blobs."""
+        if self._bucket is not None:
+            return await self._bucket.used(user, but, MIN_CHARGED)
+        return await asyncio.to_thread(self._used, user, but)
+
     def _keep(
         self, arriving: Path, digest: str, size: int, user: str, parts: Sequence[Part]
     ) -> None:
-        used = self._used(user, digest)
-        self._check_room(self._most_of_user - used - max(size, MIN_CHARGED))
         # The mark comes after its blob: a crash in between leaves a blob that nobody may use yet.
         os.replace(arriving, self._path(digest))
         sync_folder(self._folder)
@@ -232,7 +306,6 @@ class BlobStore:
         return found
 
     def _used(self, user: str, but: str) -> int:
-        """Return the bytes of this user's other blobs."""
         total = 0
         for mark in shared_folders.entries(self._marks(user)):
             # A sweep in another thread removes a blob before its mark.

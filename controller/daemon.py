@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -32,9 +32,11 @@ from controller.api.app import make_runner
 from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
 from controller.assembly import Assembly, NodeSettings
+from controller.blob_bucket import BlobBucket
 from controller.blobs import MAX_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.clouds.base import Cloud
+from controller.clouds.catalog import Catalog
 from controller.gateways.link import SocketGatewayLink
 from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.inventory import NodeFailure, Spending
@@ -45,13 +47,16 @@ from controller.links.clients import LocalLink, SshLink
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.machines.manager import MachineSettings
+from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
-from controller.outputs.bucket import Bucket
+from controller.outputs.bucket import Bucket, BucketError
+from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
 from controller.outputs.store import DEFAULT_LIMIT, OutputStore
 from controller.outputs.uploads import DEFAULT_ABOVE, OutputUploads
 from controller.pipelines.performers.cluster import secret_of
 from controller.provider_config import (
     AwsProvider,
+    GcpProvider,
     HetznerProvider,
     ProviderConfig,
     QemuProvider,
@@ -95,6 +100,9 @@ SHARED_SHUTDOWN_SECONDS = 0.5
 SURE_SECONDS = 1.0
 """A change that comes later than this before the lease's end is refused."""
 TIDYING_SECONDS = 3600.0
+METRICS_NAME = "metrics"
+BUCKET_SECONDS = 3.0
+"""A bucket that does not answer so long holds up no leader."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +129,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs of more bytes go to the bucket, if there is one."""
     logs_bucket: Bucket | None = None
     """Where logs are stored; None: in the data folder."""
+    bucket: Bucket | None = None
+    """Of this installation alone, for uploads, outputs and the history of use; None: they are in
+    the data folder."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: RetentionTimes = RetentionTimes()
@@ -253,7 +264,7 @@ async def _controller(
         # The stack closes in reverse: first what listens, last the stores that all others use.
         stores = await _stores(options, closing)
         leading.renewed(leading.now())
-        opened = await _open(options, stores, leading)
+        opened = await _open(options, stores, leading, closing)
         work = asyncio.create_task(_work(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(_end, work)
         proxy = _proxy(options, opened)
@@ -328,10 +339,13 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     assembly: Assembly
     service: ControllerService
     dashboard: Dashboard
+    metric_bucket: MetricBucket | None
     join: _Join | None
 
 
-async def _open(options: Options, stores: Stores, leading: Leading) -> _Opened:
+async def _open(
+    options: Options, stores: Stores, leading: Leading, closing: contextlib.AsyncExitStack
+) -> _Opened:
     """Raises CannotStart."""
     try:
         join = await _join_point(options)
@@ -340,8 +354,7 @@ async def _open(options: Options, stores: Stores, leading: Leading) -> _Opened:
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
-    if options.logs_bucket is not None:
-        stores.logs.use(LogBucket(options.logs_bucket, known.boot.installation_id))
+    own = await _use_buckets(options, stores, known.boot.installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -358,13 +371,14 @@ async def _open(options: Options, stores: Stores, leading: Leading) -> _Opened:
         gateways=_gateway_settings(options, known.key, GatewayAccess(gate, routes)),
         machines=_machine_settings(options, known.key, None if join is None else join.point),
     )
+    history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
         _live_parts(assembly, progress),
         _service_settings(options, known.key, None if join is None else join.point),
         gate=gate,
         vault=known.vault,
-        metric_history=MetricHistory(options.data / "metrics"),
+        metric_history=history,
         host_keys=host_keys,
         clock=clock,
         chance=chance,
@@ -377,8 +391,46 @@ async def _open(options: Options, stores: Stores, leading: Leading) -> _Opened:
         service_domain=options.proxy.domain,
     )
     return _Opened(
-        stores=stores, assembly=assembly, service=service, dashboard=dashboard, join=join
+        stores=stores,
+        assembly=assembly,
+        service=service,
+        dashboard=dashboard,
+        metric_bucket=_metric_bucket(options, history, own, known.boot),
+        join=join,
     )
+
+
+def _metric_bucket(
+    options: Options, history: MetricHistory, own: OwnBucket | None, boot: Boot
+) -> MetricBucket | None:
+    if own is None:
+        return None
+    return MetricBucket(own, history, options.data / METRICS_NAME, f"{boot.token:x}")
+
+
+async def _use_buckets(
+    options: Options, stores: Stores, installation_id: str, closing: contextlib.AsyncExitStack
+) -> OwnBucket | None:
+    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    own = None
+    if options.bucket is not None:
+        own = OwnBucket(options.bucket, installation_id)
+        closing.callback(own.close)
+        try:
+            async with asyncio.timeout(BUCKET_SECONDS):
+                await own.ask(own.verify)
+        except BucketOfAnother as error:
+            raise CannotStart(f"--bucket: {error}") from error
+        except (BucketError, TimeoutError) as error:
+            # Its owner is looked for again before anything is read or written there.
+            why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
+            log.warning("the bucket cannot be used, and what goes there waits: %s", why)
+        stores.blobs.use(BlobBucket(own))
+        if options.outputs_bucket is None:
+            stores.outputs.use(own)
+    if options.logs_bucket is not None:
+        stores.logs.use(LogBucket(options.logs_bucket, installation_id))
+    return own
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -424,9 +476,12 @@ def _fingerprint(options: Options) -> str | None:
         keys = identity.fingerprint(options.data, options.secrets_key_file)
     except identity.IdentityUnusable as error:
         raise CannotStart(str(error)) from error
-    if keys is None or options.logs_bucket is None:
+    buckets = [one for one in (options.logs_bucket, options.bucket) if one is not None]
+    if keys is None or not buckets:
         return keys
-    place = hashlib.sha256(msgspec.json.encode(options.logs_bucket)).hexdigest()[:8]
+    # One of logs alone is shown as earlier versions do.
+    places = b"".join(map(msgspec.json.encode, buckets))
+    place = hashlib.sha256(places).hexdigest()[:8]
     return f"{keys}{BEFORE_BUCKET}{place}"
 
 
@@ -492,20 +547,20 @@ def require_providers(options: Options, snapshot: Snapshot) -> None:
         )
 
 
-def make_cloud(name: str, config: ProviderConfig) -> Cloud:
+def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded.
+    `data`: the controller's folder, where the catalogs that were read are kept.
 
     Raises CannotStart.
     """
     if isinstance(config, AwsProvider):
-        try:
+        with _library_of(name, "aws"):
             from controller.clouds.aws import AwsCloud
-        except ModuleNotFoundError as error:
-            raise CannotStart(
-                f"providers.{name}: machines of AWS need the package {error.name}: install "
-                f"'fairlead-daemons[aws]' with the controller"
-            ) from error
-        return AwsCloud(name, config)
+        return AwsCloud(name, config, catalog=_catalog("aws", name, data))
+    if isinstance(config, GcpProvider):
+        with _library_of(name, "gcp"):
+            from controller.clouds.gcp.cloud import GcpCloud
+        return GcpCloud(name, config, catalog=_catalog("gcp", name, data))
     if isinstance(config, HetznerProvider):
         from controller.clouds.hetzner import HetznerCloud
 
@@ -519,6 +574,22 @@ def make_cloud(name: str, config: ProviderConfig) -> Cloud:
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
     return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
+    return Catalog(cloud, data / "catalogs" / f"{provider}.json")
+
+
+@contextlib.contextmanager
+def _library_of(provider: str, extra: str) -> Iterator[None]:
+    """Raises CannotStart when an import lacks a package of this extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CannotStart(
+            f"providers.{provider}: machines of type {extra} need the package {error.name}: "
+            f"install 'fairlead-daemons[{extra}]' with the controller"
+        ) from error
 
 
 def _machine_settings(
@@ -539,6 +610,7 @@ def _machine_settings(
                 fleet=machine.fleet,
                 expires_at=None,
                 leash=machine.leash,
+                fresh_host_key=True,
                 host_private_key=private,
                 host_public_key=public,
                 tunnel_key=identity.public_line(key),
@@ -548,7 +620,10 @@ def _machine_settings(
         )
 
     return MachineSettings(
-        clouds={name: make_cloud(name, config) for name, config in options.providers.items()},
+        clouds={
+            name: make_cloud(name, config, options.data)
+            for name, config in options.providers.items()
+        },
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),
         spending=options.spending,
@@ -696,14 +771,16 @@ async def _work(
         return tuple(pipeline.runs.values())
 
     retention = Retention(stores.store, stores.logs, stores.outputs, clock, options.keep, live_runs)
-    sampler = MetricSampler(service.metrics, service.metric_history, clock, live_runs)
+    sampler = MetricSampler(
+        service.metrics, service.metric_history, clock, live_runs, bucket=opened.metric_bucket
+    )
     uploads = _uploads(options, stores.outputs)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.assembly.run(), name="assembly")
             every = _renewal_seconds(options)
             group.create_task(_keep_lease(stores.store, every, leading), name="lease")
-            group.create_task(_tidy_blobs(opened.assembly, stores.blobs), name="blobs")
+            group.create_task(_tidy_blobs(opened.assembly, stores), name="blobs")
             group.create_task(retention.run(), name="retention")
             group.create_task(sampler.run(), name="metrics")
             group.create_task(stores.logs.join_ended(), name="logs")
@@ -717,19 +794,26 @@ async def _work(
 
 
 def _uploads(options: Options, outputs: OutputStore) -> OutputUploads | None:
-    if options.outputs_bucket is None:
+    target, above = options.outputs_bucket, options.outputs_bucket_above
+    if target is None:
+        # Those from before there was a bucket; later ones are there when they count as collected.
+        target, above = options.bucket, -1
+    if target is None:
         return None
-    above = options.outputs_bucket_above
-    return OutputUploads(outputs, options.outputs_bucket, above, system_chance().jitter)
+    return OutputUploads(outputs, target, above, system_chance().jitter)
 
 
-async def _tidy_blobs(assembly: Assembly, blobs: BlobStore) -> None:
-    while True:
+async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
+    """Raises LeaseLost."""
+
+    def needed() -> set[str]:
         live = assembly.pipeline.runs.values()
-        needed = {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+        return {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+
+    while True:
         try:
-            await blobs.sweep(needed)
-        except OSError as error:
+            await stores.blobs.sweep(needed, stores.store.renew_lease)
+        except (OSError, StoreUnavailable) as error:
             log.warning("expired uploads could not be removed: %s", error)
         await asyncio.sleep(TIDYING_SECONDS)
 

@@ -34,6 +34,8 @@ from controller.identity import (
     fingerprint,
     installation_of,
 )
+from controller.outputs.bucket import Bucket
+from controller.outputs.examination import BucketFacts, bucket_facts
 from controller.relay import address_of
 from controller.store import schema
 from controller.store.base import Peer
@@ -51,6 +53,8 @@ _MAX_DRIFT = 1.0
 _SLOW_QUESTION = 0.05
 _RENEW_DAYS = 14
 _ANSWER_SECONDS = 5.0
+MAX_BUCKET_CLOCK = 300.0
+"""Seconds. S3 refuses a request that was signed 15 minutes from its time."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +66,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int]
     url: str | None = None
     tls: CertificateFiles | None = None
+    bucket: Bucket | None = None
+    """That of --bucket."""
+    logs_bucket: Bucket | None = None
+    """That of --logs-bucket."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,11 +102,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     listens: bool = False
     certificate: Certificate | str | None = None
     """A string: why it cannot be used."""
+    buckets: tuple[BucketFacts, ...] = ()
 
 
 def examine(facts: Facts) -> list[Finding]:
     """Return at least one finding of each check."""
-    checks = (_folder, _keys, _database, _schema, _leader, _clock, _others, _addresses, _port, _tls)
+    checks = (
+        *(_folder, _keys, _database, _schema, _leader, _clock, _others, _addresses, _port, _tls),
+        *(_buckets, _value),
+    )
     return [finding for check in checks for finding in check(facts)]
 
 
@@ -349,6 +361,49 @@ def _tls(facts: Facts) -> Iterator[Finding]:
         yield ok("tls", "the controller listens on this machine's loopback, without TLS")
 
 
+def _buckets(facts: Facts) -> Iterator[Finding]:
+    if not facts.buckets:
+        yield ok("bucket", "none is named")
+    own = facts.installation or facts.database.installation
+    for found in facts.buckets:
+        named = f"{found.bucket} ({found.option})"
+        is_own = found.option == "--bucket"
+        if found.why is not None:
+            fix = (
+                "check the name, the endpoint, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+                "AWS_REGION, and let the keys list, put, get, copy and delete below the prefix"
+            )
+            yield bad("bucket", f"{named} cannot be used: {found.why}", fix)
+        elif is_own and found.owner not in (None, own):
+            fix = "give another bucket or prefix"
+            yield bad("bucket", f"{named} belongs to the installation {found.owner}", fix)
+        elif abs(found.clock_ahead) > MAX_BUCKET_CLOCK:
+            ahead = f"{found.clock_ahead:+.0f} s"
+            fix = "let NTP set this machine's clock: the storage refuses requests of another time"
+            yield bad("bucket", f"the clock of {named} is {ahead} ahead of this one", fix)
+        else:
+            new = " and is new" if is_own and found.owner is None else ""
+            yield ok("bucket", f"{named} can be written and read{new}")
+
+
+def _value(facts: Facts) -> Iterator[Finding]:
+    """Say what is lost with the data folder."""
+    setup = facts.setup
+    lost = ["the keys"]
+    if facts.database.kind == "sqlite":
+        lost.append("the database")
+    if setup.bucket is None:
+        lost += ["uploads", "outputs", "the history of use"]
+        if setup.logs_bucket is None:
+            lost.append("logs")
+    told = f"{setup.data} alone has {', '.join(lost)}"
+    if setup.bucket is None and setup.url is not None:
+        fix = "give --bucket: a controller on another machine then has all but the keys"
+        yield warn("value", told, fix)
+    else:
+        yield ok("value", f"{told}: keep a copy of that")
+
+
 def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
     sight = database.sight
     alive = [] if sight is None else [one for one in sight.peers if sight.is_alive(one)]
@@ -456,6 +511,14 @@ def gather(setup: Setup) -> Facts:
         port=port,
         listens=listens,
         certificate=None if setup.tls is None else _certificate(setup.tls),
+        buckets=_bucket_facts(setup, installation or database.installation),
+    )
+
+
+def _bucket_facts(setup: Setup, installation: str | None) -> tuple[BucketFacts, ...]:
+    named = (("--bucket", setup.bucket), ("--logs-bucket", setup.logs_bucket))
+    return tuple(
+        bucket_facts(bucket, option, installation) for option, bucket in named if bucket is not None
     )
 
 

@@ -11,6 +11,7 @@ release, shows nothing and begins again with the next sample.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -111,7 +112,9 @@ class MetricHistory:
         self._folder = folder
         self._most = most
 
-    def append(self, attempt_id: str, sample: Sample) -> None:
+    def append(self, attempt_id: str, *samples: Sample) -> None:
+        """Add samples, which are later than those that are there."""
+        added = packed(samples)
         path = self._path(attempt_id)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
@@ -119,15 +122,15 @@ class MetricHistory:
             if start is None:
                 file.truncate(0)
                 file.seek(0)
-                file.write(_HEAD + _encoded(sample))
+                file.write(_HEAD + added)
                 return
             whole = (os.fstat(file.fileno()).st_size - start) // _RECORD.size
             if whole >= self._most:
                 file.seek(start)
-                self._shorten(path, file.read(whole * _RECORD.size), sample)
+                self._shorten(path, file.read(whole * _RECORD.size), added)
                 return
             file.seek(start + whole * _RECORD.size)  # over a record that a crash has torn
-            file.write(_encoded(sample))
+            file.write(added)
 
     def read(self, attempt_id: str, since: float) -> list[Sample]:
         """Return the samples from then on, and one before, which the CPU's use is counted from."""
@@ -138,11 +141,13 @@ class MetricHistory:
         start = _records_begin(data)
         if start is None:
             return []
-        whole = (len(data) - start) // _RECORD.size * _RECORD.size
-        records = memoryview(data)[start : start + whole]
-        samples = [_decoded(*values) for values in _RECORD.iter_unpack(records)]
+        samples = unpacked(data[start:])
         first = next((at for at, sample in enumerate(samples) if sample.at >= since), len(samples))
         return samples[max(0, first - 1) :]
+
+    def latest(self, attempt_id: str) -> float:
+        """Return the time of the last sample; minus infinity without one."""
+        return max((sample.at for sample in self.read(attempt_id, math.inf)), default=-math.inf)
 
     def sweep(self, written_before: float) -> int:
         """Remove the files that were last written before then; return how many."""
@@ -154,11 +159,11 @@ class MetricHistory:
                     removed += 1
         return removed
 
-    def _shorten(self, path: Path, data: bytes, sample: Sample) -> None:
-        """Drop the oldest samples and add one."""
+    def _shorten(self, path: Path, data: bytes, added: bytes) -> None:
+        """Drop the oldest samples and add some."""
         kept = max(1, self._most - _ROOM)
         fresh = path.with_name(f".{path.name}")
-        fresh.write_bytes(_HEAD + data[-kept * _RECORD.size :] + _encoded(sample))
+        fresh.write_bytes(_HEAD + data[-kept * _RECORD.size :] + added)
         fresh.chmod(0o600)
         fresh.replace(path)
 
@@ -171,6 +176,17 @@ def _records_begin(data: bytes) -> int | None:
     if data.startswith(_HEAD):
         return len(_HEAD)
     return None if len(data) < len(_HEAD) or data.startswith(_NAME) else 0
+
+
+def packed(samples: Iterable[Sample]) -> bytes:
+    """Return samples as records of a fixed size."""
+    return b"".join(map(_encoded, samples))
+
+
+def unpacked(data: bytes) -> list[Sample]:
+    """Return the samples of whole records."""
+    whole = len(data) // _RECORD.size * _RECORD.size
+    return [_decoded(*values) for values in _RECORD.iter_unpack(data[:whole])]
 
 
 def _encoded(sample: Sample) -> bytes:

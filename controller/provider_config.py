@@ -50,6 +50,23 @@ _SUBNETS = "a mapping of availability zones to subnets, such as {eu-central-1a: 
 _GROUPS = "a list of 1 to 5 ids, such as [sg-0123abcd]"
 _DISK = f"{SIZE_ALLOWED}, from 8GB to 16TB"
 _TOKENS = "the absolute path of a file with a token of the project that may read and write"
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_GCP_REGION = re.compile(r"[a-z]+-[a-z]+\d{1,2}")
+_GCP_NAME = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+_GCP_IMAGE = re.compile(
+    rf"(projects/(?P<project>[a-z0-9.:-]+)/global/images/)?(?P<family>family/)?(?P<name>{_GCP_NAME})"
+)
+_GCP_SUBNETWORK = re.compile(
+    rf"(?P<name>{_GCP_NAME})|projects/[a-z0-9.:-]+/regions/(?P<region>[a-z0-9-]+)/subnetworks/{_GCP_NAME}"
+)
+_GCP_ACCOUNT = re.compile(r"[a-z0-9._-]+@[a-z0-9.-]+\.gserviceaccount\.com")
+_GCP_IMAGES = (
+    "an image of Fairlead: its name, family/NAME, or projects/PROJECT/global/images/… with either"
+)
+_SUBNETWORKS = "a subnetwork's name, or projects/PROJECT/regions/REGION/subnetworks/NAME"
+_CREDENTIALS = (
+    "the absolute path of a credentials file of Google Cloud, such as a service account's key"
+)
 _ADDRESSES = "public or private: the address at which the controller reaches the machines"
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -104,6 +121,32 @@ class _HetznerFields(_Fields, frozen=True, kw_only=True):
     networks: Annotated[tuple[int, ...], Field("a list of ids of networks")] = ()
     address: Annotated[Literal["public", "private"], Field(_ADDRESSES)] = "public"
     endpoint: Annotated[str | None, Field("the URL of another server with this API")] = None
+
+
+class _GcpRegionFields(_Fields, frozen=True, kw_only=True):
+    zones: Annotated[tuple[str, ...], Field("a list of zones, such as [europe-west4-a]")]
+    subnetwork: Annotated[str, Field(_SUBNETWORKS)] = "default"
+
+
+class _GcpFields(_Fields, frozen=True, kw_only=True):
+    type: Annotated[Literal["gcp"], Field("gcp: Compute Engine of Google makes the machines")]
+    project: Annotated[str, Field("the id of a project, such as my-project-123")]
+    image: Annotated[str, Field(_GCP_IMAGES)]
+    regions: Annotated[
+        dict[str, dict[str, Any]],
+        Field("a mapping of regions to mappings of zones and subnetwork"),
+    ]
+    credentials_file: Annotated[str | None, Field(_CREDENTIALS)] = None
+    network_tags: Annotated[tuple[str, ...], Field("a list of tags that firewall rules name")] = ()
+    service_account: Annotated[
+        str | None, Field("the e-mail address of a service account for the machines")
+    ] = None
+    address: Annotated[Literal["public", "private"], Field(_ADDRESSES)] = "public"
+    disk: Annotated[Size | None, Field(_DISK)] = None
+    prices: Annotated[dict[str, float], Field(_PRICES)] = msgspec.field(default_factory=dict)
+    endpoint: Annotated[
+        str | None, Field("the URL of an endpoint of Compute Engine in your own network")
+    ] = None
 
 
 class _InstanceTypeFields(_Fields, frozen=True, kw_only=True):
@@ -190,6 +233,33 @@ class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
         return content.decode()
 
 
+class GcpRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """Where machines of one region begin. `subnetwork`: its path, from `projects/` on."""
+
+    zones: tuple[str, ...]
+    subnetwork: str
+
+
+class GcpProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute Engine in some regions of a project.
+
+    `image`: its path, from `projects/` on; of a family, the newest one. `credentials_file` None:
+    where all programs of Google Cloud look. `disk` in bytes; `prices` of an hour on demand, instead
+    of the catalog's.
+    """
+
+    project: str
+    image: str
+    regions: Mapping[str, GcpRegion]
+    credentials_file: Path | None = None
+    network_tags: tuple[str, ...] = ()
+    service_account: str | None = None
+    is_public: bool = True
+    disk: int = 100 * _GIB
+    prices: Mapping[str, float] = {}
+    endpoint: str = "https://compute.googleapis.com"
+
+
 class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     """A size of machine. `memory` and `disk` in bytes, `price` an hour."""
 
@@ -227,7 +297,7 @@ class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
     """This host is the only region."""
 
 
-ProviderConfig = ExecProvider | AwsProvider | HetznerProvider | QemuProvider
+ProviderConfig = ExecProvider | AwsProvider | GcpProvider | HetznerProvider | QemuProvider
 
 
 def read_providers(written: Mapping[str, Mapping[str, Any]]) -> dict[str, ProviderConfig]:
@@ -289,11 +359,8 @@ def _aws(within: str, data: dict[str, Any]) -> AwsProvider:
         name: _aws_region(f"{within}.regions.{name}", name, region)
         for name, region in written.regions.items()
     }
-    disk = 100 * _GIB if written.disk is None else int(written.disk)
-    if not 8 * 10**9 <= disk <= 16 * (1 << 40):
-        raise ConfigurationError(f"{within}.disk", f"is {disk} bytes", _DISK)
-    for instance_type, price in written.prices.items():
-        _check_price(f"{within}.prices.{instance_type}", price)
+    disk = _disk_of(within, written.disk)
+    _check_prices(within, written.prices)
     _check_endpoint(within, written.endpoint)
     return AwsProvider(
         regions=regions,
@@ -305,6 +372,78 @@ def _aws(within: str, data: dict[str, Any]) -> AwsProvider:
         prices=written.prices,
         endpoint=written.endpoint,
     )
+
+
+def _gcp(within: str, data: dict[str, Any]) -> GcpProvider:
+    written = convert(data, _GcpFields, within=within)
+    known = fields_of(_GcpFields)
+
+    def require(is_right: bool, name: str, message: str) -> None:
+        if not is_right:
+            raise ConfigurationError(f"{within}.{name}", message, known[name].allowed)
+
+    project, file, account = written.project, written.credentials_file, written.service_account
+    require(bool(_PROJECT.fullmatch(project)), "project", f"{project!r} is no project's id")
+    require(bool(written.regions), "regions", "is empty")
+    if file is not None:
+        require(Path(file).is_absolute(), "credentials_file", f"{file} is not an absolute path")
+        require(os.access(file, os.R_OK), "credentials_file", f"{file} cannot be read")
+    for tag in written.network_tags:
+        is_tag = bool(re.fullmatch(_GCP_NAME, tag))
+        require(is_tag, "network_tags", f"{tag!r} is no tag of a network")
+    if account is not None:
+        is_account = bool(_GCP_ACCOUNT.fullmatch(account))
+        require(is_account, "service_account", f"{account!r} is no service account")
+    _check_prices(within, written.prices)
+    _check_endpoint(within, written.endpoint)
+    plain = GcpProvider(
+        project=project,
+        image=_gcp_image(f"{within}.image", project, written.image),
+        regions={
+            name: _gcp_region(f"{within}.regions.{name}", project, name, region)
+            for name, region in written.regions.items()
+        },
+    )
+    return msgspec.structs.replace(
+        plain,
+        credentials_file=None if file is None else Path(file),
+        network_tags=written.network_tags,
+        service_account=account,
+        is_public=written.address == "public",
+        disk=_disk_of(within, written.disk),
+        prices=written.prices,
+        endpoint=(written.endpoint or plain.endpoint).rstrip("/"),
+    )
+
+
+def _gcp_image(field: str, project: str, image: str) -> str:
+    """Raises ConfigurationError."""
+    if (parts := _GCP_IMAGE.fullmatch(image)) is None:
+        raise ConfigurationError(field, f"{image!r} is no image", _GCP_IMAGES)
+    owner = parts["project"] or project
+    return f"projects/{owner}/global/images/{parts['family'] or ''}{parts['name']}"
+
+
+def _gcp_region(field: str, project: str, name: str, data: dict[str, Any]) -> GcpRegion:
+    """Raises ConfigurationError."""
+    region = convert(data, _GcpRegionFields, within=field)
+    if not _GCP_REGION.fullmatch(name):
+        problem = "is no region of Google Cloud"
+        raise ConfigurationError(field, problem, "a region such as europe-west4")
+    if not region.zones:
+        raise ConfigurationError(f"{field}.zones", "is empty", f"a list such as [{name}-a]")
+    for zone in region.zones:
+        if not re.fullmatch(rf"{name}-[a-z]", zone):
+            problem = f"{zone!r} is no zone of {name}"
+            raise ConfigurationError(f"{field}.zones", problem, f"a list such as [{name}-a]")
+    parts = _GCP_SUBNETWORK.fullmatch(region.subnetwork)
+    if parts is None or parts["region"] not in (None, name):
+        problem = f"{region.subnetwork!r} is no subnetwork of {name}"
+        raise ConfigurationError(f"{field}.subnetwork", problem, _SUBNETWORKS)
+    path = region.subnetwork
+    if parts["name"] is not None:
+        path = f"projects/{project}/regions/{name}/subnetworks/{path}"
+    return GcpRegion(zones=region.zones, subnetwork=path)
 
 
 def _hetzner(within: str, data: dict[str, Any]) -> HetznerProvider:
@@ -464,15 +603,26 @@ def _check_region(field: str, name: str, region: _AwsRegionFields) -> None:
             raise ConfigurationError(f"{field}.security_groups", problem, _GROUPS)
 
 
-def _check_price(field: str, price: float) -> None:
+def _disk_of(within: str, written: Size | None) -> int:
+    """Raises ConfigurationError."""
+    disk = 100 * _GIB if written is None else int(written)
+    if not 8 * 10**9 <= disk <= 16 * (1 << 40):
+        raise ConfigurationError(f"{within}.disk", f"is {disk} bytes", _DISK)
+    return disk
+
+
+def _check_prices(within: str, prices: Mapping[str, float]) -> None:
     """Raises ConfigurationError. A machine without a price would be outside of every budget."""
-    if not 0 < price < 10_000:
-        raise ConfigurationError(field, f"is {price:g}", "a price of an hour, more than 0")
+    for instance_type, price in prices.items():
+        if not 0 < price < 10_000:
+            field = f"{within}.prices.{instance_type}"
+            raise ConfigurationError(field, f"is {price:g}", "a price of an hour, more than 0")
 
 
 _READERS: Mapping[str, Callable[[str, dict[str, Any]], ProviderConfig]] = {
     "exec": _exec,
     "aws": _aws,
+    "gcp": _gcp,
     "hetzner": _hetzner,
     "qemu": _qemu,
 }

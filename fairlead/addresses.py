@@ -33,11 +33,12 @@ class Address(NamedTuple):
 
 
 class Addresses:
-    """Parses `URL[,URL…]`. Threads and clients may share one. Raises SettingsError."""
+    """Parses `URL[,URL…]`. Threads and clients may share one. Raises SettingsError, which names
+    `field`."""
 
-    def __init__(self, text: str, tell: Tell | None = None) -> None:
+    def __init__(self, text: str, tell: Tell | None = None, *, field: str = "FAIRLEAD_URL") -> None:
         # A dict keeps the order; an address that is given twice is tried once.
-        self.all = tuple(dict.fromkeys(_parsed(one, text) for one in text.split(",")))
+        self.all = tuple(dict.fromkeys(_parsed(one, text, field) for one in text.split(",")))
         self._tell = _to_stderr if tell is None else tell
         self._current = 0
         self._passed_over: set[Address] = set()
@@ -133,7 +134,7 @@ def normalized(text: str) -> str:
     return ",".join(one.strip().rstrip("/") for one in text.split(","))
 
 
-def _parsed(text: str, whole: str) -> Address:
+def _parsed(text: str, whole: str, field: str) -> Address:
     url = text.strip().rstrip("/")
     try:
         parts = urlsplit(url)
@@ -143,7 +144,7 @@ def _parsed(text: str, whole: str) -> Address:
     if parts.scheme not in ("http", "https") or not host:
         among = f" (in {whole!r}; write a comma between two URLs)" if url != whole else ""
         raise SettingsError(
-            f"FAIRLEAD_URL: {text.strip()!r} is not a URL like http://127.0.0.1:8700{among}"
+            f"{field}: {text.strip()!r} is not a URL like http://127.0.0.1:8700{among}"
         )
     is_secure = parts.scheme == "https"
     return Address(url, is_secure, host, port or (443 if is_secure else 80), parts.path)

@@ -8,6 +8,7 @@ answer with them, because a user's command loads them and must load no server.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -583,6 +584,42 @@ class ProviderTrialView(_View, frozen=True):
     is_over: bool
 
 
+class CatalogSource(StrEnum):
+    """Where a provider's prices come from."""
+
+    RELEASE = "release"
+    """A file of this release."""
+    API = "api"
+    """What was last read from the provider's API."""
+    PROVIDER = "provider"
+    """The provider tells them with each list of its offers."""
+
+
+class ProviderOfferView(_View, frozen=True):
+    """A type of machine that a provider rents in one zone. `price` is per hour; `memory` and `disk`
+    are bytes that jobs can have. `gpu`: as a job's file names it; null: none."""
+
+    instance_type: str
+    region: str
+    zone: str | None
+    spot: bool
+    price: float
+    cpu: float
+    memory: int
+    disk: int
+    gpu: str | None
+
+
+class ProviderOffersView(_View, frozen=True):
+    """What a provider rents. `read_at`: when its prices were read from its API; null: never, or
+    each time. `notes`: what is to be known of them, as sentences."""
+
+    source: CatalogSource
+    read_at: str | None
+    notes: tuple[str, ...]
+    offers: tuple[ProviderOfferView, ...]
+
+
 class FleetView(_View, frozen=True):
     """`placement`: the attribute whose value the nodes of one gang share. `nodes`: their names."""
 
@@ -866,13 +903,23 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPlanView(_View, frozen=True):
-    """The environment of a group's jobs at their start. `python`: the version in their venv;
-    null: they have none. `setup`: the number of its commands."""
+    """The environment of a group's jobs at their start. `image`: null where the nodes to which they
+    would go have no images. `python`: the version in their venv; null: they have none. `setup`: the
+    number of its commands."""
 
     group: str
-    image: str
+    image: str | None
     python: str | None
     setup: int
+
+
+class SweepPlanView(_View, frozen=True):
+    """`parallel`: how many sets are active at once at most; null: as many as there is room for.
+    `reuse_container`: they run one after another in as many containers."""
+
+    sets: int
+    parallel: int | None
+    reuse_container: bool
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -885,6 +932,8 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupPlanView, ...] = ()
     rent: PlannedRent | None = None
     """What would be rented for it; null: this controller rents nothing."""
+    sweep: SweepPlanView | None = None
+    """Null: it is no sweep."""
 
 
 class OffersView(msgspec.Struct, frozen=True, kw_only=True):

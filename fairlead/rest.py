@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -39,11 +39,14 @@ def why_lost(error: Exception) -> str:
     """Return errors of sockets, TLS, HTTP and WebSocket clients in words."""
     # The first four are OSErrors too. The number of a gaierror is one of getaddrinfo(3), which
     # strerror(3) takes for another error.
-    match error:
-        case ssl.SSLCertVerificationError():
+    if "ssl" in sys.modules:  # else there was no TLS, and it costs 7 ms
+        import ssl
+
+        if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted ({error.verify_message})"
-        case ssl.SSLError():
+        if isinstance(error, ssl.SSLError):
             return "a secure connection to it is not possible"
+    match error:
         case socket.gaierror():
             return "its name cannot be looked up"
         case TimeoutError():
@@ -583,6 +586,8 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         super().connect()
         if self._is_secure:
+            import ssl
+
             # A controller that waits holds a connection until another one leads: that takes longer
             # than a machine takes to accept one.
             self.sock.settimeout(max(CONNECT_SECONDS, self.timeout or 0.0))

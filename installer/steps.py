@@ -85,9 +85,17 @@ class NoFile:
         at(system, self.name).unlink(missing_ok=True)
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder and those that it is in, which others may read whatever root's umask is."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir()
+        one.chmod(0o755)
+
+
 def write(path: Path, content: str, mode: int) -> None:
     """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     fresh = path.with_name(f".{path.name}.fairlead-new")
     with fresh.open("w") as opened:
         os.fchmod(opened.fileno(), mode)
@@ -113,7 +121,7 @@ class Folder:
 
     def apply(self, system: System) -> None:
         path = at(system, self.name)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         path.chmod(self.mode)
 
     def leftover(self, system: System) -> str | None:
@@ -138,7 +146,7 @@ class Link:
 
     def apply(self, system: System) -> None:
         path = at(system, self.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         fresh = path.with_name(f".{path.name}.fairlead-new")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self.target)
@@ -231,7 +239,7 @@ class Tree:
         target = at(system, self.name)
         if self.source == target:
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         fresh = target.with_name(f".{target.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         copy_tree(self.source, fresh, linked=self.linked)

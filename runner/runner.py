@@ -38,6 +38,7 @@ from runner.job import execution, surroundings
 from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, MainEnded
+from runner.job.keeping import Keeping
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -74,7 +75,7 @@ class Runner:
         self._execution: Execution | None = None
         self._job: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[Launch] | None = None
-        self._copying: asyncio.Task[list[str]] | None = None
+        self._keeping = Keeping()
         self._stopped = False
         self._suspended = False
         self._signals: EndSignals | None = None
@@ -301,8 +302,8 @@ class Runner:
         if self.state is RunnerState.SERVING_LOGS:
             return
         self._stopped = True
-        if self._copying is not None and grace is not None:
-            asyncio.get_running_loop().call_later(grace, self._copying.cancel)
+        if grace is not None:
+            self._keeping.stop(grace)
         if self._execution is not None:
             self._execution.stop(number, grace, interrupt=interrupt, delay=delay)
         elif self._preparing is not None:
@@ -328,7 +329,7 @@ class Runner:
         async def is_clean() -> bool:
             if before is None or execution.dirt is not None or self._stopped or self._hurried:
                 return False
-            after = await self.batch.look(launch.working_dir)
+            after = await self.batch.look(launch, self._preparation)
             return surroundings.difference(before, after) is None
 
         await self._to_the_end(self._now(), partial(execution.run, launch, started), is_clean)
@@ -339,7 +340,7 @@ class Runner:
         """Return what the job finds, if others may run in its container after it."""
         if not request.job.reuse_container:
             return None
-        return await self.batch.look(launch.working_dir)
+        return await self.batch.look(launch, self._preparation)
 
     async def _concluded(self, work: Coroutine[None, None, None]) -> None:
         """Run `work`; any error becomes the job's record."""
@@ -401,18 +402,8 @@ class Runner:
         if request is None or not request.job.leaves_something:
             return
         await self._keep(ended)
-        keeping = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)
-        self._copying = asyncio.create_task(keeping)
-        try:
-            lines = await self._copying
-        except asyncio.CancelledError:
-            # Without this, a cancel of our own task would look like the end of the copying.
-            if not self._copying.cancelled():
-                raise
-            lines = ["outputs: the job was stopped while they were copied; the rest is left out"]
-        finally:
-            self._copying = None
-        for line in lines:
+        copying = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)
+        for line in await self._keeping.lines(copying):
             self._say(line)
 
     def _say(self, text: str) -> None:

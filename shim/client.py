@@ -32,14 +32,15 @@ from fairlead.wire.shim import (
     Finding,
     GatewayKeys,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 
 T = TypeVar("T")
 
@@ -171,6 +172,15 @@ class ShimClient:
         engine has no images, and `fenced`."""
         headers = {FENCE_HEADER: fence.header()}
         await self._ask("PUT", "/v1/node/images", None, wanted, headers)
+
+    async def prepare_host_key(self) -> HostKey:
+        """Have the node make its next host key. Raises ShimError `not_found` where the shim leaves
+        the node's host key alone."""
+        return await self._ask("POST", "/v1/node/host-key", HostKey)
+
+    async def use_host_key(self, key: str) -> None:
+        """Have the node's sshd use the next host key, which must be this one."""
+        await self._ask("PUT", "/v1/node/host-key", None, HostKey(key=key))
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0

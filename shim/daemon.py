@@ -31,6 +31,7 @@ from fairlead.wire.shim import (
 )
 from shim.access.controller_keys import fingerprints
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
+from shim.access.host_key import NodeHostKey
 from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
 from shim.engines.base import Engine
@@ -174,6 +175,7 @@ class Daemon:
         self.images_ahead = ImagesAhead(
             supervisor.images, supervisor.engine, self.events.node_changed
         )
+        self.host_key = None if settings.host_key is None else NodeHostKey(settings.host_key)
         self._controller_silence: ControllerSilence | None = None
         self._leash: Leash | None = None
         self._recall: RecallWatch | None = None

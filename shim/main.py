@@ -86,6 +86,12 @@ def check_host_network(asked: HostNetwork, engine: Engine) -> None:
         )
 
 
+def host_key(environment: Mapping[str, str]) -> Path | None:
+    """Return the host key to replace. It is no option: an older shim would refuse to start."""
+    path = environment.get("FAIRLEAD_HOST_KEY")
+    return Path(path).absolute() if path else None
+
+
 def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables in both spellings.
 
@@ -385,6 +391,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         gateways=_gateways(arguments),
         image_gc=watermarks(arguments.image_gc),
         leash=leash(arguments.leash),
+        host_key=host_key(os.environ),
         private_images_open=arguments.private_images == "open",
         volume_prefixes=volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,

@@ -150,6 +150,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     leash: float | None = None
     """Seconds without a task and without a controller after which the machine powers itself off;
     None: never."""
+    host_key: Path | None = None
+    """sshd's file of the host key that came with the user-data of a rented machine, and that the
+    shim replaces; None: it leaves sshd's keys alone."""
     engine_patience: float = 60.0
     jump_keys: Path | None = None
     """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""

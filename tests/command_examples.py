@@ -280,6 +280,12 @@ SECTIONS = {
             "fairlead provider check aws-eu --boot",
             "[Providers](machines.md) stand in the controller's file.",
         ),
+        Command("offers list", "fairlead offers list gcp-us"),
+        Command(
+            "offers refresh",
+            "fairlead offers refresh gcp-us",
+            "[What it reads](machines.md#are-the-prices-right) differs between providers.",
+        ),
         Command(
             "cost",
             "fairlead cost --by user,run --since 7d",

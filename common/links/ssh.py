@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 import asyncssh
@@ -41,11 +42,11 @@ class SshAddress(Protocol):
 
 async def _connect(
     address: SshAddress,
-    pinned: asyncssh.SSHKey,
+    pinned: Sequence[asyncssh.SSHKey],
     identity: asyncssh.SSHKey,
     client: asyncssh.SSHClient,
 ) -> asyncssh.SSHClientConnection:
-    """Log in. `pinned` is the only host key that is trusted without asking `client`.
+    """Log in. `pinned`: the only host keys that are trusted without asking `client`.
 
     The connection rekeys after as many bytes as in OpenSSH, not after a time: connections made
     together would all rekey at the same moment. Raises OSError, asyncssh.Error.
@@ -54,7 +55,7 @@ async def _connect(
         address.host,
         address.port,
         username=address.user,
-        known_hosts=([pinned], [], [], [], [], [], []),
+        known_hosts=(list(pinned), [], [], [], [], [], []),
         client_keys=[identity],
         client_factory=lambda: client,
         # Else asyncssh asks the agent of $SSH_AUTH_SOCK, and reads ~/.ssh/config.
@@ -103,16 +104,22 @@ class Advice(msgspec.Struct, frozen=True):
 
 class SshLogin:
     """The login at one address. `identity`: our private key, with which we log in as the address's
-    user."""
+    user. `also`: a host key that is accepted as well as the address's."""
 
     def __init__(
-        self, address: SshAddress, identity: asyncssh.SSHKey, advice: Advice | None = None
+        self,
+        address: SshAddress,
+        identity: asyncssh.SSHKey,
+        advice: Advice | None = None,
+        *,
+        also: str | None = None,
     ) -> None:
         if address.host is None or address.host_key is None:
             raise ValueError("an SSH node needs a host and a pinned host key")
         self._address = address
         self._host, self._port = address.host, address.port
         self._pinned = parse(address.host_key)
+        self._accepted = [self._pinned, *([] if also is None else [parse(also)])]
         self._identity = identity
         self._advice = advice or Advice()
 
@@ -122,7 +129,7 @@ class SshLogin:
         where = f"{self._address.user}@{self._host}:{self._port}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return await _connect(self._address, self._pinned, self._identity, client)
+                return await _connect(self._address, self._accepted, self._identity, client)
         except TimeoutError as error:
             raise LinkError(f"{where} did not answer in {CONNECT_SECONDS:.0f} s") from error
         except (*_PERHAPS_ANOTHER_KEY, ConnectionError) as error:
@@ -145,7 +152,7 @@ class SshLogin:
             found = [parse(line) for line in await fetch(self._host, self._port)]
         except LinkError:
             return
-        if self._pinned in found:
+        if any(key in found for key in self._accepted):
             return
         for key in found:
             if key.algorithm == self._pinned.algorithm:

@@ -9,13 +9,14 @@ A machine's id is `REGION/INSTANCE`, since EC2 finds an instance only in its reg
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from controller.clouds import catalog
+from controller.clouds import aws_types
 from controller.clouds.aws_calls import Calls
 from controller.clouds.aws_errors import InstanceUnknown, TokenMismatch, WouldWork
 from controller.clouds.base import (
@@ -28,6 +29,7 @@ from controller.clouds.base import (
     Order,
     Refused,
 )
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
@@ -77,12 +79,14 @@ class AwsCloud:
         name: str,
         config: AwsProvider,
         *,
+        catalog: Catalog | None = None,
         describe_every: float = DESCRIBE_EVERY_SECONDS,
         visible_after: float = VISIBLE_AFTER_SECONDS,
     ) -> None:
         self.abilities = Abilities(idempotent=True, visible_after=visible_after)
         self._name = name
         self._config = config
+        self.catalog = catalog or Catalog("aws")
         self._calls = Calls(name, config)
         self._paces = {region: Pace(describe_every) for region in config.regions}
         self._images: dict[str, _Image] = {}
@@ -97,7 +101,7 @@ class AwsCloud:
 
     async def offers(self) -> Sequence[Offer]:
         found: list[Offer] = []
-        types = catalog.load("aws")
+        types = self.catalog.types()
         for region, where in self._config.regions.items():
             prices = {one.name: self._price(one, region) for one in types}
             spot = await self._spot.of(region, [name for name, price in prices.items() if price])
@@ -106,18 +110,70 @@ class AwsCloud:
                     found += self._offers_of(one, region, where, price, spot)
         return found
 
-    def _price(self, one: catalog.MachineType, region: str) -> float | None:
+    async def refresh(self) -> None:
+        regions = tuple(self._config.regions)
+        told = await _all(self._told(region) for region in regions)
+        prices, notes = await self._prices_told(regions)
+        release = self.catalog.begun(regions)
+        found = aws_types.merged(
+            {region: types for region, (types, _) in zip(regions, told, strict=True)},
+            {region: zones for region, (_, zones) in zip(regions, told, strict=True)},
+            prices,
+            {one.name: one for one in release},
+            self._config.prices.keys(),
+        )
+        types, more = completed(found, release, regions, self._config.prices)
+        reading = Reading(read_at=time.time(), regions=regions, types=types, notes=(*notes, *more))
+        await asyncio.to_thread(self.catalog.replace, reading)
+
+    async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
+        """Return the types of the region, and the zones of each by its name."""
+        filters = list(aws_types.TYPE_FILTERS)
+        pages = await self._calls.pages(region, "describe_instance_types", Filters=filters)
+        offered = await self._calls.pages(
+            region, "describe_instance_type_offerings", LocationType="availability-zone"
+        )
+        zones: dict[str, tuple[str, ...]] = {}
+        for page in offered:
+            for one in page.get("InstanceTypeOfferings", ()):
+                name = one["InstanceType"]
+                zones[name] = (*zones.get(name, ()), one["Location"])
+        return [one for page in pages for one in page.get("InstanceTypes", ())], zones
+
+    async def _prices_told(
+        self, regions: Sequence[str]
+    ) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """Return the prices by region and type, and why some are missing."""
+        prices: dict[str, dict[str, float]] = {}
+        notes: list[str] = []
+        for region in regions:
+            try:
+                entries = await self._calls.price_list(aws_types.price_filters(region))
+                prices[region] = aws_types.prices_of(entries)
+            except CloudError as error:
+                # Types and zones are worth something without it.
+                prices[region] = {}
+                notes.append(f"{region}: the price list was not told: {error}")
+            except msgspec.MsgspecError as error:
+                prices[region] = {}
+                notes.append(f"{region}: the price list cannot be read: {error}")
+        return prices, notes
+
+    def _price(self, one: MachineType, region: str) -> float | None:
         return self._config.prices.get(one.name, one.prices.get(region))
 
     def _offers_of(
         self,
-        one: catalog.MachineType,
+        one: MachineType,
         region: str,
         where: AwsRegion,
         price: float,
         spot: Mapping[tuple[str, str], float],
     ) -> Iterable[Offer]:
+        there = one.zones.get(region)
         for zone in where.subnets:
+            if there is not None and zone not in there:
+                continue
             on_demand = Offer(
                 provider=self._name,
                 instance_type=one.name,
@@ -315,7 +371,7 @@ class AwsCloud:
 
     def _never_rented(self) -> Iterable[Examined]:
         """Yield what the controller's file names in vain."""
-        types = catalog.load("aws")
+        types = self.catalog.types()
         field = f"providers.{self._name}"
         for region in self._config.regions:
             if all(self._price(one, region) is None for one in types):

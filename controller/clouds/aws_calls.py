@@ -19,6 +19,8 @@ from controller.provider_config import AwsProvider
 
 _THREADS = 16
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
+_PRICES_REGION = "us-east-1"
+"""It has the price list of all regions."""
 T = TypeVar("T")
 
 
@@ -55,6 +57,18 @@ class Calls:
             return list(self._client(region).get_paginator(call).paginate(**request))
 
         return await self._in_thread(region, call, work)
+
+    async def price_list(self, chosen: list[dict[str, str]]) -> list[str]:
+        """Return the entries of the price list that the filters choose. Raises CloudError."""
+
+        def work() -> list[str]:
+            client = self._client(_PRICES_REGION, "pricing")
+            pages = client.get_paginator("get_products").paginate(
+                ServiceCode="AmazonEC2", Filters=chosen
+            )
+            return [entry for page in pages for entry in page.get("PriceList", ())]
+
+        return await self._in_thread(_PRICES_REGION, "get_products", work)
 
     async def quota(self, region: str, code: str) -> float:
         """Return the account's quota of EC2 with this code. Raises CloudError."""

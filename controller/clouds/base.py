@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from controller.clouds.catalog import Catalog
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -107,6 +108,19 @@ class Examines(Protocol):
 
     async def examine(self) -> Sequence[Examined]:
         """Try it. What goes wrong is an answer and no error."""
+
+
+@runtime_checkable
+class Refreshes(Protocol):
+    """A provider whose prices are in a catalog, which can be read from its API."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Return the catalog that its offers are made of."""
+        ...
+
+    async def refresh(self) -> None:
+        """Read the catalog from the provider's API, and use it from now on."""
 
 
 class CloudError(Exception):

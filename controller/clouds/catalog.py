@@ -1,39 +1,156 @@
-"""The catalog of types and prices that comes with a release, one file for each cloud that has no
-prices in its API of machines.
+"""The types of machines and their prices, for providers whose API of machines has no prices.
 
-A file has a line for each type. Its columns after the GPUs are regions, with the price of an hour
-on demand; an empty one says that the type is not rented there, or that its price is not known.
+A release has a file for each cloud, with a line for each type. Its columns after the GPUs are
+regions, with the price of an hour on demand; an empty one says that the type is not rented there,
+or that its price is not known. What `fairlead offers refresh` reads from a provider's API takes
+precedence in the regions that it has, and is kept in the controller's data folder.
 """
 
 from __future__ import annotations
 
 import csv
 import importlib.resources
-from collections.abc import Mapping
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+from common.durable import write_durably
 from controller.lifecycle.machines.model import GpuOffer
 
+log = logging.getLogger(__name__)
 _GIB = 1 << 30
 _MIB = 1 << 20
 _OWN = ("type", "cpu", "memory_gib", "gpu", "gpus", "gpu_memory_mib")
+_MAX_NAMED = 5
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of machine; `prices` by region."""
+    """A type of machine. `prices` on demand and `spot` prices by region; `zones` by region: those
+    that have the type, where that is known."""
 
     name: str
     cpu: float
     memory: int
     gpus: tuple[GpuOffer, ...]
     prices: Mapping[str, float]
+    spot: Mapping[str, float] = {}
+    zones: Mapping[str, tuple[str, ...]] = {}
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider's API told about these regions. `notes`: what it did not tell, as
+    sentences."""
+
+    read_at: float
+    regions: tuple[str, ...]
+    types: tuple[MachineType, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Catalog:
+    """The catalog of one provider. `file` keeps what was read; None: nothing is kept."""
+
+    def __init__(self, cloud: str, file: Path | None = None) -> None:
+        self._release = load(cloud)
+        self._file = file
+        self.reading = _kept(file)
+
+    def types(self) -> list[MachineType]:
+        """Return the types: as read in the regions that were read, else as the release has them."""
+        if self.reading is None:
+            return self._release
+        return _over(self._release, self.reading)
+
+    def begun(self, regions: Iterable[str]) -> list[MachineType]:
+        """Return the types of the release with its prices in these regions."""
+        return [_within(one, set(regions)) for one in self._release]
+
+    def replace(self, reading: Reading) -> None:
+        """Take what was read from now on. Blocking. Raises OSError."""
+        if self._file is not None:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_durably(self._file, msgspec.json.encode(reading), 0o600)
+        self.reading = reading
 
 
 def load(cloud: str) -> list[MachineType]:
     """Return the types that the release knows of this cloud."""
     file = importlib.resources.files(__package__).joinpath(f"{cloud}_catalog.csv")
     return [_type(row) for row in csv.DictReader(file.read_text().splitlines())]
+
+
+def completed(
+    types: Iterable[MachineType],
+    release: Iterable[MachineType],
+    regions: Iterable[str],
+    own: Collection[str],
+) -> tuple[tuple[MachineType, ...], tuple[str, ...]]:
+    """Return the types, with the release's prices where the API told none, and what is to be said
+    about prices that it did not tell. `own`: the types whose price is in the controller's file."""
+    known = {one.name: one for one in release}
+    kept: defaultdict[str, list[str]] = defaultdict(list)
+    none: defaultdict[str, list[str]] = defaultdict(list)
+    found = []
+    for one in types:
+        prices = dict(one.prices)
+        for region in regions:
+            if region in prices or one.name in own or region not in one.zones:
+                continue
+            before = known[one.name].prices.get(region) if one.name in known else None
+            (none if before is None else kept)[region].append(one.name)
+            if before is not None:
+                prices[region] = before
+        found.append(msgspec.structs.replace(one, prices=prices))
+    notes = [
+        f"{region}: the API has no price of {_some(names)}; that of the release is kept"
+        for region, names in kept.items()
+    ]
+    notes += [
+        f"{region}: there is no price of {_some(names)}, so none is rented; give your own under "
+        f"prices in the controller's file"
+        for region, names in none.items()
+    ]
+    return tuple(found), tuple(notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the names, or the first ones and a number."""
+    if len(names) <= _MAX_NAMED:
+        return ", ".join(names)
+    return f"{', '.join(sorted(names)[:_MAX_NAMED])} and {len(names) - _MAX_NAMED} other types"
+
+
+def _kept(file: Path | None) -> Reading | None:
+    if file is None:
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Reading)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        # The release's prices do; a controller that did not start would help nobody.
+        log.warning("catalog %s cannot be read, so the release's is used: %s", file, error)
+        return None
+
+
+def _over(release: Iterable[MachineType], reading: Reading) -> list[MachineType]:
+    read = set(reading.regions)
+    found = {one.name: one for one in reading.types}
+    for one in release:
+        elsewhere = {region: price for region, price in one.prices.items() if region not in read}
+        if (newer := found.get(one.name)) is not None:
+            found[one.name] = msgspec.structs.replace(newer, prices={**elsewhere, **newer.prices})
+        elif elsewhere:
+            found[one.name] = msgspec.structs.replace(one, prices=elsewhere)
+    return list(found.values())
+
+
+def _within(one: MachineType, regions: set[str]) -> MachineType:
+    prices = {region: price for region, price in one.prices.items() if region in regions}
+    return msgspec.structs.replace(one, prices=prices)
 
 
 def _type(row: dict[str, str]) -> MachineType:

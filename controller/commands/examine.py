@@ -10,7 +10,9 @@ import msgspec
 from controller import doctor as examination
 from controller.commands.database_url import find_database
 from controller.commands.serve import (
+    BucketOptions,
     DatabaseFile,
+    LogOptions,
     SecretsKeyFile,
     TlsOptions,
     parse_listen,
@@ -21,7 +23,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.wire.shim import Finding, FindingLevel
 
-_NO_TLS = TlsOptions()
+_NO_TLS, _NO_BUCKET, _NO_LOGS = TlsOptions(), BucketOptions(), LogOptions()
 
 
 def doctor(
@@ -33,6 +35,8 @@ def doctor(
     database_file: DatabaseFile = None,
     secrets_key_file: SecretsKeyFile = None,
     url: str | None = None,
+    bucket: BucketOptions = _NO_BUCKET,
+    logs: LogOptions = _NO_LOGS,
     json: Json = False,
 ) -> int:
     """Examine what a controller needs: a sentence and a fix for each. It may be running.
@@ -51,6 +55,7 @@ def doctor(
         As for `fairlead controller`.
     """
     setup = _setup(data, listen, tls, database, database_file, secrets_key_file, url)
+    setup = msgspec.structs.replace(setup, bucket=bucket.parse(), logs_bucket=logs.bucket())
     return _show(examination.examine(examination.gather(setup)), json)
 
 

@@ -148,7 +148,7 @@ class OutputOptions:
         str | None, Parameter(help="https://HOST of an object storage that is not AWS.")
     ] = None
     outputs_bucket_above: Annotated[
-        str, Parameter(help="Outputs of more than this size go to the bucket.")
+        str, Parameter(help="Outputs of more than this size go to --outputs-bucket.")
     ] = "64MiB"
 
     @property
@@ -160,7 +160,7 @@ class OutputOptions:
         return parse_limit(self.outputs_bucket_above, "--outputs-bucket-above")
 
     def bucket(self) -> Bucket | None:
-        return parse_bucket(self.outputs_bucket, self.outputs_endpoint, "outputs")
+        return parse_bucket(self.outputs_bucket, self.outputs_endpoint, "outputs-")
 
 
 @Parameter(name="*")
@@ -178,7 +178,25 @@ class LogOptions:
     ] = None
 
     def bucket(self) -> Bucket | None:
-        return parse_bucket(self.logs_bucket, self.logs_endpoint, "logs")
+        return parse_bucket(self.logs_bucket, self.logs_endpoint, "logs-")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BucketOptions:
+    bucket: Annotated[
+        str | None,
+        Parameter(
+            help="s3://BUCKET/PREFIX of this installation alone, for all that would be lost with"
+            " this machine: logs, uploads, outputs and the history of use."
+        ),
+    ] = None
+    bucket_endpoint: Annotated[
+        str | None, Parameter(help="https://HOST of an object storage that is not AWS.")
+    ] = None
+
+    def parse(self) -> Bucket | None:
+        return parse_bucket(self.bucket, self.bucket_endpoint, "")
 
 
 @Parameter(name="*")
@@ -269,6 +287,7 @@ def controller(
     keep: KeepOptions = KeepOptions(),
     outputs: OutputOptions = OutputOptions(),
     logs: LogOptions = LogOptions(),
+    bucket: BucketOptions = BucketOptions(),
     services: ServiceOptions = ServiceOptions(),
     log_level: Annotated[LogLevel, Parameter(env_var="FAIRLEAD_LOG_LEVEL")] = "info",
 ) -> int:
@@ -316,7 +335,8 @@ def controller(
         most_outputs=outputs.most,
         outputs_bucket=outputs.bucket(),
         outputs_bucket_above=outputs.bucket_above,
-        logs_bucket=logs.bucket(),
+        bucket=bucket.parse(),
+        logs_bucket=logs.bucket() or bucket.parse(),
         keep=keep.times(),
         proxy=services.settings(),
     )
@@ -401,15 +421,16 @@ def parse_keep(text: str, option: str) -> float:
 
 
 def parse_bucket(url: str | None, endpoint: str | None, kind: str) -> Bucket | None:
-    """Return the bucket of --KIND-bucket and --KIND-endpoint. Raises CliError."""
+    """Return the bucket of --KINDbucket and its endpoint. Raises CliError."""
+    option, of_endpoint = f"--{kind}bucket", f"--{kind or 'bucket-'}endpoint"
     if url is None:
         if endpoint is not None:
-            raise CliError(f"--{kind}-endpoint belongs to --{kind}-bucket: give both", EXIT_USAGE)
+            raise CliError(f"{of_endpoint} belongs to {option}: give both", EXIT_USAGE)
         return None
     try:
         return Bucket.parse(url, endpoint, os.environ.get("AWS_REGION"))
     except BucketUrlInvalid as error:
-        raise CliError(f"--{kind}-bucket, --{kind}-endpoint: {error}", EXIT_USAGE) from None
+        raise CliError(f"{option}, {of_endpoint}: {error}", EXIT_USAGE) from None
 
 
 def parse_domain(text: str) -> str:

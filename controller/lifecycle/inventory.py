@@ -125,6 +125,8 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     user: str = "fairlead"
     host_key: str | None = None
     """OpenSSH public key line without comment: `ssh-ed25519 AAAA...`."""
+    next_host_key: str | None = None
+    """The key that takes the place of `host_key`, and is accepted as well until it has."""
     jump_user: str = "fairlead-jump"
     """The user of the node's sshd through which people reach the SSH ports of their tasks."""
 

@@ -56,8 +56,12 @@ def note_loss(draft: Draft, attempt: Attempt, cause: str) -> None:
         cause,
         attempt=attempt,
         to_status=OutputsState.LOST,
-        message=f"{subject} lost with its node {attempt.node_name or ''}".rstrip(),
+        message=f"{subject} lost with its {_holder(attempt)}".rstrip(),
     )
+
+
+def _holder(attempt: Attempt) -> str:
+    return "container" if attempt.carrier else f"node {attempt.node_name or ''}"
 
 
 def sentence(outputs: CollectedOutputs) -> str:

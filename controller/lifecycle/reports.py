@@ -308,12 +308,14 @@ class Carried(_AttemptReport, frozen=True, kw_only=True):
 
     `returned`: it has not begun and never will there. `stored`: it has ended, nothing of it is
     left, and the controller has its whole log; its RunnerExited comes in the same turn or before.
+    `outputs_lost`: it left outputs that could not be read.
     """
 
     carrier_id: str
     started_at: float | None = None
     returned: bool = False
     stored: bool = False
+    outputs_lost: bool = False
 
 
 class NotReusable(_AttemptReport, frozen=True, kw_only=True):

@@ -30,14 +30,15 @@ from fairlead.wire.shim import (
     Fence,
     Finding,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 
 
 class LogPieces(Protocol):
@@ -86,6 +87,8 @@ class ShimApi(Protocol):
     ) -> ExposedPort: ...
     async def put_gateways(self, keys: Iterable[str]) -> None: ...
     async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None: ...
+    async def prepare_host_key(self) -> HostKey: ...
+    async def use_host_key(self, key: str) -> None: ...
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None: ...

@@ -186,7 +186,7 @@ class SshLink:
     def __init__(
         self, address: NodeAddress, identity: asyncssh.SSHKey, advice: Advice | None = None
     ) -> None:
-        self._login = SshLogin(address, identity, advice)
+        self._login = SshLogin(address, identity, advice, also=address.next_host_key)
         self._shim_socket = address.shim_socket
 
     async def connect(self) -> SshConnection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from fairlead.wire.frames import (
     Span,
     Stream,
     encode,
+    is_sound,
     span_at,
     tail_from,
     whole_frames,
@@ -80,24 +81,17 @@ class SegmentWriter:
             self._cut_back()
             self._let_go()
 
-    def append(self, frames: Iterable[Frame]) -> None:
-        """Write the frames that are not stored yet. Raises OSError; `end` tells what was
-        written."""
+    def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> None:
+        """Write the frames that are not stored yet; `encoded` are all of them, if they came so.
+        Raises OSError; `end` tells what was written."""
         with self._one_at_a_time:
             if self._closed:
                 return
-            end = self.end
-            pieces: list[bytes] = []
-            for frame in frames:
-                fresh = _fresh_part(frame, end)
-                if fresh is None:
-                    continue
-                if fresh.offset > end:
-                    pieces.append(encode(_gap(end, fresh)))
-                pieces.append(encode(fresh))
-                end = fresh.end
-            if pieces:
-                self._write(b"".join(pieces))
+            data, end = encoded, frames[-1].end if frames else self.end
+            if data is None or not _follow(frames, self.end):
+                data, end = _fresh(frames, self.end)
+            if data:
+                self._write(data)
                 self.end = end
                 if self._size >= SEGMENT_BYTES:
                     self._rotate()
@@ -166,6 +160,29 @@ def _verified(path: Path, start: int) -> tuple[int, int]:
         for frame in whole_frames(file, READ_BYTES):
             end, size = frame.end, size + len(encode(frame))
     return end, size
+
+
+def _follow(frames: Sequence[Frame], end: int) -> bool:
+    """Return whether each frame begins where the one before it ends, and none is empty."""
+    for frame in frames:
+        if frame.offset != end or frame.end == end:
+            return False
+        end = frame.end
+    return True
+
+
+def _fresh(frames: Sequence[Frame], end: int) -> tuple[bytes, int]:
+    """Return the part of the frames that is not stored yet, and where it ends."""
+    pieces: list[bytes] = []
+    for frame in frames:
+        fresh = _fresh_part(frame, end)
+        if fresh is None:
+            continue
+        if fresh.offset > end:
+            pieces.append(encode(_gap(end, fresh)))
+        pieces.append(encode(fresh))
+        end = fresh.end
+    return b"".join(pieces), end
 
 
 def _fresh_part(frame: Frame, end: int) -> Frame | None:
@@ -273,17 +290,10 @@ def _whole_bytes(data: bytes, *, is_tail: bool) -> int:
     checksum is verified."""
     at = 0
     while (span := _span_or_end(data, at)) is not None and at + span.size <= len(data):
-        if is_tail and not _is_sound(data[at : at + span.size]):
+        if is_tail and not is_sound(data, at, span):
             break
         at += span.size
     return at
-
-
-def _is_sound(frame: bytes) -> bool:
-    try:
-        return next(Decoder().feed(frame), None) is not None
-    except BadFrame:
-        return False
 
 
 def cut(data: bytes, offset: int) -> bytes:

@@ -113,12 +113,15 @@ class LogWriter:
         with a new writer).
         """
         frames: list[Frame] = []
+        came_whole, encoded = not self._decoder.pending, None
         try:
             for frame in self._decoder.feed(data):
                 frames.append(frame)
+            if came_whole and not self._decoder.pending:
+                encoded = data
         finally:
             if frames:
-                await self._store.in_thread(self._writer.append, frames)
+                await self._store.in_thread(self._writer.append, frames, encoded)
                 self._store.wake(self._attempt_id)
         return frames
 

@@ -76,6 +76,10 @@ class MachineManager:
     def cloud(self, provider: str) -> Cloud | None:
         return self._clouds.get(provider)
 
+    def offered(self, provider: str, offers: Sequence[Offer]) -> None:
+        """Take the provider's offers before its worker asks for them again."""
+        self._tell(provider, offers)
+
     def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:
         """Begin a check that makes a machine of this offer and ends it."""
         trial = Trial(self._clouds[provider], offer, self.installation, machine_id)

@@ -20,6 +20,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeAddress, NodeStatus
 from controller.links.base import NodeConnection, NodeLink, ShimApi
+from controller.nodes.host_keys import FreshHostKey
 from controller.nodes.images import NodeImages
 from controller.nodes.silence import Attendance, Silence, Silent, silent_before
 from controller.nodes.sync import NodeSync, SessionListener, ShimTaken, report_gone
@@ -62,6 +63,7 @@ class NodeSession:
         self._handshakes = handshakes
         self._fence = settings.fence
         self._images = settings.images
+        self._was_sent = settings.was_sent
         self._failure = settings.failure
         # Each failed connection counts as a failed probe, so none may come later than a probe does.
         most_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
@@ -139,10 +141,11 @@ class NodeSession:
             async with asyncio.TaskGroup() as group:
                 attending = group.create_task(attendance.attend())
                 pushing = group.create_task(self._push_changes(connection, sync, address))
+                rekeying = group.create_task(self._give_own_key(connection))
                 await self._follow(connection, sync, slot)
-                # The stream ended without an error: the group would wait for both of them forever.
-                attending.cancel()
-                pushing.cancel()
+                # The stream ended without an error: the group would wait for them forever.
+                for task in (attending, pushing, rekeying):
+                    task.cancel()
         except* (ShimUnavailable, ShimError, ShimTaken, Silent, Readdressed, StoreError) as errors:
             message = _why(errors)
         except* Exception as errors:
@@ -205,7 +208,7 @@ class NodeSession:
             while True:
                 changed.clear()
                 node = self._pipeline.nodes.get(self._node_id)
-                if node is not None and node.address != address:
+                if node is not None and not _is_trusted(address, node.address):
                     raise Readdressed("its address or host key changed; connecting again")
                 if node is not None and node.draining != sync.shim_drains:
                     await self._drain(connection.shim, sync, node)
@@ -220,6 +223,12 @@ class NodeSession:
                 await changed.wait()
                 return
         await sync.look_again()
+
+    async def _give_own_key(self, connection: NodeConnection) -> None:
+        await self.up.wait()
+        await FreshHostKey(
+            self._node_id, self._pipeline, connection.shim, self._make_link, self._was_sent
+        ).run()
 
     async def _drain(self, shim: ShimApi, sync: NodeSync, node: Node) -> None:
         try:
@@ -302,6 +311,14 @@ class NodeSession:
             )
 
 
+def _is_trusted(connected: NodeAddress, now: NodeAddress) -> bool:
+    """Return whether a connection under the one address may go on under the other: a key that is
+    accepted as well takes no trust away."""
+    return msgspec.structs.replace(connected, next_host_key=None) == msgspec.structs.replace(
+        now, next_host_key=None
+    )
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of all sessions. `fence`: this controller's, sent with its greetings."""
 
@@ -311,6 +328,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that only grow; None: those of the event loop."""
     images: NodeImages | None = None
     """What nodes pull ahead; None: nothing."""
+    was_sent: Callable[[Node], bool] = lambda node: False
+    """Whether the node's host key was in the user-data of a rented machine."""
 
 
 class Handshakes:

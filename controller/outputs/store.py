@@ -2,7 +2,8 @@
 
 A tar arrives next to its place and is checked before it is moved there, so what is listed is whole.
 Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
-move on to a bucket; the list stays here and says where the tar is.
+move on to a bucket; the list stays here and says where the tar is. With a bucket of the
+installation's own (`use`), each tar and each list is put there before they count as collected.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from msgspec.structs import replace
 from common import shared_folders
 from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
-from controller.outputs.bucket import BucketError, BucketObject
+from controller.outputs.bucket import Bucket, BucketError, BucketObject
+from controller.outputs.own_bucket import OwnBucket
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.shim import OutputsAbout
+from fairlead.wire.sizes import OutputsAbout
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ R = TypeVar("R")
 DEFAULT_LIMIT = 1 << 30
 """Bytes that are kept of one attempt, unless the operator sets another limit."""
 _ARCHIVE, _ARRIVING, _ABOUT = "outputs.tar", "arriving.tar", "about.json"
+_OWN = "outputs/"
+"""The folder in the installation's own bucket."""
 _PRIVATE = 0o600
 _MAX_OVERHEAD = 1 << 29
 """Bytes of headers and padding in a tar of as many files as a node sends."""
@@ -89,6 +93,11 @@ class OutputsWriter:
         await self._store.in_thread(self._file.write, data)
         self.at += len(data)
 
+    async def restart(self) -> None:
+        """Drop what came: it begins again at the first byte."""
+        await self._store.in_thread(self._file.truncate, 0)
+        self.at = 0
+
     async def complete(self, about: OutputsAbout) -> StoredOutputs:
         """Check what came, and keep it durably. Raises OutputsDamaged: then it begins again."""
         stored = await self._store.in_thread(_complete, self._folder, self._file, about)
@@ -108,11 +117,29 @@ class OutputStore:
         """Set when outputs were stored."""
         self.waiting = WaitingOutputs()
         self._folder = folder
+        self._own: OwnBucket | None = None
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+
+    def use(self, bucket: OwnBucket) -> None:
+        """Keep tars and lists in this bucket from now on."""
+        self._own = bucket
+
+    def place_in(self, bucket: Bucket, attempt_id: str) -> BucketObject:
+        """Return where a tar goes; `bucket`: the one for large outputs."""
+        if self._own is not None:
+            return self._own.place(_own_key(attempt_id, _ARCHIVE))
+        return bucket.object(f"{attempt_id}/{_ARCHIVE}")
+
+    async def check(self, target: Bucket) -> None:
+        """Try whether the bucket for large outputs can be used. Raises BucketError."""
+        if self._own is not None:
+            await self._own.ask(self._own.verify)
+        else:
+            await bucket.check(target)
 
     async def writer(self, attempt_id: str) -> OutputsWriter:
         """Return a writer that goes on where the last one stopped; there is one at a time."""
@@ -121,8 +148,21 @@ class OutputStore:
         return OutputsWriter(self, folder, file, at)
 
     async def find(self, attempt_id: str) -> StoredOutputs | None:
-        """Return what is stored; None when nothing is, or no more."""
-        return await self.in_thread(_read_about, self._folder_of(attempt_id))
+        """Return what is stored; None when nothing is, or no more. Raises BucketError."""
+        folder = self._folder_of(attempt_id)
+        stored = await self.in_thread(_read_about, folder)
+        if stored is None and self._own is not None:
+            data = await self._own.ask(self._own.get, _own_key(attempt_id, _ABOUT))
+            return None if data is None else _decoded(data, _own_key(attempt_id, _ABOUT))
+        return stored
+
+    async def secure(self, attempt_id: str, stored: StoredOutputs) -> None:
+        """Make sure that what was collected outlives this disk, if there is a bucket for that.
+
+        Raises BucketError.
+        """
+        if self._own is not None and stored.place is None:
+            await self.move(attempt_id, self._own.place(_own_key(attempt_id, _ARCHIVE)))
 
     def archive(self, attempt_id: str) -> Path:
         return self._folder_of(attempt_id) / _ARCHIVE
@@ -148,9 +188,20 @@ class OutputStore:
                     await self._leave(stored.moving_to)
                 # Before the upload: a crash in it may leave an object that must go some day.
                 await self.in_thread(_note_move, folder, replace(stored, moving_to=place))
-                await bucket.upload(folder / _ARCHIVE, stored.length, place)
                 moved = replace(stored, moving_to=None, place=place)
+                await self._put(attempt_id, folder / _ARCHIVE, moved)
                 await self.in_thread(_note_move, folder, moved)
+
+    async def _put(self, attempt_id: str, archive: Path, moved: StoredOutputs) -> None:
+        """Raises BucketError."""
+        assert moved.place is not None
+        if self._own is None:
+            await bucket.upload(archive, moved.length, moved.place)
+            return
+        await self._own.put_file(archive, moved.length, _own_key(attempt_id, _ARCHIVE))
+        # The list comes last: what it names is there.
+        about = msgspec.json.encode(moved)
+        await self._own.ask(self._own.put, _own_key(attempt_id, _ABOUT), about)
 
     async def _leave(self, place: BucketObject) -> None:
         """Remove what an upload to another bucket may have left."""
@@ -181,6 +232,11 @@ class OutputStore:
                         await self.in_thread(_keep_place_alone, folder)
                         continue
                 removed += await self.in_thread(_remove, folder)
+            if self._own is not None:
+                try:
+                    await self._own.ask(_sweep_own, self._own, needed, written_before)
+                except BucketError as error:
+                    trouble = trouble or error
         if trouble is not None:
             log.warning("%d expired outputs stay in their bucket for now: %s", left, trouble)
         return removed
@@ -280,11 +336,33 @@ def _read_about(folder: Path) -> StoredOutputs | None:
         data = (folder / _ABOUT).read_bytes()
     except FileNotFoundError:
         return None
+    return _decoded(data, folder / _ABOUT)
+
+
+def _decoded(data: bytes, where: object) -> StoredOutputs | None:
     try:
         return decoder_of(StoredOutputs).decode(data)
     except msgspec.MsgspecError as error:
-        log.error("%s is damaged (%s): its outputs count as removed", folder / _ABOUT, error)
+        log.error("%s is damaged (%s): its outputs count as removed", where, error)
         return None
+
+
+def _own_key(attempt_id: str, name: str) -> str:
+    return f"{_OWN}{attempt_id[:2]}/{attempt_id}/{name}"
+
+
+def _sweep_own(own: OwnBucket, needed: Collection[str], written_before: float) -> None:
+    """Raises BucketError."""
+    latest: dict[str, float] = {}
+    listed = own.list(_OWN)
+    for one in listed:
+        folder = one.name.rpartition("/")[0]
+        latest[folder] = max(one.at, latest.get(folder, one.at))
+    # The list first: what it names is there.
+    for one in sorted(listed, key=lambda one: one.name):
+        folder = one.name.rpartition("/")[0]
+        if latest[folder] < written_before and folder.rpartition("/")[2] not in needed:
+            own.delete(f"{_OWN}{one.name}")
 
 
 def _larger_than(folder: Path, size: int) -> dict[str, int]:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 
 from controller.aio import Backoff
-from controller.outputs import bucket
 from controller.outputs.bucket import Bucket
 from controller.outputs.store import OutputStore, WaitingOutputs
 
@@ -57,10 +56,10 @@ class OutputUploads:
         self._count(waiting)
         # A small object first: with a wrong key, whole tars would be sent for nothing.
         if not self._works:
-            await bucket.check(self._bucket)
+            await self._outputs.check(self._bucket)
         trouble: OSError | None = None
         for attempt_id in tuple(waiting):
-            place = self._bucket.object(f"{attempt_id}/outputs.tar")
+            place = self._outputs.place_in(self._bucket, attempt_id)
             try:
                 await self._outputs.move(attempt_id, place)
             except OSError as error:
@@ -72,7 +71,8 @@ class OutputUploads:
         if trouble is not None:
             raise trouble
         if not self._works:
-            log.info("the bucket %s takes outputs of more than %d bytes", self._bucket, self._above)
+            least = max(0, self._above)
+            log.info("the bucket %s takes outputs of more than %d bytes", self._bucket, least)
             self._works = True
 
     def _count(self, waiting: dict[str, int]) -> None:

@@ -116,6 +116,9 @@ class Rentals:
         self._offers: dict[str, Sequence[Offer]] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
+        self._awaiting: frozenset[str] | None = None
+        """Machines that a gang needs with others that are not there yet; None: nobody has looked
+        since this controller began."""
         self._next_demand = 0.0
         self._looked_at = float("-inf")
         self._is_dirty = True
@@ -168,6 +171,7 @@ class Rentals:
             self._looked_at = now
             found = self._demand(now)
             self.reasons = found.reasons
+            self._awaiting = found.awaiting
             turn.answers = found.answers
             turn.order(found.orders)
         return turn.result()
@@ -239,7 +243,7 @@ class Rentals:
         standing = self.standing(fleets, now)
         for machine in self.machines.values():
             if machine.is_live:
-                around = _around(machine, nodes.get(machine.id), standing.get(machine.fleet))
+                around = self.around(machine, nodes.get(machine.id), standing.get(machine.fleet))
                 times.append(life.wakes_at(machine, around))
         return min((max(at, now + DEMAND_EVERY_SECONDS) for at in times if at), default=None)
 
@@ -250,6 +254,26 @@ class Rentals:
         month, spending = self._settings.month_of(now), self._settings.spending
         purses = Purses(renting, spending, machines, now, month)
         return {fleet.name: _Standing(fleet, machines, purses) for fleet in renting}
+
+    def around(
+        self,
+        machine: Machine,
+        node: Node | None,
+        standing: _Standing | None,
+        *,
+        is_used: bool = False,
+    ) -> Surroundings:
+        """Return what decides about a machine besides its record."""
+        if standing is None:
+            return Surroundings(node=node, is_used=is_used)
+        return Surroundings(
+            node=node,
+            is_used=is_used,
+            policy=standing.policy,
+            may_release=standing.staying > standing.policy.min,
+            is_broke=standing.is_broke(machine),
+            is_awaited=self._awaiting is None or machine.id in self._awaiting,
+        )
 
 
 def _price(offers: Counter[Offer]) -> float:
@@ -274,20 +298,6 @@ class _Standing:
     def is_broke(self, machine: Machine) -> bool:
         """Return whether a budget of the month that pays for the machine is used up."""
         return self._is_broke or self._purses.is_broke(machine.user)
-
-
-def _around(
-    machine: Machine, node: Node | None, standing: _Standing | None, *, is_used: bool = False
-) -> Surroundings:
-    if standing is None:
-        return Surroundings(node=node, is_used=is_used)
-    return Surroundings(
-        node=node,
-        is_used=is_used,
-        policy=standing.policy,
-        may_release=standing.staying > standing.policy.min,
-        is_broke=standing.is_broke(machine),
-    )
 
 
 class _Turn:
@@ -325,7 +335,7 @@ class _Turn:
     def move(self, machine: Machine, reports: Sequence[MachineReport]) -> None:
         standing = self._standing.get(machine.fleet)
         used = self._is_used(machine.id)
-        around = _around(machine, self._nodes.get(machine.id), standing, is_used=used)
+        around = self._rentals.around(machine, self._nodes.get(machine.id), standing, is_used=used)
         after = life.moved(machine, reports, around, self._now)
         for report in reports:
             if isinstance(report, InstanceKnown) and report.place is not None:

@@ -36,6 +36,7 @@ from controller.lifecycle.renting_reasons import (
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import (
+    Domain,
     all_unmet,
     attributes_of,
     domain_of,
@@ -56,6 +57,7 @@ from fairlead.model.reasons import Reason
 
 Zone = tuple[str, str, str | None]
 """Provider, region and zone."""
+_Where = tuple[Zone, Domain]
 MAX_TRIES = 25
 """The number of offers that one unit tries in one look at the queue."""
 
@@ -74,10 +76,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """`reasons`: what is done, or why nothing is, by the id of the waiting attempt. `answers`: what
-    has become different for attempts that no node could hold."""
+    has become different for attempts that no node could hold. `awaiting`: ids of machines that are
+    there and that a gang needs with others that are not."""
 
     orders: tuple[Order, ...] = ()
     reasons: Mapping[str, MachineReason] = {}
+    awaiting: frozenset[str] = frozenset()
     answers: tuple[MachineAnswered, ...] = ()
 
 
@@ -182,6 +186,8 @@ class _Look:
         self._first: dict[Need, int] = {}
         """The first bin that may hold a need: bins only fill up during a look."""
         self._groups = 0
+        self._awaiting: set[str] = set()
+        self._joined: dict[str, list[_Bin]] = {}
 
     def _is_coming(self, machine: Machine) -> bool:
         """Return whether the machine will be a node that the scheduler does not see yet."""
@@ -202,7 +208,10 @@ class _Look:
             for unit in every:
                 self._answer(unit, None)
         return Demand(
-            orders=tuple(self._orders), reasons=self._reasons, answers=tuple(self._answers())
+            orders=tuple(self._orders),
+            reasons=self._reasons,
+            awaiting=frozenset(self._awaiting),
+            answers=tuple(self._answers()),
         )
 
     def _answers(self) -> Iterator[MachineAnswered]:
@@ -396,17 +405,21 @@ class _Look:
             result = self._cheapest_zone(whole, fleet)
             if isinstance(result, _Plan):
                 self._take_plan(whole, fleet, result)
-                return self._buys_all(result)
+                return self._buys_all(result) if result.is_incomplete else None
             refusal = _first_or_away(refusal, result)
         return refusal
 
     def _buys_all(self, plan: _Plan) -> BuysMachine:
         """Tell of the machine that comes last, and of all that are not there yet."""
         coming = {id(one): one for one in plan.used if one.machine is not None}
-        first = (plan.new or list(coming.values()) or plan.used)[0]
+        first = (plan.new or list(coming.values()))[0]
         return self._buys(first, max(1, len(plan.new) + len(coming)))
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
+        # What is on order is waited for also while its offer is left out, or nobody tells offers.
+        own = self._plans(unit, fleet, ())
+        if (enough := next(own, None)) is not None:
+            return enough
         needs = {member.need for member in unit.members}
         offers: dict[str, Offer] = {}
         for need in needs:
@@ -419,11 +432,7 @@ class _Look:
         open_ = [one for one in ordered if self._shop.penalties.until(one, self._now) is None]
         if not open_:
             return self._no_capacity(fleet, ordered[:MAX_TRIES])
-        plans = [
-            plan
-            for zone in dict.fromkeys(one.place for one in open_)
-            if (plan := self._plan(unit, fleet, zone, open_)) is not None
-        ]
+        plans = list(self._plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
             return NoOffer(fleet=fleet.name, lacks=lacks)
@@ -436,58 +445,54 @@ class _Look:
         assert refusal is not None
         return refusal
 
-    def _plan(self, unit: Unit, fleet: Fleet, zone: Zone, offers: Sequence[Offer]) -> _Plan | None:
-        """Return how the whole gang fits into one zone, the hardest jobs first; None: it does
-        not."""
-        here = [one for one in offers if one.place == zone and self._is_with_anchors(unit, one)]
-        plan = _Plan()
-        rooms = {id(one): one.room for one in self._bins}
-        bins = [one for one in self._bins if one.fleet is fleet and one.offer.place == zone]
-        bins += self._joined_in(fleet, zone)
-        for member in hardest_first(unit.members):
-            bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
-            if bin_ is None:
-                fresh = (_fresh(fleet, offer) for offer in here)
-                bin_ = next((one for one in fresh if one.holds(member.need)), None)
-                if bin_ is None:
-                    break
-                plan.new.append(bin_)
-            else:
-                plan.used.append(bin_)
-            bin_.put(unit, member)
-        else:
-            plan.rooms = {id(one): one.room for one in self._bins}
-            plan.is_whole = True
-        for one in self._bins:
-            one.room = rooms[id(one)]
-        return plan if plan.is_whole else None
+    def _plans(self, unit: Unit, fleet: Fleet, offers: Sequence[Offer]) -> Iterator[_Plan]:
+        """Yield how the gang fits, with machines of these offers, into each place that may have
+        all of it."""
+        bins = [*(one for one in self._bins if one.fleet is fleet), *self._joined_in(fleet)]
+        places: dict[_Where | None, tuple[list[_Bin], list[Offer]]] = {}
+        for offer in offers:
+            where = self._where(_fresh(fleet, offer))
+            places.setdefault(where, ([], []))[1].append(offer)
+        for one in bins:
+            places.setdefault(self._where(one), ([], []))[0].append(one)
+        for where, (there, bought) in places.items():
+            if where is None or not self._is_with_anchors(unit, where):
+                continue
+            if (plan := _plan(unit, fleet, there, bought)) is not None:
+                yield plan
 
-    def _joined_in(self, fleet: Fleet, zone: Zone) -> Iterator[_Bin]:
-        """Yield the fleet's machines in the zone that are nodes, with what they have free."""
-        for node_id, free in self._index.rooms.items():
-            offer = self._offers.get(node_id)
-            if offer is not None and free.node.fleet == fleet.name and offer.place == zone:
-                yield _Bin(fleet, offer, free)
+    def _where(self, bin_: _Bin) -> _Where | None:
+        """Return where the machine is: its zone, and its value of the fleet's `placement`; None: it
+        has none."""
+        domain = domain_of(bin_.room.node, self._index.fleets)
+        return None if domain is None else (bin_.offer.place, domain)
 
-    def _is_with_anchors(self, unit: Unit, offer: Offer) -> bool:
-        """Return whether a machine of the offer would be where the gang's other jobs are."""
+    def _joined_in(self, fleet: Fleet) -> list[_Bin]:
+        """Return the fleet's machines that are nodes, with what they have free."""
+        if fleet.name not in self._joined:
+            self._joined[fleet.name] = [
+                _Bin(fleet, offer, free)
+                for node_id, free in self._index.rooms.items()
+                if (offer := self._offers.get(node_id)) is not None
+                and free.node.fleet == fleet.name
+            ]
+        return self._joined[fleet.name]
+
+    def _is_with_anchors(self, unit: Unit, where: _Where) -> bool:
+        """Return whether a machine there would be where the gang's other jobs are."""
         if not unit.anchors:
             return True
-        anchor = unit.anchors[0].node_id
-        known = self._offers.get(anchor)
-        if known is not None and known.place != offer.place:
+        zone, domain = where
+        known = self._offers.get(unit.anchors[0].node_id)
+        if known is not None and known.place != zone:
             return False
-        domains = domains_for(self._index, unit)
-        fleets = self._index.fleets
-        return any(
-            domain_of(node_of(offer, fleets[domain.fleet], "", ""), fleets) == domain
-            for domain in domains
-            if domain.fleet in fleets
-        )
+        return domain in domains_for(self._index, unit)
 
     def _take_plan(self, unit: Unit, fleet: Fleet, plan: _Plan) -> None:
-        for one in self._bins:
-            one.room = plan.rooms.get(id(one), one.room)
+        for one, left in plan.rooms:
+            one.room = left
+        if plan.is_incomplete:
+            self._awaiting |= {one.room.node.id for one in plan.used} & self._offers.keys()
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
@@ -560,18 +565,45 @@ def _offered(
 
 
 class _Plan:
-    """How a gang fits: the machines to order, and what is left of those on order. `used` and `new`
-    hold each bin once or more."""
+    """How a gang fits: the machines to order, and those that are there or on order. `used` and
+    `new` hold each bin once or more; `rooms`: what is left of each."""
 
     def __init__(self) -> None:
         self.new: list[_Bin] = []
         self.used: list[_Bin] = []
-        self.rooms: dict[int, Room] = {}
-        self.is_whole = False
+        self.rooms: list[tuple[_Bin, Room]] = []
 
     @property
     def price(self) -> float:
         return sum(one.offer.price for one in self.new)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a machine of it is not there yet; else the next turns place the gang."""
+        return bool(self.new) or any(one.machine is not None for one in self.used)
+
+
+def _plan(unit: Unit, fleet: Fleet, bins: Sequence[_Bin], offers: Sequence[Offer]) -> _Plan | None:
+    """Return how the whole gang fits into one place, the hardest jobs first; None: it does not."""
+    plan = _Plan()
+    before = [one.room for one in bins]
+    try:
+        for member in hardest_first(unit.members):
+            bin_ = next((one for one in (*bins, *plan.new) if one.holds(member.need)), None)
+            if bin_ is None:
+                fresh = (_fresh(fleet, offer) for offer in offers)
+                bin_ = next((one for one in fresh if one.holds(member.need)), None)
+                if bin_ is None:
+                    return None
+                plan.new.append(bin_)
+            else:
+                plan.used.append(bin_)
+            bin_.put(unit, member)
+        plan.rooms = [(one, one.room) for one in bins]
+        return plan
+    finally:
+        for one, room_ in zip(bins, before, strict=True):
+            one.room = room_
 
 
 def _policy(fleet: Fleet) -> MachinesPolicy:

@@ -225,6 +225,6 @@ class ControllerService:
         )
         self.fleets = FleetService(pipeline, clock, vault)
         self.rented = RentedService(pipeline, self.fleets, clock, parts.machines)
-        self.providers = ProviderService(chance, parts.machines)
+        self.providers = ProviderService(chance, clock, parts.machines)
         self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, pipeline, connect)

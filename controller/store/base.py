@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from typing import Protocol
 
@@ -47,6 +48,10 @@ class Store(Protocol):
         self, keys: Collection[tuple[str, str]]
     ) -> dict[tuple[str, str], RunState]:
         """Return the newest run of each pair of user and `client_key` that made one. Raises
+        StoreUnavailable."""
+
+    async def submission_marks(self) -> array[int]:
+        """Return the `submission_mark` of each user and `client_key` that made a run. Raises
         StoreUnavailable."""
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ from controller.store.rows import (
     TOKEN,
     USER,
     storable,
+    submission_mark,
     sweep_content,
 )
 from fairlead.model.statuses import (
@@ -51,6 +53,7 @@ from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 IDS_PER_QUERY = 500
 """Databases limit the number of parameters of a statement: SQLite to 32,766 (999 before 3.32),
 PostgreSQL's protocol to 65,535."""
+_ROWS_AT_ONCE = 1000
 _runs = schema.runs.c
 
 
@@ -142,6 +145,13 @@ def find_submissions(
             for state in _assemble(connection, query.order_by(_runs.submitted_at, _runs.id)):
                 found[user, given[str(state.run.client_key)]] = state
     return found
+
+
+def submission_marks(connection: sa.Connection) -> array[int]:
+    query = sa.select(_runs.user, _runs.client_key).where(_runs.client_key.is_not(None))
+    # Not all at once: a database keeps runs for months.
+    found = connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(query)
+    return array("q", (submission_mark(user, key) for user, key in found))
 
 
 def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> RunState | None:

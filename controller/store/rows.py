@@ -144,6 +144,11 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def submission_mark(user: str, client_key: str) -> int:
+    """Return a number of 64 bits for this submission; it is another one in another process."""
+    return hash((user, storable(client_key)))
+
+
 def _is_struct(type_: object) -> bool:
     return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from array import array
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -258,6 +259,9 @@ class SqlStore:
         self, keys: Collection[tuple[str, str]]
     ) -> dict[tuple[str, str], RunState]:
         return await self._read(lambda connection: queries.find_submissions(connection, keys))
+
+    async def submission_marks(self) -> array[int]:
+        return await self._read(queries.submission_marks)
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:
         return await self._read(lambda connection: queries.list_runs(connection, query))

@@ -16,6 +16,7 @@ from controller.web.durations import lasting
 from controller.web.jobs import ROWS, Chosen, StateLink
 from controller.web.pages import Done, PageRoute, Visit
 from controller.web.states import Badge, badge
+from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import ROWS as REASONS
 from fairlead.model.statuses import IrisState
 from fairlead.model.sweep import SetStatus, as_text
@@ -44,6 +45,7 @@ class SetRow(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     attempt_id: str | None
     job_id: str | None
+    links: tuple[JobLink, ...]
     can_retry: bool
     can_stop: bool
 
@@ -221,6 +223,7 @@ def _row(one: ListedSet, names: Sequence[str], now: float, *, lives: bool) -> Se
         attempts=max((len(job.attempts) for job in one.jobs), default=0),
         attempt_id=None if last is None else last.id,
         job_id=None if last is None else last.job_id,
+        links=() if last is None else last.links,
         can_retry=lives and one.status in (SetStatus.FAILED, SetStatus.STOPPED),
         can_stop=lives and one.status in (SetStatus.WAITING, SetStatus.ACTIVE),
     )

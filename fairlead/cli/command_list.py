@@ -58,6 +58,7 @@ GROUPS = {
     "fleet": "Add, list, change and remove fleets.",
     "machine": "List rented machines, and those that no record knows.",
     "provider": "Check who rents machines.",
+    "offers": "List what a provider rents, and read its prices again.",
     "user": "Add, list, change and remove users.",
     "token": "Add, list and revoke tokens.",
     "service": "Show services, roll them back, and manage their keys.",

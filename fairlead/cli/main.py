@@ -50,6 +50,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         _fleet_app,
         _machine_app,
         _provider_app,
+        _offers_app,
         _user_app,
         _token_app,
         _service_app,
@@ -162,6 +163,16 @@ def _provider_app() -> App:
     help = "Check a provider of machines."
     provider.command(f"{_COMMANDS}.nodes.providers:check", name="check", help=help)
     return provider
+
+
+def _offers_app() -> App:
+    offers = _group("offers")
+    providers = f"{_COMMANDS}.nodes.providers"
+    help = "List what a provider rents, and say how old its prices are."
+    offers.command(f"{providers}:offers_list", name="list", help=help)
+    help = "Read types and prices from a provider's API."
+    offers.command(f"{providers}:offers_refresh", name="refresh", help=help)
+    return offers
 
 
 def _user_app() -> App:

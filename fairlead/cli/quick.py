@@ -155,24 +155,25 @@ def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
 def function_at(place: str) -> Callable[..., object]:
     """Import the function of a command."""
     module, _, name = place.partition(":")
-    with _without_typing_extensions():
+    with _without("typing_extensions", "ssl"):
         home = importlib.import_module(f"fairlead.cli.commands.{module}")
     found: Callable[..., object] = getattr(home, name)
     return found
 
 
 @contextmanager
-def _without_typing_extensions() -> Iterator[None]:
-    """Let msgspec take the same names from `typing`, as it does where this package is missing.
+def _without(*names: str) -> Iterator[None]:
+    """Let imports of these modules fail, where they are not loaded yet. None in sys.modules does
+    that (The import system, 5.3.1).
 
-    It is a tenth of the CPU time of `fairlead ps` (8 of 85 ms, `./dev bench command`). None in
-    sys.modules lets an import fail (The import system, 5.3.1).
+    msgspec takes the same names from `typing` where typing_extensions is missing, and http.client
+    has all but HTTPSConnection where ssl is; what needs ssl imports it again. They are 8 and 7 of
+    the 85 ms of CPU time of `fairlead ps` (`./dev bench command`).
     """
-    if "typing_extensions" in sys.modules:
-        yield
-        return
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        del sys.modules["typing_extensions"]
+        for name in absent:
+            del sys.modules[name]

@@ -7,7 +7,8 @@ A sentence names one field and what is allowed there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -45,6 +46,8 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL
 _EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
 _NO_MEMBER = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
+_SOME_ENTRY = "[...]"
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _PLAIN_NAMES = {
     "object": "a mapping",
     "array": "a list",
@@ -69,12 +72,14 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of a file's fields when one is wrong.
 
     `allowed`: what each may hold, by its path. `called`: the right path for names that others use.
-    `hints`: a sentence for names that are no fields here.
+    `hints`: a sentence for names that are no fields here. `is_in_schema`: `fairlead schema`
+    describes the fields.
     """
 
     allowed: Mapping[str, str]
     called: Mapping[str, str] = {}
     hints: Mapping[str, str] = {}
+    is_in_schema: bool = True
 
     def named_at(self, place: str) -> set[str]:
         """Return the names that are allowed in the mapping at this field ("" for the whole)."""
@@ -126,31 +131,69 @@ def convert(
     within: str = "",
     *,
     allowed: Mapping[str, str] | None = None,
+    hints: Mapping[str, str] = MappingProxyType({}),
     guide: Callable[[], Guide] | None = None,
 ) -> T:
     """Return `value` as the struct `type_`, at the field `within`.
 
     `guide` is asked when something is wrong; without it the fields of `type_` speak for themselves,
-    or `allowed`, which says what they may hold by their paths. Raises ConfigurationError.
+    or `allowed`, which says what they may hold by their paths, and `hints`. Raises
+    ConfigurationError.
     """
     decoder_of(type_)  # AsyncClient submits from several threads
     try:
         return msgspec.convert(value, type_, dec_hook=hook)
     except msgspec.ValidationError as error:
         if allowed is not None:
-            known = Guide(allowed=allowed)
+            known = Guide(allowed=allowed, hints=hints, is_in_schema=False)
         else:
             known = guide_to(type_, within) if guide is None else guide()
-        _refuse(error, within, known)
+        _refuse(error, within, known, _entry(error, value, type_, hook))
     except (RecursionError, OverflowError):
         raise ConfigurationError(within, "is nested too deeply or too large") from None
 
 
-def _refuse(error: msgspec.ValidationError, within: str, guide: Guide) -> NoReturn:
+def _entry(
+    error: msgspec.ValidationError,
+    value: object,
+    type_: type[Any],
+    hook: Callable[[type[Any], Any], Any],
+) -> str:
+    """Return the name that msgspec writes as `[...]`, that of an entry of a mapping, or that."""
+    before, found, _ = str(error).rpartition(" - at `$")[2].partition(_SOME_ENTRY)
+    if not found:
+        return _SOME_ENTRY
+    way: list[Any] = [
+        int(number) if number else name for name, number in _STEP.findall(before) if name or number
+    ]
+    inner: Any = value
+    for step in way:
+        inner = inner[step]
+    for name in inner:
+        # What is wrong with the whole is wrong with the entry alone.
+        try:
+            msgspec.convert(_with(value, way, {name: inner[name]}), type_, dec_hook=hook)
+        except msgspec.ValidationError as alone:
+            if str(alone) == str(error):
+                return f".{name}"
+    return _SOME_ENTRY
+
+
+def _with(value: Any, way: Sequence[Any], content: object) -> object:
+    """Return a copy of the value that has this content at the end of the way."""
+    if not way:
+        return content
+    made = value.copy()
+    made[way[0]] = _with(value[way[0]], way[1:], content)
+    return made
+
+
+def _refuse(error: msgspec.ValidationError, within: str, guide: Guide, entry: str) -> NoReturn:
     # msgspec gives the field's path in its text alone: "Expected `int`, got `str` - at `$.nodes`".
     finding = str(error)
     match = _FINDING.fullmatch(finding)
     what, path = (match["what"], match["path"] or "") if match else (finding, "")
+    path = path.replace(_SOME_ENTRY, entry, 1)
     place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
     # msgspec turns a ValueError of its hook into its own error, and keeps it as the cause.
     if isinstance(inside := error.__cause__, InEntry):
@@ -162,7 +205,10 @@ def _refuse(error: msgspec.ValidationError, within: str, guide: Guide) -> NoRetu
         field = _join(place, name)
         names = guide.named_at(place)
         path = without_indices(field)
-        raise ConfigurationError(field, *not_a_field(path, names, guide.called, guide.hints))
+        refusal = not_a_field(
+            path, names, guide.called, guide.hints, is_in_schema=guide.is_in_schema
+        )
+        raise ConfigurationError(field, *refusal)
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
         raise ConfigurationError(field, "is missing", guide.allowed_at(field))

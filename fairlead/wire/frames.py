@@ -76,9 +76,10 @@ def encode(frame: Frame) -> bytes:
     return header + payload
 
 
-def frame_size(header: bytes | bytearray | memoryview) -> int:
-    """Return the whole size, in bytes, of the frame with this header. Raises BadFrame."""
-    magic, _, _, _, length, stream = _HEADER.unpack_from(header)
+def frame_size(header: bytes | bytearray | memoryview, at: int = 0) -> int:
+    """Return the whole size, in bytes, of the frame whose header is at byte `at`. Raises
+    BadFrame."""
+    magic, _, _, _, length, stream = _HEADER.unpack_from(header, at)
     if magic != _MAGIC or length > MAX_PAYLOAD or not 1 <= stream <= 4:
         raise BadFrame("not a log frame")
     return HEADER_SIZE + int(length)
@@ -127,17 +128,24 @@ class Decoder:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        self._buffer += data
+        # Most pieces are whole frames: then no byte is copied but into its frame.
+        source: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            source = self._buffer
         start = 0
         try:
-            while len(self._buffer) - start >= HEADER_SIZE:
-                size = frame_size(self._buffer[start : start + HEADER_SIZE])
-                if len(self._buffer) - start < size:
+            while len(source) - start >= HEADER_SIZE:
+                size = frame_size(source, start)
+                if len(source) - start < size:
                     break
-                yield _decode_one(bytes(self._buffer[start : start + size]))
+                yield _decode_one(source, start, size)
                 start += size
         finally:
-            del self._buffer[:start]
+            if source is self._buffer:
+                del self._buffer[:start]
+            else:
+                self._buffer += memoryview(data)[start:]
 
 
 def whole_frames(file: BinaryIO, piece: int) -> Iterator[Frame]:
@@ -151,9 +159,15 @@ def whole_frames(file: BinaryIO, piece: int) -> Iterator[Frame]:
             return
 
 
-def _decode_one(raw: bytes) -> Frame:
-    _, crc, offset, time_ns, _, stream = _HEADER.unpack_from(raw)
-    payload = raw[HEADER_SIZE:]
+def is_sound(data: bytes, at: int, span: Span) -> bool:
+    """Return whether the payload of this frame, all of which is at byte `at`, has its checksum."""
+    crc: int = _HEADER.unpack_from(data, at)[1]
+    return crc == zlib.crc32(memoryview(data)[at + HEADER_SIZE : at + span.size])
+
+
+def _decode_one(source: bytes | bytearray, at: int, size: int) -> Frame:
+    _, crc, offset, time_ns, _, stream = _HEADER.unpack_from(source, at)
+    payload = bytes(memoryview(source)[at + HEADER_SIZE : at + size])
     if zlib.crc32(payload) != crc:
         raise BadFrame(f"checksum of the frame at offset {offset} does not match")
     if stream != Stream.MARKER:

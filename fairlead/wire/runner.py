@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+from fairlead.wire.sizes import OutputsAbout
+
 
 class IfFolderExists(StrEnum):
     """The reaction to a repository's folder that exists and is not empty."""
@@ -435,13 +437,17 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `jobs`: a job that the runner has already is not run again. `stored`: jobs whose end the
     controller has for good; the runner forgets them. `offsets`: how much of each log the controller
-    has. The answer comes at once when there is news, else within `wait` seconds.
+    has; `outputs`: how much of each tar of outputs. `outputs_limit`: the most bytes of content that
+    are kept of a job; None: its outputs are not stored. The answer comes at once when there is
+    news, else within `wait` seconds.
     """
 
     jobs: tuple[SubmitRequest, ...] = ()
     stop: tuple[CarriedStop, ...] = ()
     stored: tuple[str, ...] = ()
     offsets: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+    outputs_limit: int | None = None
     wait: float = 0.0
 
 
@@ -450,7 +456,9 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True):
     yet.
 
     `returned`: it has not begun and never will here. `log`: frames from the controller's offset on;
-    `log_complete`: the job has ended and they reach the end of its log.
+    `log_complete`: the job has ended and they reach the end of its log. `outputs` comes with the
+    end: what the tar of its outputs holds; `outputs_piece`: bytes of it from the controller's
+    offset on. `outputs_lost`: it left outputs that cannot be read.
     """
 
     attempt_id: str
@@ -460,6 +468,9 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True):
     exit: ExitRecord | None = None
     log: bytes = b""
     log_complete: bool = False
+    outputs: OutputsAbout | None = None
+    outputs_piece: bytes = b""
+    outputs_lost: bool = False
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):

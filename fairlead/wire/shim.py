@@ -362,17 +362,6 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     times: TaskTimes
 
 
-class OutputsAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the tar of a task's outputs. `length`: its bytes; the others count content."""
-
-    files: int
-    size: int
-    left_out: int
-    """Entries that are no plain files or folders, cannot be read, or are beyond the limits."""
-    left_out_size: int
-    length: int
-
-
 class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a task. `grace`: seconds between the stop signal and the kill of the job; 0 kills
     all at once.
@@ -540,6 +529,12 @@ class GatewayKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The OpenSSH public keys of all gateways that may log in; none: no gateway may."""
 
     keys: tuple[str, ...]
+
+
+class HostKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The public half of the node's SSH host key: algorithm and key, without comment."""
+
+    key: str
 
 
 class FindingLevel(StrEnum):

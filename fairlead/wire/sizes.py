@@ -1,8 +1,10 @@
-"""Numbers and sizes as people and programs write them."""
+"""Numbers and sizes as people and programs write them, and the sizes of a job's outputs."""
 
 from __future__ import annotations
 
 import re
+
+import msgspec
 
 MAX_SIZE = 1 << 60
 _MAX_DIGITS = 18
@@ -72,3 +74,14 @@ def size_words(value: int, *, like: int | None = None) -> str:
 def counted_files(count: int) -> str:
     """Return the number of files in words."""
     return "1 file" if count == 1 else f"{count} files"
+
+
+class OutputsAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the tar of a task's outputs. `length`: its bytes; the others count content."""
+
+    files: int
+    size: int
+    left_out: int
+    """Entries that are no plain files or folders, cannot be read, or are beyond the limits."""
+    left_out_size: int
+    length: int

@@ -1,8 +1,8 @@
 """The jobs that run one after another in the container of a job that has ended (rule 11.14).
 
-Each has a folder of its own below the task's, with its log and its outputs; the controller fetches
-log and end with `exchange` and says what it has stored. What was not fetched ends with the
-container: the controller then has no record of it, and runs the job again elsewhere.
+Each has a folder of its own below the task's, with its log and its packed outputs; the controller
+fetches these and the end with `exchange` and says what it has stored. What was not fetched ends
+with the container: the controller then has no record of it, and runs the job again elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,13 +30,16 @@ from fairlead.wire.runner import (
     ExitRecord,
     SubmitRequest,
 )
+from fairlead.wire.sizes import OutputsAbout
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import surroundings
 from runner.job.execution import Execution, JobLimits
+from runner.job.keeping import Keeping
 from runner.job.outcome import Scope, Verdict, of_log_quota
 from runner.job.setup import PARAMETERS_NAME, Preparation
 from runner.logs.segments import SegmentLog, next_page
+from runner.processes.launch import Launch
 from runner.processes.spawn import Children, Ending
 from runner.status import Bell
 from runner.validation import check_submission, signal_number
@@ -49,8 +53,10 @@ GATHER = 0.02
 """Seconds that an answer waits for more news while jobs end one after another."""
 MAX_LOG = 256 << 10
 """Bytes of logs in one answer."""
+MAX_OUTPUTS = 4 << 20
+"""Bytes of outputs in one answer."""
 MAX_WAIT = 30.0
-NOT_STORED = "entries of the output folder are not stored: reuse_container keeps none"
+NOT_STORED = "entries of the output folder are not stored: the controller is too old for that"
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +95,10 @@ class _Job:
         self.log: SegmentLog | None = None
         self.execution: Execution | None = None
         self.stopped: CarriedStop | None = None
+        self.keeping = Keeping()
+        self.outputs: OutputsAbout | None = None
+        """What is packed of its output folder; None: nothing."""
+        self.outputs_are_lost = False
         self.log_is_damaged = False
         self.told = (False, False)
         """Whether its start and its end stood in an answer."""
@@ -101,10 +111,17 @@ class _Job:
     def is_over(self) -> bool:
         return self.returned or self.exit is not None
 
-    def has_news(self, offset: int) -> bool:
-        if self.told != (self.started_at is not None, self.is_over):
+    def has_news(self, request: BatchRequest) -> bool:
+        if self.told != (self.started_at is not None, self.is_over) or self.outputs_left(request):
             return True
+        offset = request.offsets.get(self.id, 0)
         return self.log is not None and not self.log_is_damaged and self.log.end > offset
+
+    def outputs_left(self, request: BatchRequest) -> int:
+        """Return how many bytes of its packed outputs the controller does not have."""
+        if self.outputs is None or self.outputs_are_lost or not self.is_over:
+            return 0
+        return max(0, self.outputs.length - request.outputs.get(self.id, 0))
 
 
 class Batch:
@@ -126,6 +143,7 @@ class Batch:
         self._jobs: dict[str, _Job] = {}
         self._waiting: deque[_Job] = deque()
         self._running: _Job | None = None
+        self._outputs_limit: int | None = None
         self._work: asyncio.Task[None] | None = None
         self._bell = Bell()
         self._dirty: str | None = "its first job has not ended cleanly"
@@ -138,8 +156,10 @@ class Batch:
         """Whether another job may run."""
         return self._dirty is None and not self._closing
 
-    async def look(self, working_dir: str) -> surroundings.Surroundings:
-        return await asyncio.to_thread(surroundings.look, working_dir, alone=self._alone)
+    async def look(self, launch: Launch, preparation: Preparation) -> surroundings.Surroundings:
+        """Return what a job finds, or has left."""
+        look = partial(surroundings.look, launch.working_dir, preparation.code, alone=self._alone)
+        return await asyncio.to_thread(look)
 
     def open(self) -> None:
         """Let jobs run: the first one has ended and left nothing behind."""
@@ -192,6 +212,7 @@ class Batch:
         """Take jobs and orders, and return what there is. Raises Refused for an invalid signal."""
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
+        self._outputs_limit = request.outputs_limit
         for order in request.stop:
             if order.signal is not None:
                 signal_number(order.signal, "stop.signal")
@@ -203,15 +224,37 @@ class Batch:
                 self._stop(known, order)
         self._go_on()
         ends_at = loop.time() + min(max(request.wait, 0.0), MAX_WAIT)
-        while not self._has_news(request.offsets) and loop.time() < ends_at:
+        while not self._has_news(request) and loop.time() < ends_at:
             await self._rung(ends_at - loop.time())
         if request.wait and self._work is not None:
             await asyncio.sleep(GATHER)
+        pieces = await self._pieces(request)
         self._heard_at = loop.time()
-        return self._answer(request.offsets)
+        return self._answer(request.offsets, pieces)
 
-    def _has_news(self, offsets: dict[str, int]) -> bool:
-        return any(job.has_news(offsets.get(job.id, 0)) for job in self._jobs.values())
+    def _has_news(self, request: BatchRequest) -> bool:
+        return any(job.has_news(request) for job in self._jobs.values())
+
+    async def _pieces(self, request: BatchRequest) -> dict[str, bytes]:
+        """Return the next bytes of the packed outputs that the controller does not have."""
+        room, pieces = MAX_OUTPUTS, {}
+        for job in tuple(self._jobs.values()):
+            if not (wanted := min(room, job.outputs_left(request))):
+                continue
+            offset = request.outputs.get(job.id, 0)
+            pieces[job.id] = await asyncio.to_thread(self._piece, job, offset, wanted)
+            room -= len(pieces[job.id])
+        return pieces
+
+    def _piece(self, job: _Job, offset: int, most: int) -> bytes:
+        from runner.job import packing
+
+        piece = b""
+        with suppress(OSError):
+            piece = packing.piece_of(self._folder_of(job) / packing.ARCHIVE_NAME, offset, most)
+        # A job that is root can remove what another one left.
+        job.outputs_are_lost = not piece
+        return piece
 
     def _take(self, request: SubmitRequest) -> None:
         if request.job.attempt_id in self._jobs:
@@ -238,10 +281,12 @@ class Batch:
             return
         if order.unbegun:
             return
+        grace = max(0.0, order.grace)
         job.stopped = order
+        job.keeping.stop(grace)
         if job.execution is not None:
             number = None if order.signal is None else signal_number(order.signal, "stop.signal")
-            job.execution.stop(number, max(0.0, order.grace))
+            job.execution.stop(number, grace)
 
     async def _forget(self, stored: tuple[str, ...]) -> None:
         for attempt_id in stored:
@@ -254,7 +299,7 @@ class Batch:
             await asyncio.to_thread(_remove, self._folder_of(job))
         self._bell.ring()
 
-    def _answer(self, offsets: dict[str, int]) -> BatchAnswer:
+    def _answer(self, offsets: dict[str, int], pieces: dict[str, bytes]) -> BatchAnswer:
         room = MAX_LOG
         told = []
         for job in self._jobs.values():
@@ -269,6 +314,9 @@ class Batch:
                     exit=job.exit,
                     log=frames,
                     log_complete=complete,
+                    outputs=job.outputs,
+                    outputs_piece=pieces.get(job.id, b""),
+                    outputs_lost=job.outputs_are_lost,
                 )
             )
             job.told = (job.started_at is not None, job.is_over)
@@ -339,7 +387,8 @@ class Batch:
             return
         self._limit(job, job.log)
         job.log.bell = _Chained(self._bell)
-        preparation = Preparation(folder, CodeStore(folder), self._children, self._task)
+        code = CodeStore(folder)
+        preparation = Preparation(folder, code, self._children, self._task, brings=False)
         try:
             ending, verdict = await self._execute(job, preparation)
         except CannotStart as error:
@@ -347,7 +396,27 @@ class Batch:
             ending, verdict = None, Verdict(ExitReason.EXECUTOR_ERROR, str(error))
         finally:
             await asyncio.to_thread(preparation.clean)
+        await self._pack(job)
         self._conclude(job, verdict, ending)
+
+    async def _pack(self, job: _Job) -> None:
+        """Pack the output folder, which no other job shall find."""
+        from runner.job import packing  # 5 ms that only a container with several jobs pays for
+
+        folder = self._folder_of(job) / OUTPUT_FOLDER_NAME
+        limit = self._outputs_limit
+        if limit is None:
+            if left := await asyncio.to_thread(_left_in, folder):
+                _say(job, f"outputs: {left} {NOT_STORED}")
+            return
+        archive = folder.with_name(packing.ARCHIVE_NAME)
+        try:
+            job.outputs = await asyncio.to_thread(packing.pack, folder, archive, limit)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            job.outputs_are_lost = True
+            _say(job, f"outputs: they are lost, for they cannot be packed: {error.strerror}")
 
     def _limit(self, job: _Job, log: SegmentLog) -> None:
         quota = job.request.job.log_quota or self._bounds.log_quota
@@ -362,7 +431,7 @@ class Batch:
         """Run the job. Raises CannotStart."""
         assert job.log is not None
         launch = await preparation.launch(job.request)
-        before = await self.look(launch.working_dir)
+        before = await self.look(launch, preparation)
         if job.stopped is not None:
             raise CannotStart("stopped before it started")
         job.execution = execution_of(
@@ -377,13 +446,13 @@ class Batch:
             """Nothing is written before the end: only an answer makes a record here."""
 
         ending, verdict = await job.execution.run(launch, started, main_ended)
-        left = await asyncio.to_thread(_left_in, self._folder_of(job) / OUTPUT_FOLDER_NAME)
-        if left:
-            lead = b"" if job.log.at_line_start else b"\n"
-            job.log.append(Stream.SYSTEM, lead + notice_line(f"outputs: {left} {NOT_STORED}"))
+        if job.request.job.leaves_something:
+            copying = preparation.keep_outputs(job.request, ending, job.began_at or 0.0)
+            for line in await job.keeping.lines(copying):
+                _say(job, line)
         self._dirty = job.execution.dirt or self._dirty
         if self._dirty is None:
-            after = await self.look(launch.working_dir)
+            after = await self.look(launch, preparation)
             self._dirty = surroundings.difference(before, after)
         return ending, verdict
 
@@ -424,6 +493,12 @@ class _Chained(Bell):
     def ring(self) -> None:
         super().ring()
         self._outer.ring()
+
+
+def _say(job: _Job, text: str) -> None:
+    if job.log is not None:
+        lead = b"" if job.log.at_line_start else b"\n"
+        job.log.append(Stream.SYSTEM, lead + notice_line(text))
 
 
 def _left_in(folder: Path) -> int:

@@ -74,8 +74,10 @@ def left_behind(session: int, *, adopts_orphans: bool) -> bool:
     # A list of the node's processes costs more than a tiny job itself.
     if adopts_orphans and not _has_children():
         return False
+    # Orphans come to a process that adopts them; another one's children are its own affair.
     me, table = os.getpid(), process_table()
-    return any(pid != me and (row[0] == me or row[1] == session) for pid, row in table.items())
+    parent = me if adopts_orphans else None
+    return any(pid != me and (row[0] == parent or row[1] == session) for pid, row in table.items())
 
 
 def _has_children() -> bool:

@@ -77,6 +77,16 @@ class Groundwork:
             setup_mark=self._make_setup_mark(),
         )
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        job = self._request.job
+        paths = (
+            *(one.path for one in job.repos),
+            *(one.path for one in job.files),
+            *(one.path for one in job.buckets),
+        )
+        return tuple(place_of(path, self.place.working_dir) for path in paths)
+
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment."""
         session_environment.remove(self._task)
@@ -186,10 +196,18 @@ class Preparation:
     """Prepares one job. Call `launch` once, and `clean` when the job has ended."""
 
     def __init__(
-        self, task: Path, code: CodeStore, children: Children, image: Path | None = None
+        self,
+        task: Path,
+        code: CodeStore,
+        children: Children,
+        image: Path | None = None,
+        *,
+        brings: bool = True,
     ) -> None:
-        """`image`: the folder with the image's configuration, if it is not `task`."""
+        """`image`: the folder with the image's configuration, if it is not `task`. `brings`: code
+        and buckets are brought; another job of this container has done so otherwise."""
         self._task = task
+        self._brings = brings
         self._image = image
         self._code = code
         self._children = children
@@ -202,9 +220,11 @@ class Preparation:
         groundwork = await asyncio.to_thread(Groundwork, self._task, request, self._image)
         self._groundwork = groundwork
         try:
-            await self._put_code(request, groundwork)
+            if self._brings:
+                await self._put_code(request, groundwork)
             await self._bring_python(request, groundwork)
-            await self._bring_buckets(request, groundwork)
+            if self._brings:
+                await self._bring_buckets(request, groundwork)
         finally:
             if self._code.is_used:
                 await asyncio.to_thread(self._code.drop)
@@ -242,6 +262,11 @@ class Preparation:
             lines += await outputs.copy(helpers, order)
         lines += await buckets.write_back(self._brought, helpers, _variables(request))
         return lines
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The folders of the code and the inputs of the prepared job."""
+        return () if self._groundwork is None else self._groundwork.code
 
     @property
     def working_dir(self) -> str | None:

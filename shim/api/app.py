@@ -33,15 +33,17 @@ from fairlead.wire.shim import (
     ExposeRequest,
     Fence,
     GatewayKeys,
+    HostKey,
     TaskRequest,
     TaskStatus,
     TerminateRequest,
     WantedImages,
 )
 from fairlead.wire.sizes import is_count
+from shim.access.host_key import NodeHostKey
 from shim.api.openapi import document
 from shim.daemon import Daemon
-from shim.errors import conflict, invalid
+from shim.errors import conflict, invalid, not_found
 from shim.files import outputs, safe_files
 from shim.monitoring.metrics import CONTENT_TYPE, prometheus_text
 from shim.state.fencing import Caller
@@ -122,6 +124,8 @@ class Routes:
             web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
             web.put("/v1/node/gateways", self.put_gateways),
             web.put("/v1/node/images", self.put_images),
+            web.post("/v1/node/host-key", self.prepare_host_key),
+            web.put("/v1/node/host-key", self.use_host_key),
             web.get("/v1/allocations", self.allocations),
             web.delete("/v1/allocations/{id}", self.release),
             web.get("/v1/tasks", self.tasks),
@@ -172,6 +176,18 @@ class Routes:
         fence = _fence(request)
         self._daemon.images_ahead.want(await read_body(request, WantedImages, "body"), fence)
         return web.Response(status=204)
+
+    async def prepare_host_key(self, request: web.Request) -> web.Response:
+        return json_response(await self._host_key().prepare())
+
+    async def use_host_key(self, request: web.Request) -> web.Response:
+        await self._host_key().use((await read_body(request, HostKey, "body")).key)
+        return web.Response(status=204)
+
+    def _host_key(self) -> NodeHostKey:
+        if self._daemon.host_key is None:
+            raise not_found("this shim leaves the node's host key alone")
+        return self._daemon.host_key
 
     async def expose(self, request: web.Request) -> web.Response:
         caller = _caller(request)

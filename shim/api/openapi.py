@@ -19,6 +19,7 @@ from fairlead.wire.shim import (
     Finding,
     GatewayKeys,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
     TaskInfo,
@@ -58,6 +59,15 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
         True,
     ),
     ("put", "/v1/node/gateways", "Let gateways with these keys in", GatewayKeys, None, False),
+    (
+        "post",
+        "/v1/node/host-key",
+        "Make the node's next host key (404 where it is not a rented machine)",
+        None,
+        HostKey,
+        False,
+    ),
+    ("put", "/v1/node/host-key", "Have sshd use the next host key", HostKey, None, False),
     ("put", "/v1/node/images", "Pull these images ahead, no others", WantedImages, None, True),
     (
         "put",

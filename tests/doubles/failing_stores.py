@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Collection
 
 from controller.lifecycle.model import Attempt, RunState
@@ -31,6 +32,9 @@ class _Around:
         self, keys: Collection[tuple[str, str]]
     ) -> dict[tuple[str, str], RunState]:
         return await self._inner.find_submissions(keys)
+
+    async def submission_marks(self) -> array[int]:
+        return await self._inner.submission_marks()
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:
         return await self._inner.list_runs(query)

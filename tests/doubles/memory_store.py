@@ -7,6 +7,7 @@ store.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -39,6 +40,7 @@ from controller.store.base import (
     StoredEvent,
 )
 from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable
+from controller.store.rows import submission_mark
 from controller.store.schema import SCHEMA_VERSION
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
@@ -321,6 +323,11 @@ class MemoryStore:
         oldest_first = reversed(self._newest_first(lambda state: True))
         made = {(state.run.user, state.run.client_key): state for state in oldest_first}
         return {key: made[key] for key in keys if key in made}
+
+    async def submission_marks(self) -> array[int]:
+        runs = (state.run for state in self._opened().runs.values())
+        made = ((run.user, run.client_key) for run in runs)
+        return array("q", (submission_mark(user, key) for user, key in made if key is not None))
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:
         database = self._opened()

@@ -42,15 +42,16 @@ from fairlead.wire.shim import (
     Fence,
     Finding,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TaskStatus,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.runner import RunnerRules
 from tests.doubles.shim import KeptTask, ShimState, node_info
@@ -251,6 +252,12 @@ class FakeShim:
 
     async def put_gateways(self, keys: Iterable[str]) -> None:
         self._state.put_gateways(keys)
+
+    async def prepare_host_key(self) -> HostKey:
+        return self._state.prepare_host_key()
+
+    async def use_host_key(self, key: str) -> None:
+        self._state.use_host_key(key)
 
     async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
         self._order("images", str(len(wanted.images)))

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from common.links.host_keys import new_host_key
 from controller.clock import Clock
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.errors import Refused
@@ -20,6 +21,7 @@ from fairlead.wire.shim import (
     EngineKind,
     ExposedPort,
     Fence,
+    HostKey,
     NodeInfo,
     RefusalCode,
     TaskInfo,
@@ -101,6 +103,10 @@ class ShimState(Generic[T]):
         self.ledger = Ledger(_capacity(machine), machine.gpus)
         self.events = EventLog(epoch)
         self.draining = machine.draining
+        self.host_key: str | None = None
+        """What its sshd presents; None: this shim leaves the host key alone."""
+        self.next_host_key: str | None = None
+        self.make_key: Callable[[], str] = lambda: new_host_key()[1]
         self._machine = machine
         self._fences = FenceBook()
         self._clock = clock
@@ -299,6 +305,20 @@ class ShimState(Generic[T]):
         if self._machine.images_ahead is None:
             raise ShimError("engine_lacks", "this node's engine has no images", 409)
         self.images_wanted = wanted
+
+    def prepare_host_key(self) -> HostKey:
+        """Return the next key, which is the same until it is used."""
+        if self.host_key is None:
+            raise ShimError("not_found", "this shim leaves the node's host key alone", 404)
+        if self.next_host_key is None:
+            self.next_host_key = self.make_key()
+        return HostKey(key=self.next_host_key)
+
+    def use_host_key(self, key: str) -> None:
+        if key == self.next_host_key:
+            self.host_key, self.next_host_key = key, None
+        elif key != self.host_key:
+            raise ShimError("conflict", "this is neither the node's host key nor its next one", 409)
 
     def remove(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> None:
         task = self.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)

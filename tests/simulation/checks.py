@@ -431,6 +431,8 @@ class Checks:
             self.violated(f"the stored log of {attempt.id} is not what the job wrote")
         elif by_itself and stored != ride.output:
             self.violated(f"the log of {attempt.id}, which was carried, is not whole")
+        if by_itself and leaves_outputs(attempt.id):
+            self._check_stored_outputs(attempt)
 
     def _check_ended(self, state: RunState, job: Job, attempt: Attempt) -> None:
         if attempt.carrier:
@@ -453,6 +455,9 @@ class Checks:
         """What the node promised is stored when the attempt is final, unless the node is lost."""
         if container is None or not leaves_outputs(attempt.id) or self._may_lack_output(attempt):
             return
+        self._check_stored_outputs(attempt)
+
+    def _check_stored_outputs(self, attempt: Attempt) -> None:
         stored = self._log_folder / "outputs" / attempt.id[:2] / attempt.id / "outputs.tar"
         if attempt.seen.outputs is None:
             self.violated(f"attempt {attempt.id} is {attempt.status} without its outputs")

@@ -16,8 +16,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from common.links.errors import LinkError
+from common.links.errors import HostKeyRefused, LinkError
 from common.streams import PortStream
+from controller.lifecycle.inventory import NodeAddress
 from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
     BatchAnswer,
@@ -37,14 +38,15 @@ from fairlead.wire.shim import (
     Fence,
     Finding,
     Health,
+    HostKey,
     NodeInfo,
     NodeMetrics,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.simulation.container import Container
@@ -57,8 +59,11 @@ MAX_PIECE_BYTES = 5000
 
 
 class SimulatedLink:
-    def __init__(self, node: SimulatedNode) -> None:
+    """`address`: what a controller has pinned of the node; None: it asks for no host key."""
+
+    def __init__(self, node: SimulatedNode, address: NodeAddress | None = None) -> None:
         self._node = node
+        self._address = address
 
     async def connect(self) -> SimulatedConnection:
         try:
@@ -69,6 +74,8 @@ class SimulatedLink:
             raise LinkError("no answer to the connection attempt") from None
         if self._node.weather.refusing:
             raise LinkError("connection refused")
+        if not self._node.presents(self._address):
+            raise HostKeyRefused("another host key is pinned")
         return SimulatedConnection(self._node)
 
 
@@ -142,6 +149,12 @@ class SimulatedShim:
 
     async def put_gateways(self, keys: Iterable[str]) -> None:
         await self._ask(partial(self._node.put_gateways, tuple(keys)))
+
+    async def prepare_host_key(self) -> HostKey:
+        return await self._ask(self._node.prepare_host_key)
+
+    async def use_host_key(self, key: str) -> None:
+        await self._ask(partial(self._node.use_host_key, key))
 
     async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
         await self._ask(partial(self._node.put_images, wanted, fence=fence))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -52,6 +53,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.links.base import NodeConnection, NodeLink
+from controller.machines import boot_data
 from controller.machines.manager import MachineSettings
 from controller.pipelines.rentals import Pinned
 from controller.scheduling.fitting.constraints import unmet
@@ -206,7 +208,7 @@ class WaywardCloud:
     async def _boot(self, instance: Instance, seconds: float) -> None:
         await asyncio.sleep(seconds)
         if instance.is_there and instance.ending_at is None:
-            instance.place = Place(socket=f"/run/{instance.order.name}")
+            instance.place = Place(host=instance.id, socket=f"/run/{instance.order.name}")
             self._boots(instance)
 
     async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
@@ -285,6 +287,16 @@ def _is_hopeless(spec: JobSpec) -> bool:
     return limit is not None and limit <= 1.0 and spec.resources.cpu > 4.0
 
 
+def _sent_key(machine_id: str) -> str:
+    """Return the host key of the machine's user-data."""
+    return boot_data.host_key(b"user-data", machine_id)[1]
+
+
+def _own_key(machine_id: str) -> str:
+    """Return the key that the machine makes itself."""
+    return boot_data.host_key(b"its own", machine_id)[1]
+
+
 class _NowhereLink:
     async def connect(self) -> NodeConnection:
         raise LinkError("no route to host")
@@ -315,6 +327,7 @@ class MachineWorld(World):
         self._taken_back: set[str] = set()
         self._must_fail: set[str] = set()
         self._may_fail: set[str] = set()
+        placement = self.chance("placement").choice((None, "zone"))
         self._per_month = self.chance("month").choice(_MONTHS)
         # A fleet whose month is used up keeps no machine.
         least = 0 if self._per_month else self.chance("least").choice((0, 0, 1))
@@ -325,6 +338,7 @@ class MachineWorld(World):
         )
         burst = Fleet(
             name="fleet",
+            placement=placement,
             machines=policy,
             budget=Budget(per_hour=PER_HOUR, per_month=self._per_month),
             created_at=EPOCH,
@@ -362,7 +376,8 @@ class MachineWorld(World):
         await insist(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _submit_a_gang_too_large(self) -> None:
-        """It gets nothing, and what came for it is given back."""
+        """It gets nothing, and what came for it is given back. Only machines of two zones that came
+        for others hold it, where the fleet's file lets a gang be in several."""
         chance = self.chance("large gang")
         await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.5))
         script = Script(seconds=10.0, lines=2, line_bytes=10)
@@ -376,7 +391,8 @@ class MachineWorld(World):
             now=self.clock.now(),
             new_id=seeded_chance(chance).new_id,
         )
-        self._must_fail.add("large-gang")
+        strict = self.fleets[0].placement is not None
+        (self._must_fail if strict else self._may_fail).add("large-gang")
         await insist(self, lambda pipeline: self._admit(pipeline, state))
 
     async def _admit(self, pipeline: Any, state: RunState) -> None:
@@ -457,6 +473,7 @@ class MachineWorld(World):
             self.spawn,
             self.checks,
         )
+        node.boot_with(_sent_key(order.machine_id), partial(_own_key, order.machine_id))
         self.nodes[order.name] = node
         self.checks.node_ids[order.name] = order.machine_id
         self.checks.names[order.machine_id] = order.name
@@ -472,19 +489,32 @@ class MachineWorld(World):
         if ended_idle and instance.order.machine_id not in self._taken_back:
             for info, _ in node.containers():
                 self.checks.violated(f"{info.id} ran on {node.name}, which ended as idle")
+            self._check_host_key(instance.order.machine_id)
         node.power_off()
         node.wipe()
 
+    def _check_host_key(self, machine_id: str) -> None:
+        """A machine that was there without faults has a key that only it knows."""
+        record, node = self.database.machines[machine_id], self.database.nodes.get(machine_id)
+        if node is None or (record.joined_at or 0.0) < EPOCH + FAULTS_UNTIL:
+            return
+        if (node.address.host_key, node.address.next_host_key) != (_own_key(machine_id), None):
+            self.checks.violated(f"{node.name} ended as idle, with the host key of its user-data")
+
     def _link(self, node: Node) -> NodeLink:
         there = self.nodes.get(node.name)
-        return _NowhereLink() if there is None else SimulatedLink(there)
+        if there is None:
+            return _NowhereLink()
+        if not there.presents(node.address):
+            self.checks.violated(f"{node.name} has another host key than {node.address}")
+        return SimulatedLink(there, node.address)
 
     def _settings(self) -> MachineSettings:
         return MachineSettings(
             clouds={"wayward": self.cloud},
             boot_data=lambda machine: f"#cloud-config\n# {machine.name}\n",
             pin=lambda machine_id: Pinned(
-                host_key=f"ssh-ed25519 {machine_id}", token_digest=digest(machine_id)
+                host_key=_sent_key(machine_id), token_digest=digest(machine_id)
             ),
         )
 
@@ -584,6 +614,8 @@ class MachineWorld(World):
                     self._check_limits(job, attempt)
                 if job.attempts:
                     self._check_end(state.run.name, job.attempts[-1])
+            if state.run.name == "large-gang":
+                self._check_zones(state)
 
     def _check_limits(self, job: Job, attempt: Attempt) -> None:
         """A job was on no machine that its run does not allow."""
@@ -593,6 +625,12 @@ class MachineWorld(World):
         broken = unmet(job.spec.rent.constraints(), attributes_of_offer(machine.offer))
         if broken is not None:
             self.checks.violated(f"{attempt.id} was on {machine.offer.words()}: {broken}")
+
+    def _check_zones(self, state: RunState) -> None:
+        last = [job.attempts[-1] for job in state.jobs if job.attempts]
+        machines = [self._machines[one.node_id] for one in last if one.node_id in self._machines]
+        if machines and len({one.offer.zone for one in machines}) == 1:
+            self.checks.violated(f"{state.run.name} was in one zone, which has no room for it")
 
     def _check_end(self, run: str, last: Attempt) -> None:
         found_none = last.reason is Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY

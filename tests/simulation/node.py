@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from controller.clock import Clock
+from controller.lifecycle.inventory import NodeAddress
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import (
     AllocationInfo,
@@ -23,13 +24,14 @@ from fairlead.wire.shim import (
     Fence,
     GpuInfo,
     Health,
+    HostKey,
     NodeInfo,
-    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
     WantedImages,
 )
+from fairlead.wire.sizes import OutputsAbout
 from shim.client import ShimUnavailable
 from shim.node.ledger import Capacity, Ledger
 from tests.doubles.shim import ShimState, node_info
@@ -318,6 +320,24 @@ class SimulatedNode:
     async def put_gateways(self, keys: Iterable[str]) -> None:
         self._answer()
         self._state.put_gateways(keys)
+
+    async def prepare_host_key(self) -> HostKey:
+        self._answer()
+        return self._state.prepare_host_key()
+
+    async def use_host_key(self, key: str) -> None:
+        self._answer()
+        self._state.use_host_key(key)
+
+    def presents(self, address: NodeAddress | None) -> bool:
+        """Return whether its SSH server's key is one of the address's; a node without one has no
+        SSH server, and neither has one of no address."""
+        mine = self._state.host_key
+        return address is None or mine in (None, address.host_key, address.next_host_key)
+
+    def boot_with(self, host_key: str, make_key: Callable[[], str]) -> None:
+        """Have an SSH server with this key. `make_key` returns the key that takes its place."""
+        self._state.host_key, self._state.make_key = host_key, make_key
 
     async def put_images(self, wanted: WantedImages, *, fence: Fence) -> None:
         self._answer(fence)

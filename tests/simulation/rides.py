@@ -19,11 +19,15 @@ from fairlead.wire.runner import (
     ExitRecord,
     SubmitRequest,
 )
+from fairlead.wire.sizes import OutputsAbout
+from tests.simulation.outputs import leaves_outputs, outputs_of
 from tests.simulation.script import Ending, OnStop, Script, script_from
 
 KILLED = 137
 PATIENCE_SECONDS = 5.0
 IDLE_SECONDS = 60.0
+OUTPUTS_PIECE = 4000
+"""Bytes of outputs in one answer, for each job."""
 DIRTY = 0.1
 """The share of jobs that leave something behind."""
 
@@ -152,6 +156,7 @@ class Rides:
             exit=one.exit,
             log=b"".join(encode(frame) for frame in fresh[:20]),
             log_complete=one.is_over and len(fresh) <= 20,
+            **_outputs(one, request),
         )
 
     def _stop(self, ride: Ride, order: CarriedStop) -> None:
@@ -251,3 +256,14 @@ class Rides:
                 await changed.wait()
         except TimeoutError:
             return
+
+
+def _outputs(one: Ride, request: BatchRequest) -> dict[str, Any]:
+    if one.exit is None or request.outputs_limit is None or not leaves_outputs(one.attempt_id):
+        return {}
+    content = outputs_of(one.attempt_id)
+    about = OutputsAbout(
+        files=1, size=len(one.attempt_id), left_out=0, left_out_size=0, length=len(content)
+    )
+    offset = request.outputs.get(one.attempt_id, 0)
+    return {"outputs": about, "outputs_piece": content[offset : offset + OUTPUTS_PIECE]}

@@ -1,5 +1,6 @@
-"""Some worlds on every check, the same ones always. Those that nobody has seen before are explored
-by `./dev test`: what they find was there before the change that is being tested.
+"""Some worlds on every check, the same ones always. `./dev test` runs those that take long too, and
+explores some that nobody has seen before: what these find was there before the change that is being
+tested.
 
 They run in processes of their own, with a fixed hash seed, so that the line printed for a failure
 shows the same failure again.
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -32,6 +34,7 @@ SWEEP_SEEDS = 8
 MACHINE_SEEDS = 3
 CONTROLLER_SEEDS = 6
 PATIENCE_SECONDS = 900.0
+LONG = partial(pytest.param, marks=pytest.mark.long)
 
 
 def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
@@ -39,21 +42,25 @@ def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_services_keep_their_promises_too() -> None:
     done = _simulate("--services", "--start=0", f"--seeds={SERVICE_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_sweeps_keep_their_promises_too() -> None:
     done = _simulate("--sweeps", "--start=0", f"--seeds={SWEEP_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_no_job_pays_for_an_engine_that_stays_away() -> None:
     done = _simulate("--engines", "--start=0", f"--seeds={ENGINE_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_no_machine_is_lost_doubled_or_too_dear_whatever_its_provider_does() -> None:
     done = _simulate("--machines", "--start=0", f"--seeds={MACHINE_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,14 +75,15 @@ def test_one_controller_of_three_decides_and_nothing_accepted_is_lost() -> None:
     "options",
     [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW]
     + [(f"--seed={seed}",) for seed in FOUND]
-    + [(f"--seed={seed}", "--services", "--narrow") for seed in FOUND_WITH_SERVICES]
-    + [(f"--seed={seed}", "--sweeps") for seed in FOUND_WITH_SWEEPS],
+    + [LONG((f"--seed={seed}", "--services", "--narrow")) for seed in FOUND_WITH_SERVICES]
+    + [LONG((f"--seed={seed}", "--sweeps")) for seed in FOUND_WITH_SWEEPS],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_no_healthy_job_is_restarted_for_a_cut_link_before_its_node_may_be_given_up() -> None:
     done = _simulate("--cuts=6", "--start=0")
     assert done.returncode == 0, done.stdout + done.stderr

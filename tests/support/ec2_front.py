@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -72,6 +73,8 @@ class Ec2Front:
         """Whether the next second page of a list fails."""
         self.quotas: dict[str, float] = {}
         """The quotas of the account, by their codes."""
+        self.prices: dict[str, dict[str, float]] | None = {}
+        """The price list by region and type; None: it is refused."""
         self._moto = moto
         self._tokens: dict[str, _Made] = {}
         self._ended: set[str] = set()
@@ -79,6 +82,8 @@ class Ec2Front:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("X-Amz-Target", "").endswith(".GetServiceQuota"):
             return self._quota((await request.json())["QuotaCode"])
+        if request.headers.get("X-Amz-Target", "").endswith(".GetProducts"):
+            return self._products((await request.json())["Filters"])
         wish = dict(parse_qsl(await request.text(), keep_blank_values=True))
         action = wish["Action"]
         found = _REGION.search(request.headers.get("Authorization", ""))
@@ -105,6 +110,31 @@ class Ec2Front:
             refusal = {"__type": "NoSuchResourceException", "Message": "no such quota"}
             return web.json_response(refusal, status=400, content_type=kind)
         return web.json_response({"Quota": {"QuotaCode": code, "Value": value}}, content_type=kind)
+
+    def _products(self, filters: list[dict[str, str]]) -> web.Response:
+        kind = "application/x-amz-json-1.1"
+        if self.prices is None:
+            refusal = {"__type": "AccessDeniedException", "Message": "no pricing:GetProducts"}
+            return web.json_response(refusal, status=400, content_type=kind)
+        chosen = {one["Field"]: one["Value"] for one in filters}
+        entries = [
+            json.dumps(
+                {
+                    "product": {"attributes": {"instanceType": name}},
+                    "terms": {
+                        "OnDemand": {
+                            "A.B": {
+                                "priceDimensions": {
+                                    "A.B.C": {"unit": "Hrs", "pricePerUnit": {"USD": f"{price}"}}
+                                }
+                            }
+                        }
+                    },
+                }
+            )
+            for name, price in self.prices.get(chosen["regionCode"], {}).items()
+        ]
+        return web.json_response({"PriceList": entries}, content_type=kind)
 
     def _refusal(self, action: str, wish: dict[str, str]) -> web.Response | None:
         if action == _NEW and (made := self._tokens.get(wish["ClientToken"])) is not None:

@@ -28,7 +28,7 @@ _OPTIONS = [
 _UNIVERSAL = ["-", "--universal", "--python-version=3.11"]
 _PROJECTS = ("pyproject.toml", "daemons/pyproject.toml")
 _NEEDED_TO_RUN = ("shim", "runner", "controller", "build")
-_NEEDED = (*_NEEDED_TO_RUN, "aws", "gateway", "docs", "dev")
+_NEEDED = (*_NEEDED_TO_RUN, "aws", "gcp", "gateway", "docs", "dev")
 _ONE_PLATFORM = (
     *("-c", "requirements.lock"),
     *("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28"),

@@ -19,6 +19,7 @@ from controller.lifecycle.model import Band, EndedSets, Fleet, JobSpec, Role, Us
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
 from controller.store.base import Changes, Gateway, Store
 from controller.store.errors import LeaseHeld, StoreRefused, StoreUnavailable
+from controller.store.rows import submission_mark
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from fairlead.queries import EventQuery, RunQuery
 from fairlead.wire.gateway import Certificate
@@ -133,6 +134,14 @@ class StoreContract(Opened):
         old, new = (a_run(f"run{n}", client_key="key", submitted_at=float(n)) for n in (1, 2))
         await store.commit(submission(new, old))
         assert await store.find_submissions([("ada", "key")]) == {("ada", "key"): new}
+
+    async def test_each_submission_with_a_key_has_its_mark(self, store: Store) -> None:
+        hers = a_run("run1", user="ada", client_key="key")
+        his = a_run("run2", user="bob", client_key="k\0")
+        await store.commit(submission(hers, his, a_run("run3", user="eve")))
+
+        marks = {submission_mark("ada", "key"), submission_mark("bob", "k\0")}
+        assert set(await store.submission_marks()) == marks
 
     async def test_changed_and_new_parts_of_a_run_are_stored(self, store: Store) -> None:
         old = a_run()

@@ -11,6 +11,8 @@ import pytest
 
 from controller import doctor
 from controller.doctor import Certificate, Facts, Setup
+from controller.outputs.bucket import Bucket
+from controller.outputs.examination import BucketFacts
 from controller.store import schema
 from controller.store.base import Peer, Sight
 from controller.store.examination import DatabaseFacts
@@ -52,8 +54,10 @@ GOOD_DATABASE = DatabaseFacts(
     is_locked=True,
     sight=sight(peer(URL), peer(OTHER)),
 )
+BUCKET = BucketFacts(bucket=Bucket(name="ours"), option="--bucket")
 GOOD = Facts(
-    setup=setup(),
+    setup=setup(bucket=BUCKET.bucket),
+    buckets=(BUCKET,),
     database=GOOD_DATABASE,
     free=100 << 30,
     total=200 << 30,
@@ -82,13 +86,29 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
     checks = {one.check for one in found}
     assert checks == {
         *("disk", "keys", "database", "schema", "leader", "clock", "others", "address", "port"),
-        "tls",
+        *("tls", "bucket", "value"),
     }
 
 
 @pytest.mark.parametrize(
     ("facts", "fault"),
     [
+        (
+            changed(buckets=(msgspec.structs.replace(BUCKET, why="no such bucket"),)),
+            "error bucket: s3://ours (--bucket) cannot be used: no such bucket",
+        ),
+        (
+            changed(buckets=(msgspec.structs.replace(BUCKET, owner="theirs"),)),
+            "error bucket: s3://ours (--bucket) belongs to the installation theirs",
+        ),
+        (
+            changed(buckets=(msgspec.structs.replace(BUCKET, clock_ahead=-400.0),)),
+            "error bucket: the clock of s3://ours (--bucket) is -400 s ahead of this one",
+        ),
+        (
+            changed(setup=setup(bucket=None)),
+            "warning value: /data alone has the keys, uploads, outputs, the history of use, logs",
+        ),
         (changed(folder="Permission denied"), "error disk: /data cannot be used: Permission"),
         (changed(free=1 << 20), "error disk: 0.0 GiB of 200 are free below /data: logs and"),
         (changed(free=5 << 30), "warning disk: 5.0 GiB of 200 are free"),

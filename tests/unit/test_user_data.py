@@ -94,3 +94,11 @@ def test_a_rented_machine_has_its_leash_and_no_other_node_has_one() -> None:
     found = {file["path"]: file["content"] for file in files}
     assert found["/etc/fairlead/rented.env"] == "FAIRLEAD_RENTED_OPTIONS=--leash 7200\n"
     assert "rented.env" not in render(DATA)
+
+
+def test_a_rented_machine_is_told_which_host_key_to_replace() -> None:
+    fresh = msgspec.structs.replace(DATA, leash=7200.0, fresh_host_key=True)
+    files = yaml.safe_load(render(fresh))["write_files"]
+    found = {file["path"]: file["content"] for file in files}
+    told = "FAIRLEAD_HOST_KEY=/etc/ssh/ssh_host_ed25519_key\n"
+    assert found["/etc/fairlead/rented.env"] == f"FAIRLEAD_RENTED_OPTIONS=--leash 7200\n{told}"

@@ -118,4 +118,7 @@ def _invalid(error: msgspec.ValidationError, what: str) -> Invalid:
     place = re.search(r" - at `\$\.?([^`]*)`", text)
     parts = [found.group(1) for found in (place, named) if found and found.group(1)]
     message = re.sub(r" - at `[^`]*`", "", text)
+    if bound := re.fullmatch(r"Expected `(?:int|float)` (>=|<=) (\S+)", message):
+        side = "less" if bound[1] == ">=" else "more"
+        return Invalid(f"is {side} than {bound[2]}", field=".".join(parts) or None)
     return Invalid(f"{what} is not as expected: {message}", field=".".join(parts) or None)

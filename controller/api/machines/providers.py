@@ -5,9 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from controller.api.http.routes import Call, Route
-from controller.api.views import derived
+from controller.api.views import derived, iso_or_none
+from controller.lifecycle.machines.model import Offer
 from controller.machines.trial import Trial
-from fairlead.documents import ProviderCheckView, ProviderFindingView, ProviderTrialView
+from controller.service.machines.providers import Offered
+from fairlead.documents import (
+    ProviderCheckView,
+    ProviderFindingView,
+    ProviderOffersView,
+    ProviderOfferView,
+    ProviderTrialView,
+)
 
 
 class NoBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +41,27 @@ async def begin_trial(call: Call) -> ProviderTrialView:
 
 async def get_trial(call: Call) -> ProviderTrialView:
     return _view(call.service.providers.trial(call.path("provider"), call.caller))
+
+
+async def list_offers(call: Call) -> ProviderOffersView:
+    return _offers(await call.service.providers.offered(call.path("provider"), call.caller))
+
+
+async def refresh_offers(call: Call) -> ProviderOffersView:
+    return _offers(await call.service.providers.refresh(call.path("provider"), call.caller))
+
+
+def _offers(found: Offered) -> ProviderOffersView:
+    return ProviderOffersView(
+        source=found.source,
+        read_at=iso_or_none(found.read_at),
+        notes=found.notes,
+        offers=tuple(derived(ProviderOfferView, one, gpu=_gpu(one)) for one in found.offers),
+    )
+
+
+def _gpu(offer: Offer) -> str | None:
+    return ", ".join(f"{one.name}:{one.count}" for one in offer.gpus) or None
 
 
 def _view(trial: Trial) -> ProviderTrialView:
@@ -62,5 +91,20 @@ ROUTES: tuple[Route, ...] = (
         summary="How far that is",
         handler=get_trial,
         answer=ProviderTrialView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/providers/{provider}/offers",
+        summary="What a provider of machines rents, and how old its prices are",
+        handler=list_offers,
+        answer=ProviderOffersView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/providers/{provider}/offers/refresh",
+        summary="Read types and prices from a provider's API",
+        handler=refresh_offers,
+        body=NoBody,
+        answer=ProviderOffersView,
     ),
 )

@@ -10,8 +10,16 @@ from controller.api.http.routes import Call, Route
 from controller.api.views import derived, iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
+from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
-from fairlead.documents import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
+from fairlead.documents import (
+    ExplainView,
+    GroupPlanView,
+    OffersView,
+    PlanView,
+    SweepPlanView,
+    UnderWayView,
+)
 
 
 class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +55,18 @@ async def plan_run(call: Call) -> PlanView:
         refused=found.refused,
         field=found.field,
         warning=found.warning,
-        groups=_groups(found.state),
+        groups=_groups(found),
         rent=found.rent,
+        sweep=_sweep(found.state),
+    )
+
+
+def _sweep(state: RunState) -> SweepPlanView | None:
+    sweep = state.run.sweep
+    if sweep is None:
+        return None
+    return SweepPlanView(
+        sets=sweep.total, parallel=sweep.max_parallel, reuse_container=sweep.reuse_container
     )
 
 
@@ -58,10 +76,15 @@ async def offers_for_run(call: Call) -> OffersView:
     return OffersView(places=call.service.plans.offers(submission, user=call.caller))
 
 
-def _groups(state: RunState) -> tuple[GroupPlanView, ...]:
-    specs = {job.group: job.spec for job in state.jobs}
+def _groups(found: Preview) -> tuple[GroupPlanView, ...]:
+    specs = {job.group: job.spec for job in found.state.jobs}
     return tuple(
-        GroupPlanView(group=name, image=spec.image, python=spec.python, setup=len(spec.setup))
+        GroupPlanView(
+            group=name,
+            image=None if name in found.without_images else spec.image,
+            python=spec.python,
+            setup=len(spec.setup),
+        )
         for name, spec in specs.items()
     )
 

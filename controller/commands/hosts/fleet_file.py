@@ -56,6 +56,13 @@ ALLOWED = {
     **_HOST,
     **{f"hosts.{name}": said for name, said in _HOST.items()},
 }
+_OF_DSTACK = {
+    "ssh_config": "write its user, identity_file, port and hosts as fields of the file itself",
+    "nodes": "a fleet that rents has `machines: {nodes: …}`, and the hosts of another are listed",
+    "backends": "`machines: {provider: NAME}` names who rents",
+    "resources": "write it within `machines`",
+    "spot_policy": "write `machines: {spot: …}`",
+}
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 JobMetadata = Literal["open", "closed"]
 """Whether jobs reach the metadata service of a cloud."""
@@ -147,7 +154,7 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
 def read_fleet(data: object, folder: Path) -> FleetWish:
     """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError,
     HostError."""
-    fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
+    fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED, hints=_OF_DSTACK)
     rented = _machines_of(fields)
     _check_images(fields)
     hosts: list[FleetHost] = []

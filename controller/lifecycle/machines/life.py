@@ -82,7 +82,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_used`: something of a run is on its node, or may be. `policy` None: its fleet rents no
     machines any more. `may_release`: the fleet has more than its least. `is_broke`: the month's
-    budget is used up.
+    budget is used up. `is_awaited`: a gang needs it with machines that are not there yet.
     """
 
     node: Node | None
@@ -90,6 +90,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     policy: MachinesPolicy | None = None
     may_release: bool = True
     is_broke: bool = False
+    is_awaited: bool = False
 
 
 def moved(
@@ -196,7 +197,8 @@ def release_at(machine: Machine, around: Surroundings) -> float | None:
     policy, node = around.policy, around.node
     if policy is None or around.is_broke or (node is not None and node.draining):
         return machine.idle_since
-    if not around.may_release:
+    # The first machine of a gang may be there longer than `idle_duration` before the last one is.
+    if around.is_awaited or not around.may_release:
         return None
     return machine.idle_since + min(
         policy.idle_duration,

@@ -88,7 +88,7 @@ def note(draft: Draft, report: Carried) -> None:
         elif attempt.terminating_at is not None and running_at <= attempt.terminating_at:
             attempt = draft.change_attempt(attempt, running_at=running_at)
     if report.stored:
-        _nothing_left(draft, attempt)
+        _nothing_left(draft, attempt, outputs_lost=report.outputs_lost)
 
 
 def not_reusable(draft: Draft, report: NotReusable) -> None:
@@ -231,9 +231,16 @@ def _let_go(draft: Draft, rider: Attempt) -> None:
             lost = Reason.OUT_OF_MEMORY
         message = "the container in which it ran ended before its own end was known"
         rider = termination.end(draft, rider, lost, CAUSE, message)
-    _nothing_left(draft, rider)
+    # Each job has an output folder with its parameters at least.
+    _nothing_left(draft, rider, outputs_lost=rider.running_at is not None)
 
 
-def _nothing_left(draft: Draft, attempt: Attempt) -> None:
-    seen = replace(attempt.seen, container_gone=True, logs_complete=True, task_removed=True)
+def _nothing_left(draft: Draft, attempt: Attempt, *, outputs_lost: bool = False) -> None:
+    seen = replace(
+        attempt.seen,
+        container_gone=True,
+        logs_complete=True,
+        task_removed=True,
+        has_outputs=attempt.seen.has_outputs or outputs_lost,
+    )
     draft.change_attempt(attempt, seen=seen)

@@ -12,6 +12,8 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
 
+import msgspec
+
 from controller.clock import Clock
 from controller.lifecycle import reports
 from controller.lifecycle.effects import EffectKind
@@ -19,9 +21,12 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.sweeps import carrying
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
+from controller.outputs.store import OutputStore, StoredOutputs
 from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
-from controller.pipelines.performers.log_collection import Links
+from controller.pipelines.performers.carried_outputs import CarriedOutputs, Missing
+from controller.pipelines.performers.log_collection import Acknowledging, Links
+from controller.pipelines.performers.output_collection import collected
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.store.errors import StoreUnavailable
@@ -40,6 +45,9 @@ from runner.client import RunnerError, RunnerUnavailable
 log = logging.getLogger(__name__)
 WAIT = 0.5
 """Seconds that a runner without news waits with its answer: an order waits as long at most."""
+MAX_SENT = 32 << 20
+"""Bytes of jobs in one request, of which a runner takes 64 MiB at most; the others follow in the
+next one."""
 NO_BATCHES = 404
 """The status with which a runner answers that knows no batches: it runs none of the jobs."""
 
@@ -48,17 +56,30 @@ class BatchRunner:
     """Keeps the runner of a carrier busy until its container is given back."""
 
     def __init__(
-        self, pipeline: RunPipeline, clock: Clock, logs: LogStore, secrets: SecretSource
+        self,
+        pipeline: RunPipeline,
+        clock: Clock,
+        logs: LogStore,
+        outputs: OutputStore,
+        secrets: SecretSource,
     ) -> None:
         self._pipeline = pipeline
         self._clock = clock
         self._logs = logs
+        self._outputs = outputs
         self._secrets = secrets
         self._silent_since: dict[str, tuple[NodeConnection, float]] = {}
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         runner = connection.runner(to_node.runner_socket(context))
-        batch = _Exchange(self._pipeline, self._clock, self._logs, self._secrets, context)
+        batch = _Exchange(
+            self._pipeline,
+            self._clock,
+            self._logs,
+            CarriedOutputs(self._outputs),
+            self._secrets,
+            context,
+        )
         try:
             while await batch.once(runner):
                 self._silent_since.pop(context.attempt.id, None)
@@ -103,16 +124,19 @@ class _Exchange:
         pipeline: RunPipeline,
         clock: Clock,
         logs: LogStore,
+        outputs: CarriedOutputs,
         secrets: SecretSource,
         context: AttemptContext,
     ) -> None:
         self._pipeline = pipeline
         self._clock = clock
         self._logs = logs
+        self._outputs = outputs
         self._secrets = secrets
         self._run_id = context.state.run.id
         self._carrier_id = context.attempt.id
         self._writers: dict[str, LogWriter] = {}
+        self._storing: dict[str, Acknowledging] = {}
         self._links: dict[str, Links] = {}
         self._ends: dict[str, int] = {}
         """The ends of the logs that are whole here."""
@@ -147,15 +171,19 @@ class _Exchange:
         return True
 
     async def close(self) -> None:
-        for writer in self._writers.values():
+        for attempt_id, writer in self._writers.items():
+            if (storing := self._storing.pop(attempt_id, None)) is not None:
+                await storing.end()
             await writer.close()
+        await self._outputs.close()
 
     # -- what the runner is told --------------------------------------------------------------
 
     def _request(self, carrier: AttemptContext, wanted: dict[str, AttemptContext]) -> BatchRequest:
         closed = carrying.is_closed(carrier.attempt, self._clock.now())
-        fresh = [one for id, one in wanted.items() if id not in self._there]
-        jobs = tuple(self._requests(one for one in fresh if one.attempt.running_at is None))
+        fresh = (one for id, one in wanted.items() if id not in self._there)
+        unbegun = (one for one in fresh if one.attempt.running_at is None)
+        jobs = tuple(_within(MAX_SENT, self._requests(unbegun)))
         stop = (*self._stops(wanted, closed=closed), *self._strays(wanted))
         stored = tuple(
             id
@@ -164,12 +192,24 @@ class _Exchange:
         )
         self._ends = {id: end for id, end in self._ends.items() if id in self._there}
         offsets = self._ends | {id: writer.end for id, writer in self._writers.items()}
-        return BatchRequest(jobs=jobs, stop=stop, stored=stored, offsets=offsets, wait=WAIT)
+        for id in stored:
+            self._outputs.forget(id)
+        return BatchRequest(
+            jobs=jobs,
+            stop=stop,
+            stored=stored,
+            offsets=offsets,
+            outputs=self._outputs.offsets(),
+            outputs_limit=self._outputs.limit,
+            wait=WAIT,
+        )
 
     def _requests(self, fresh: Iterable[AttemptContext]) -> Iterable[SubmitRequest]:
         for one in fresh:
             try:
-                yield to_node.submit_request(one.with_secrets(self._secrets))
+                request = to_node.submit_request(one.with_secrets(self._secrets))
+                # Its carrier's job has brought the code.
+                yield msgspec.structs.replace(request, repo_credentials={})
             except SecretMissing as error:
                 self._pipeline.post(self._carried(one, returned=True))
                 self._pipeline.post(
@@ -214,8 +254,20 @@ class _Exchange:
         if ended and job.exit is not None:
             if job.exit.container_stopped and context.attempt.reason is None:
                 return False  # the runner saw only a signal; the shim's events say why
+            outputs = await self._outputs.take(job)
+            if outputs is Missing.INCOMPLETE:
+                return False
             await self._complete(job)
-            self._pipeline.post(self._carried(context, job.started_at, stored=True))
+            if isinstance(outputs, StoredOutputs):
+                self._pipeline.post(
+                    reports.OutputsCollected(
+                        run_id=self._run_id, attempt_id=job.attempt_id, outputs=collected(outputs)
+                    )
+                )
+            lost = outputs is Missing.LOST
+            self._pipeline.post(
+                self._carried(context, job.started_at, stored=True, outputs_lost=lost)
+            )
             self._pipeline.post(from_node.runner_exited(self._run_id, job.attempt_id, job.exit))
             return True
         if job.started_at is not None and context.attempt.running_at is None:
@@ -231,8 +283,10 @@ class _Exchange:
         if writer is None:
             writer = self._writers[attempt_id] = await self._logs.writer(attempt_id)
             self._links[attempt_id] = Links(self._pipeline, context)
+            self._storing[attempt_id] = Acknowledging(_KeepsAll(), writer)
         try:
             self._links[attempt_id].look(await writer.append(data))
+            self._storing[attempt_id].came()
         except BadFrame as error:
             log.warning("the log of attempt %s is damaged: %s", attempt_id, error)
 
@@ -242,6 +296,8 @@ class _Exchange:
             return
         writer = self._writers.pop(attempt_id, None)
         self._links.pop(attempt_id, None)
+        if (storing := self._storing.pop(attempt_id, None)) is not None:
+            await storing.end()
         end = 0
         if writer is not None:
             try:
@@ -278,6 +334,7 @@ class _Exchange:
         *,
         returned: bool = False,
         stored: bool = False,
+        outputs_lost: bool = False,
     ) -> reports.Carried:
         return reports.Carried(
             run_id=self._run_id,
@@ -286,7 +343,26 @@ class _Exchange:
             started_at=started_at,
             returned=returned,
             stored=stored,
+            outputs_lost=outputs_lost,
         )
+
+
+class _KeepsAll:
+    """A runner keeps the whole log of a carried job until the job's end is recorded."""
+
+    async def ack(self, offset: int) -> int:
+        return offset
+
+
+def _within(most: int, requests: Iterable[SubmitRequest]) -> Iterable[SubmitRequest]:
+    """Yield the first one, and others while all together have at most so many bytes."""
+    size = 0
+    for request in requests:
+        more = len(msgspec.json.encode(request))
+        if size and size + more > most:
+            return
+        size += more
+        yield request
 
 
 async def _all_or_none(works: Iterable[Coroutine[None, None, bool]]) -> list[bool]:
@@ -313,7 +389,11 @@ def _riders(state: RunState, carrier_id: str) -> dict[str, AttemptContext]:
 
 
 def performers(
-    pipeline: RunPipeline, clock: Clock, logs: LogStore, secrets: SecretSource
+    pipeline: RunPipeline,
+    clock: Clock,
+    logs: LogStore,
+    outputs: OutputStore,
+    secrets: SecretSource,
 ) -> dict[EffectKind, Performer]:
     """Return the performers of carriers."""
-    return {EffectKind.RUN_BATCH: BatchRunner(pipeline, clock, logs, secrets)}
+    return {EffectKind.RUN_BATCH: BatchRunner(pipeline, clock, logs, outputs, secrets)}

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection, RunnerApi
@@ -38,10 +39,17 @@ AWAY_SECONDS = 10.0
 """Seconds until a bucket that was away is asked again."""
 
 
-class Acknowledging:
-    """Acknowledges soon after much data came, later after any data. At rest it holds no task."""
+class Acknowledged(Protocol):
+    """What hears how much of a log is stored durably."""
 
-    def __init__(self, runner: RunnerApi, writer: LogWriter) -> None:
+    async def ack(self, offset: int) -> int: ...
+
+
+class Acknowledging:
+    """Stores what came durably and acknowledges it, soon after much data came, later after any
+    data. At rest it holds no task."""
+
+    def __init__(self, runner: Acknowledged, writer: LogWriter) -> None:
         self._runner = runner
         self._writer = writer
         self._acknowledged = writer.end - writer.waiting

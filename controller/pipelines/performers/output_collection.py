@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
 from controller.links.base import NodeConnection
+from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputsDamaged, OutputStore, OutputsWriter, StoredOutputs
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
@@ -43,7 +44,10 @@ class OutputCollector:
 
     async def __call__(self, context: AttemptContext, connection: NodeConnection) -> None:
         run_id, attempt_id = context.state.run.id, context.attempt.id
-        stored = await self._outputs.find(attempt_id)
+        try:
+            stored = await self._outputs.find(attempt_id)
+        except BucketError as error:
+            raise RetryLater(str(error)) from error
         if stored is None:
             try:
                 stored = await self._collect(attempt_id, connection)
@@ -54,9 +58,13 @@ class OutputCollector:
                 return
             except OutputsDamaged as error:
                 raise RetryLater(f"the outputs came damaged: {error}") from error
+        try:
+            await self._outputs.secure(attempt_id, stored)
+        except BucketError as error:
+            raise RetryLater(f"the outputs wait for their bucket: {error}") from error
         self._pipeline.post(
             reports.OutputsCollected(
-                run_id=run_id, attempt_id=attempt_id, outputs=_collected(stored)
+                run_id=run_id, attempt_id=attempt_id, outputs=collected(stored)
             )
         )
 
@@ -88,7 +96,7 @@ class OutputCollector:
         return await writer.complete(stream.about)
 
 
-def _collected(stored: StoredOutputs) -> CollectedOutputs:
+def collected(stored: StoredOutputs) -> CollectedOutputs:
     return CollectedOutputs(
         files=len(stored.files),
         size=stored.size,

@@ -84,7 +84,11 @@ class TakenOutputsReader:
         jobs = [job for job in state.all_jobs if job.attempts]
         for job in jobs:
             attempt = job.attempts[-1]
-            stored = None if attempt.seen.outputs is None else await self._outputs.find(attempt.id)
+            try:
+                left = attempt.seen.outputs is not None
+                stored = await self._outputs.find(attempt.id) if left else None
+            except BucketError as error:
+                raise RetryLater(str(error)) from error
             if stored is None:
                 continue
             own = f"/{job.group}-{job.cookie}" if len(jobs) > 1 else ""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Amount, NodeGpu, Resources
 from controller.scheduling.fitting.fit import Room
 from fairlead.model.answers import Amounts
+from fairlead.wire.engine_abilities import EngineAbility
 
 _MIB = 1 << 20
 _STEPS_OF_A_CORE = 100
@@ -50,7 +51,10 @@ def granted(
         cpu = max(cpu, most_cpu)
     if Amount.MEMORY in need.unset:
         memory = max(memory, most_memory)
-    shm_size = memory if Amount.SHM_SIZE in need.unset else need.shm_size
+    shm_size = need.shm_size
+    if Amount.SHM_SIZE in need.unset:
+        # A plain process has its node's /dev/shm.
+        shm_size = None if EngineAbility.OPTIONS in total.engine_lacks else memory
     return replace(need, cpu=cpu, memory=memory, shm_size=shm_size)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
+from controller.metric_bucket import MetricBucket
 from controller.metric_history import (
     KEPT_SECONDS,
     OFTEN_SECONDS,
@@ -76,7 +77,8 @@ class Uses(Protocol):
 
 
 class MetricSampler:
-    """Samples the running jobs until cancelled. `live` gives the runs that are not final."""
+    """Samples the running jobs until cancelled. `live` gives the runs that are not final; `bucket`
+    keeps the history where this disk may be lost."""
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class MetricSampler:
         live: Callable[[], Iterable[RunState]],
         wall: Callable[[], float] = time.time,
         most_at_once: int = MAX_AT_ONCE,
+        bucket: MetricBucket | None = None,
     ) -> None:
         self._uses = uses
         self._history = history
@@ -93,16 +96,29 @@ class MetricSampler:
         self._live = live
         self._wall = wall
         self._most_at_once = most_at_once
+        self._bucket = bucket
         self._last: dict[str, float] = {}
         self._swept_at = -math.inf
 
     async def run(self) -> None:
+        await self._fetch()
         while True:
             try:
                 await self.tick()
             except OSError as error:
                 log.warning("metrics of jobs could not be kept: %s", error)
             await asyncio.sleep(OFTEN_SECONDS)
+
+    async def _fetch(self) -> None:
+        """Before the first sample: a history is in the order of time."""
+        if self._bucket is None:
+            return
+        try:
+            found = await asyncio.to_thread(self._bucket.fetch, self._wall())
+        except OSError as error:
+            log.warning("metrics of before are shown as far as this disk has them: %s", error)
+        else:
+            log.info("%d objects with metrics came from the bucket", found)
 
     async def tick(self) -> None:
         """Sample what is due, `most_at_once` jobs at most; remove what is old. Raises OSError."""
@@ -132,10 +148,14 @@ class MetricSampler:
         # Not all of it: a wall clock that NTP slows down would skip each second tick.
         return now - self._last.get(key, -math.inf) >= every * 0.99
 
-    def _keep(self, samples: Iterable[tuple[str, Sample | None]], now: float) -> None:
-        for attempt_id, sample in samples:
-            if sample is not None:
-                self._history.append(attempt_id, sample)
+    def _keep(self, found: Iterable[tuple[str, Sample | None]], now: float) -> None:
+        samples = [(name, sample) for name, sample in found if sample is not None]
+        for name, sample in samples:
+            self._history.append(name, sample)
+        if self._bucket is not None:
+            self._bucket.add(samples, now)
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
             self._history.sweep(self._wall() - KEPT_SECONDS)
+            if self._bucket is not None:
+                self._bucket.sweep(now)

@@ -41,10 +41,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
             async for piece in bucket.read(self.stored.place, start, end):
                 yield piece
         except BucketError as error:
-            raise Unavailable(
-                f"the outputs are in a bucket that does not give them now: {error}",
-                code="outputs_unreachable",
-            ) from error
+            raise _unreachable(error) from error
 
 
 class OutputService:
@@ -56,17 +53,21 @@ class OutputService:
         self._kept_for = kept_for
 
     async def find(self, state: RunState, attempt: Attempt) -> JobOutputs:
+        """Raises Unavailable."""
         job = find_job(state, attempt.job_id)
         found = state_of(attempt)
         stored = None
         if found is OutputsState.COLLECTED:
-            stored = await self._outputs.find(attempt.id)
+            try:
+                stored = await self._outputs.find(attempt.id)
+            except BucketError as error:
+                raise _unreachable(error) from error
         removed = found is OutputsState.COLLECTED and stored is None
         return JobOutputs(job=job, attempt=attempt, state=found, stored=stored, removed=removed)
 
     async def archive(self, state: RunState, attempt: Attempt | None) -> Archive:
         """Return the tar of an attempt's outputs. Raises NotFound, Conflict (not stored yet), Gone
-        (lost or removed)."""
+        (lost or removed), Unavailable."""
         found = None if attempt is None else await self.find(state, attempt)
         if found is not None and found.stored is not None:
             here = found.stored.place is None
@@ -91,6 +92,13 @@ class OutputService:
             f"once it has ended",
             code="no_outputs",
         )
+
+
+def _unreachable(error: BucketError) -> Unavailable:
+    return Unavailable(
+        f"the outputs are in a bucket that does not give them now: {error}",
+        code="outputs_unreachable",
+    )
 
 
 def _name(state: RunState, found: JobOutputs) -> str:

@@ -28,6 +28,7 @@ from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Run, RunState
 from controller.service.accounts.rights import require_admin, sees_all
 from controller.service.accounts.users import Gate
+from controller.service.machines.nodes import check_address, check_word
 from controller.service.ssh_keys import HostKeys, trusted_key
 from controller.store.accounts import User
 from controller.store.base import Gateway
@@ -385,8 +386,9 @@ def _check(request: GatewayRequest) -> None:
     for field, path in (("local_socket", request.local_socket), ("socket", request.socket)):
         if path is not None and not path.startswith("/"):
             raise Invalid(f"{path!r} is not an absolute path", field=field)
-    if not 1 <= request.port <= 65535:
-        raise Invalid("a port is a number from 1 to 65535", field="port")
+    check_word(request.user, "user")
+    if request.host is not None:
+        check_address(request.host, request.port)
     if request.host_key is not None and request.accept_host_key is not None:
         raise Invalid("give host_key or accept_host_key, not both", field="host_key")
     _check_certificate(request.certificate)

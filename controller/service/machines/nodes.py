@@ -325,7 +325,7 @@ class NodeService:
             host_key=host_key,
             accepted=accepted,
         )
-        return msgspec.structs.replace(address, host_key=pinned)
+        return msgspec.structs.replace(address, host_key=pinned, next_host_key=None)
 
     def named(self, name: str) -> Node | None:
         return next((node for node in self._pipeline.nodes.values() if node.name == name), None)
@@ -377,7 +377,7 @@ def _check(request: NodeRequest) -> None:
         if path is not None and not path.startswith("/"):
             raise Invalid(f"{path!r} is not an absolute path", field=field)
     for field in ("user", "jump_user"):
-        _check_word(getattr(request, field), field)
+        check_word(getattr(request, field), field)
     if request.host is not None:
         check_address(request.host, request.port)
     _require_one_key(request.host_key, request.accept_host_key)
@@ -393,12 +393,19 @@ def check_address(host: str, port: int) -> None:
     """Raise Invalid for a wrong host or port."""
     if not 1 <= port <= 65535:
         raise Invalid(f"{port} is not a port (1 to 65535)", field="port")
-    _check_word(host, "host")
-    if not _can_be_looked_up(host):
+    check_word(host, "host")
+    name, colon, number = host.rpartition(":")
+    # An address of IPv6 has several colons.
+    if colon and number.isdecimal() and ":" not in name:
+        raise Invalid(
+            f"{host[:80]!r} holds a port: give host {name[:80]} and port {number[:5]}", field="host"
+        )
+    if "/" in host or not _can_be_looked_up(host):
         raise Invalid(f"{host[:80]!r} is not a host name or address", field="host")
 
 
-def _check_word(text: str, field: str) -> None:
+def check_word(text: str, field: str) -> None:
+    """Raise Invalid for what can be no host or user of ssh."""
     # ssh would take a host or user that begins with a hyphen for an option.
     if not text or text.startswith("-") or " " in text or not text.isprintable():
         raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)

@@ -4,22 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from common.refusals import Conflict, Invalid, NotFound, Unavailable
-from controller.clock import Chance
-from controller.clouds.base import Cloud, CloudError, Examined, Examines, answer_of
+from controller.clock import Chance, Clock
+from controller.clouds.base import (
+    Cloud,
+    CloudError,
+    Examined,
+    Examines,
+    Refreshes,
+    answer_of,
+)
 from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager
 from controller.machines.trial import Trial
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
+from fairlead.documents import CatalogSource
+
+_OLD_SECONDS = 30 * 86400.0
+_DAY = 86400.0
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider rents. `source`: where its prices come from; `read_at`: when they were read
+    from its API, None: never, or each time. `notes`: what is to be known of them, as sentences."""
+
+    source: CatalogSource
+    read_at: float | None = None
+    notes: tuple[str, ...] = ()
+    offers: tuple[Offer, ...]
 
 
 class ProviderService:
     """`manager` None: this controller has no providers."""
 
-    def __init__(self, chance: Chance, manager: MachineManager | None) -> None:
+    def __init__(self, chance: Chance, clock: Clock, manager: MachineManager | None) -> None:
         self._chance = chance
+        self._clock = clock
         self._manager = manager
+
+    async def offered(self, name: str, user: User) -> Offered:
+        """Return what the provider rents, and where its prices come from.
+
+        Raises Forbidden, NotFound, Unavailable.
+        """
+        require_admin(user, "read the offers of a provider")
+        _, cloud = self._cloud(name)
+        try:
+            offers = tuple(await answer_of(name, cloud.offers()))
+        except CloudError as error:
+            raise Unavailable(str(error)) from None
+        if not isinstance(cloud, Refreshes):
+            return Offered(source=CatalogSource.PROVIDER, offers=offers)
+        reading = cloud.catalog.reading
+        if reading is None:
+            return Offered(source=CatalogSource.RELEASE, offers=offers)
+        return Offered(
+            source=CatalogSource.API, read_at=reading.read_at, notes=reading.notes, offers=offers
+        )
+
+    async def refresh(self, name: str, user: User) -> Offered:
+        """Read the provider's types and prices from its API, and rent by them from now on.
+
+        Raises Forbidden, NotFound, Unavailable.
+        """
+        require_admin(user, "read the prices of a provider again")
+        manager, cloud = self._cloud(name)
+        if isinstance(cloud, Refreshes):
+            try:
+                await answer_of(name, cloud.refresh())
+            except CloudError as error:
+                raise Unavailable(str(error)) from None
+        found = await self.offered(name, user)
+        manager.offered(name, found.offers)
+        return found
 
     async def check(self, name: str, user: User) -> list[Examined]:
         """Try what orders at this provider need; no machine is made.
@@ -37,12 +97,25 @@ class ProviderService:
             return [Examined(what="credentials"), Examined(what="offers", fault=fault)]
         found = [Examined(what=f"credentials and {len(offers)} offers")]
         found.append(await _listed(name, cloud, manager.installation))
+        if isinstance(cloud, Refreshes):
+            found.append(self._aged(name, cloud))
         if isinstance(cloud, Examines):
             try:
                 found += await answer_of(name, cloud.examine())
             except CloudError as error:
                 found.append(Examined(what="what orders need", fault=str(error)))
         return found
+
+    def _aged(self, name: str, cloud: Refreshes) -> Examined:
+        reading = cloud.catalog.reading
+        if reading is None:
+            note = f"of the release, never read: run `fairlead offers refresh {name}`"
+            return Examined(what="prices", note=note)
+        days = int((self._clock.now() - reading.read_at) // _DAY)
+        what = f"prices, read from the API {days} days ago"
+        if days * _DAY < _OLD_SECONDS:
+            return Examined(what=what)
+        return Examined(what=what, note=f"run `fairlead offers refresh {name}`")
 
     async def try_one(self, name: str, instance_type: str | None, user: User) -> Trial:
         """Begin to make one machine and end it: the cheapest on demand, or one of this type.

@@ -91,6 +91,8 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     job_metadata: Literal["open", "closed"] | None = None
     leash: float | None = None
     """Seconds after which a rented machine without a controller ends itself; None: never."""
+    fresh_host_key: bool = False
+    """The node is to make a host key of its own."""
     join: JoinPoint | None = None
     token: str | None = None
     """The node's one-time token, needed when `join` is set."""
@@ -151,7 +153,7 @@ def document(data: UserData) -> dict[str, Any]:
                 "permissions": "0644",
                 "content": yaml.safe_dump(node, sort_keys=False),
             },
-            *_leash_files(data),
+            *_rented_files(data),
             *_join_files(data),
         ],
         "runcmd": [
@@ -161,15 +163,20 @@ def document(data: UserData) -> dict[str, Any]:
     }
 
 
-def _leash_files(data: UserData) -> list[dict[str, str]]:
+def _rented_files(data: UserData) -> list[dict[str, str]]:
     """Return the options of the shim of a rented machine; its unit reads them."""
-    if data.leash is None:
+    lines = []
+    if data.leash is not None:
+        lines.append(f"FAIRLEAD_RENTED_OPTIONS=--leash {data.leash:g}\n")
+    if data.fresh_host_key:
+        lines.append("FAIRLEAD_HOST_KEY=/etc/ssh/ssh_host_ed25519_key\n")
+    if not lines:
         return []
     return [
         {
             "path": "/etc/fairlead/rented.env",
             "permissions": "0644",
-            "content": f"FAIRLEAD_RENTED_OPTIONS=--leash {data.leash:g}\n",
+            "content": "".join(lines),
         }
     ]
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from common.refusals import Conflict, Invalid, NotFound, Unavailable, Unprocessable
 from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge, PartsMissing, TooManyBlobs
+from controller.outputs.bucket import BucketError
 from controller.store.accounts import User
 from fairlead.wire.blobs import Part
 
@@ -47,9 +48,10 @@ class BlobService:
             return await self._blobs.put_parts(digest, parts, sent, pieces, user=user.name)
 
     async def size(self, digest: str, *, user: User) -> int:
-        """Return the bytes of an upload of this user. Raises Invalid, NotFound."""
+        """Return the bytes of an upload of this user. Raises Invalid, NotFound, Unavailable."""
         _check(digest)
-        size = await self._blobs.size_for(digest, user.name)
+        with _refusals():
+            size = await self._blobs.size_for(digest, user.name)
         if size is None:
             raise NotFound(f"you have no upload {digest}")
         return size
@@ -67,8 +69,18 @@ def _refusals() -> Iterator[None]:
         raise Invalid(str(error), code="damaged") from None
     except PartsMissing as error:
         raise Conflict(str(error), code="parts_missing") from None
+    except BucketError as error:
+        raise why_unreachable(error) from error
     except OSError as error:
         raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
+
+
+def why_unreachable(error: BucketError) -> Unavailable:
+    """Return what a user hears while the bucket for uploads is away."""
+    return Unavailable(
+        f"uploads are kept in a bucket that cannot be used now; try again later: {error}",
+        code="uploads_unreachable",
+    )
 
 
 def _check(digest: str) -> None:

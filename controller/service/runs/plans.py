@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from common.refusals import NotFound
 from controller.clock import Clock
+from controller.lifecycle.inventory import Node
 from controller.lifecycle.model import RunState
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.feasibility import as_begun, why_queued
@@ -13,6 +16,7 @@ from controller.service.accounts.rights import names_for
 from controller.service.runs.submissions import Submission, SubmissionService
 from controller.store.accounts import User
 from fairlead.model.answers import OfferedPlace, PlannedPlace, PlannedRent
+from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.errors import Refused
 
 
@@ -52,7 +56,13 @@ class PlanService:
             missing,
         )
         warning = "; ".join(one for one in warnings if one is not None)
-        return Preview(state=state, allocations=allocations, warning=warning or None, rent=rent)
+        return Preview(
+            state=state,
+            allocations=allocations,
+            warning=warning or None,
+            rent=rent,
+            without_images=frozenset() if is_rented else _without_images(state, allocations, nodes),
+        )
 
     def offers(self, submission: Submission, *, user: User) -> tuple[OfferedPlace, ...]:
         """Return where the jobs of a submission could go, in the order in which it is tried. Raises
@@ -75,3 +85,23 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     warning: str | None = None
     rent: PlannedRent | None = None
     """What would be rented for it; None: the controller has no providers."""
+    without_images: frozenset[str] = frozenset()
+    """The groups whose jobs can go only to nodes without images."""
+
+
+def _without_images(
+    state: RunState, allocations: Sequence[PlannedPlace], nodes: Sequence[Node]
+) -> frozenset[str]:
+    """Return the groups whose jobs go only to nodes without images. A job that waits may go to
+    every node of its fleets."""
+    planned = {place.job: place.node for place in allocations}
+    may_have: dict[str, bool] = {}
+    for job in state.jobs:
+        name, fleets = planned.get(f"{job.group}/{job.cookie}"), job.spec.fleets
+        lack = [
+            EngineAbility.IMAGES in node.capacity.engine_lacks
+            for node in nodes
+            if (node.name == name if name else not fleets or node.fleet in fleets)
+        ]
+        may_have[job.group] = may_have.get(job.group, False) or not lack or not all(lack)
+    return frozenset(group for group, may in may_have.items() if not may)

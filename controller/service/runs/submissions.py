@@ -26,12 +26,14 @@ from controller.lifecycle.model import Run, RunPolicy, RunState, RunType, TakenO
 from controller.lifecycle.predecessors import Predecessor
 from controller.lifecycle.reports import StopRequested
 from controller.lifecycle.runs.submission import new_run
+from controller.outputs.bucket import BucketError
 from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
 from controller.service.accounts.rights import require_band, require_control, sees_all
 from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
+from controller.service.runs.blobs import why_unreachable
 from controller.service.runs.earlier import EarlierRuns
 from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
 from controller.service.runs.taken_outputs import taken
@@ -184,7 +186,6 @@ class SubmissionService:
         gateways: Gateways,
     ) -> None:
         self._pipeline = pipeline
-        self._store = store
         self._clock = clock
         self._chance = chance
         self._defaults = defaults
@@ -229,7 +230,7 @@ class SubmissionService:
             # In one order in all requests, so that no two of them wait for each other.
             for key in keys:
                 await alone.enter_async_context(self._lock(user, key))
-            found = await self._store.find_submissions([(user.name, key) for key in keys])
+            found = await self._earlier.of_all([(user.name, key) for key in keys])
             batch = _Batch({key: state for (_, key), state in found.items()})
             async for one in in_stretches(submissions):
                 batch.add(one, await self._outcome(batch, one, user))
@@ -328,6 +329,7 @@ class SubmissionService:
         can serve it).
         """
         plan = self._plan(submission)
+        self._require_time(plan)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
         name = self._name(_wanted_name(submission, plan))
@@ -376,6 +378,7 @@ class SubmissionService:
 
     async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | _Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
+        self._require_time(plan)
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
@@ -413,6 +416,16 @@ class SubmissionService:
         if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
             state = self._new(name, order)
         return _Ready(order=order, state=state)
+
+    def _require_time(self, plan: Plan) -> None:
+        """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
+        latest = plan.policy.start_before
+        if latest is not None and latest.at is not None and latest.at <= self._clock.now():
+            raise Invalid(
+                f"{latest.written} has passed: give a later time, or a duration from the "
+                f"submission such as 4h",
+                field="start_before",
+            )
 
     def _allowed(self, plan: Plan, user: User) -> Plan:
         """Return the plan with its gateway, if this user may have it."""
@@ -534,7 +547,11 @@ class SubmissionService:
 
     async def _require_blobs(self, plan: Plan, user: User) -> None:
         for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
-            if await self._blobs.size_for(digest, user.name) is None:
+            try:
+                size = await self._blobs.size_for(digest, user.name)
+            except BucketError as error:
+                raise why_unreachable(error) from error
+            if size is None:
                 raise Conflict(
                     f"the upload {digest} of {user.name} is missing or expired; apply the run "
                     f"again",

@@ -41,6 +41,7 @@ from fairlead.model.beginning import SameJob
 from fairlead.model.needs import StartupOrder
 from fairlead.model.spec import Group, OnTimeLimit, RunPolicy, RunType, StopCriteria
 from fairlead.model.sweep import ParameterSets, SweepPlan
+from fairlead.wire.runner import BucketMode
 
 _ONLY_IN_GROUPS = ("nodes", "gang")
 _WHAT_RUNS = ("commands", "entrypoint")
@@ -62,11 +63,11 @@ _INSTEAD_IN_A_SWEEP = {
     "max_failed_jobs": "sweep.stop_after_failures",
     "max_failed_attempts": "sweep.stop_after_failures",
 }
-_NOT_IN_ONE_CONTAINER = (
-    *("repos", "files", "outputs_from", "outputs", "core_dumps", "buckets"),
-    *("signal", "ssh", "ports"),
-)
-"""What belongs to a container and its first job, not to each job that runs in it."""
+_NOT_IN_ONE_CONTAINER = {
+    "signal": "a tiny job gets its stop signal alone",
+    "ssh": "the processes of a session would look like those of the job",
+    "ports": "they belong to a container, not to each job that runs in it",
+}
 _NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs")
 
 
@@ -274,10 +275,18 @@ def _check_reuse(written: TaskConfiguration) -> None:
         raise ConfigurationError(
             "sweep.reuse_container", "needs sets of one node", f"{instead}, or nodes: 1"
         )
-    for name in _NOT_IN_ONE_CONTAINER:
+    for name, why in _NOT_IN_ONE_CONTAINER.items():
         value = getattr(written, name)
         if value and value not in ("off", "auto"):
-            raise ConfigurationError(name, "can't be given with sweep.reuse_container", instead)
+            problem = f"can't be given with sweep.reuse_container: {why}"
+            raise ConfigurationError(name, problem, instead)
+    for number, one in enumerate(written.buckets):
+        if one.mode is not BucketMode.READ:
+            raise ConfigurationError(
+                f"buckets[{number}].mode",
+                "can't be write-back with sweep.reuse_container: its jobs share the folder",
+                f"{instead}, or $FAIRLEAD_OUTPUT_DIR for what each job leaves",
+            )
 
 
 def _check_timeout(timeout: Duration | None, gangs: list[str]) -> None:

@@ -119,6 +119,10 @@ def convert(
     of the script. Raises SbatchError.
     """
     job, wrong = _Job(), []
+    try:
+        shell = _shell(text)
+    except _Refused as error:
+        raise SbatchError(_told(name, 0, error.option, error)) from None
     lines = [one for one in _lines(text) if one.option not in given]
     for line in (*lines, *(Line(0, option, value) for option, value in given.items())):
         if line.option in ignore:
@@ -131,9 +135,7 @@ def convert(
             known(job, line.value)
         except _Refused as error:
             wrong.append(_told(name, line.number, line.option, error))
-    shell = None
     try:
-        shell = _shell(text)
         if not wrong:
             _complete(job, text)
     except _Refused as error:
@@ -221,7 +223,10 @@ def _options(number: int, words: list[str]) -> Iterator[Line]:
 def _shell(text: str) -> str | None:
     """Return the shell of the first line, where it is a path; None: the default."""
     first = text.splitlines()[0] if text else ""
-    if first.startswith("#!") and not _SHELLS.match(first):
+    if not first.startswith("#!"):
+        # Slurm refuses it too: the file is likely another one than the script that was meant.
+        raise _Refused("is not a batch script: its first line must be a shell, such as #!/bin/bash")
+    if not _SHELLS.match(first):
         raise _Refused(f"begins with {first}: only scripts of a shell are read")
     match = _SHEBANG_SHELL.match(first)
     return match[1] if match else None

@@ -103,15 +103,26 @@ class _Reader:
         self._name = name
         self._values = 0
         self._scalars = yaml.SafeLoader("")
+        self._around: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, path: str, depth: int) -> object:
         # Aliases that name lists of aliases make gigabytes of a few lines ("billion laughs").
         self._values += 1
         if self._values > MAX_VALUES:
             self._refuse(node, path, f"the file has more than {MAX_VALUES} values")
+        if any(node is one for one in self._around):
+            self._refuse(node, path, "is an alias (*) of what it is in")
         if depth > MAX_DEPTH:
             self._refuse(node, path, "is nested too deeply")
         self.lines.setdefault(path, _line(node))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, node.tag.removeprefix(_TAG), path)
+        self._around.append(node)
+        content = self._collection(node, path, depth)
+        self._around.pop()
+        return content
+
+    def _collection(self, node: yaml.Node, path: str, depth: int) -> object:
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
             return self._mapping(node, path, depth)
@@ -120,8 +131,6 @@ class _Reader:
                 self.value(child, f"{path}[{number}]", depth + 1)
                 for number, child in enumerate(node.value)
             ]
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, kind, path)
         return self._refuse(node, path, _tag(node))
 
     def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, object]:

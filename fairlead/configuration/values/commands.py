@@ -98,10 +98,15 @@ class SignalName(str):
     @classmethod
     def read(cls, value: object) -> Self:
         if not isinstance(value, str) or value not in _SIGNALS:
-            raise ValueError(
-                f"{shown(value)} is not a signal that can be sent{_full_signal(value)}"
-            )
+            raise ValueError(f"{shown(value)} is not a signal that can be sent{cls._full(value)}")
         return cls(value)
+
+    @classmethod
+    def _full(cls, value: object) -> str:
+        return _full_signal(value)
+
+
+_NEVER_SEEN = "SIGKILL is never seen by the process that it ends"
 
 
 class CaughtSignalName(SignalName):
@@ -114,8 +119,13 @@ class CaughtSignalName(SignalName):
     def read(cls, value: object) -> Self:
         name = super().read(value)
         if name == "SIGKILL":
-            raise ValueError("SIGKILL is never seen by the process that it ends")
+            raise ValueError(_NEVER_SEEN)
         return name
+
+    @classmethod
+    def _full(cls, value: object) -> str:
+        written = super()._full(value)
+        return f": {_NEVER_SEEN}" if "SIGKILL" in written else written
 
 
 def _full_signal(value: object) -> str:

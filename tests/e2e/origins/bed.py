@@ -6,6 +6,7 @@ Browsers find all names below `.test` on this machine.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -331,9 +332,16 @@ async def _listening(
 ) -> AsyncIterator[None]:
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    for host in ("127.0.0.1", "::1"):
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+    assert runner.server is not None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(runner.server, ["127.0.0.1", "::1"], port, ssl=tls)
+    # Before 3.12 this waits for connections only when it is called before `close`.
+    over = asyncio.create_task(server.wait_closed())
     try:
         yield
     finally:
+        server.close()
         await runner.cleanup()
+        # A browser that ends leaves TLS handshakes half done. aiohttp never heard of these
+        # connections; asyncio closes each once it has read its end.
+        await over

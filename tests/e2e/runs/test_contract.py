@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.lab import RunLab
@@ -60,11 +62,14 @@ def test_a_run_that_never_had_a_container_has_no_exit_code(lab: RunLab) -> None:
     assert (attempt["running_at"], attempt["exit_code"]) == (None, None)
 
 
-def test_tiny_jobs_of_a_sweep_share_a_container_that_none_has_left_dirty(lab: RunLab) -> None:
+def test_tiny_jobs_of_a_sweep_share_a_container_that_none_has_left_dirty(
+    lab: RunLab, tmp_path: Path
+) -> None:
     layer = "grep -o 'upperdir=[^,]*' /proc/self/mountinfo | head -n 1"
     commands = [
         "test ! -e /tmp/left",
         f'echo "$FAIRLEAD_PARAM_N $({layer})"',
+        'echo "$FAIRLEAD_PARAM_N" > "$FAIRLEAD_OUTPUT_DIR/n"',
         'test "$FAIRLEAD_PARAM_N" != 2 || touch /tmp/left',
         'test "$FAIRLEAD_PARAM_N" != 4',
     ]
@@ -78,3 +83,8 @@ def test_tiny_jobs_of_a_sweep_share_a_container_that_none_has_left_dirty(lab: Ru
     assert sorted(told) == [str(number) for number in range(8)]
     assert len(set(told.values())) < 8
     assert told["3"] != told["2"]
+    lab.cli("outputs", "tiny", "--pull", tmp_path).succeeded()
+    left = {number: tmp_path / f"main-{number}" for number in range(8)}
+    assert all((folder / "n").read_text() == f"{number}\n" for number, folder in left.items())
+    sets = [msgspec.json.decode((folder / "params.json").read_bytes()) for folder in left.values()]
+    assert sets == [{"n": number} for number in range(8)]

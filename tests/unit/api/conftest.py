@@ -111,6 +111,7 @@ class Controller:
         self.store = store
         self.logs = logs
         self.outputs = outputs
+        self.blobs = blobs
         self.pipeline = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
         self.pipeline.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()

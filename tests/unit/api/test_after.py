@@ -102,6 +102,7 @@ async def test_what_cannot_be_meant_is_refused_with_its_field(api: TestClient[An
         ({"after": [{"rum": "two"}]}, "after[0].rum"),
         ({"begin": "2026-12-01T08:00"}, "begin"),
         ({"begin": "3h", "start_before": "1h"}, "start_before"),
+        ({"start_before": "1970-01-01T00:00Z"}, "start_before"),
     ]
     for wrong, field in wrongs:
         status, answer = await post(api, **wrong)

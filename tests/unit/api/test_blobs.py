@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.blob_bucket import BlobBucket
 from controller.blobs import BlobStore
+from controller.outputs.bucket import Bucket
+from controller.outputs.own_bucket import OwnBucket
 from controller.service.runs.blobs import BlobService
+from tests.support.ssh_daemon import free_port
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
 CONTENT = b"an archive"
@@ -180,3 +184,22 @@ async def test_secrets_are_kept_for_the_job_and_shown_to_nobody(
         async with api.get(path) as answer:
             text += await answer.text()
     assert "canary" not in text + str(state.run.configuration)
+
+
+async def test_a_bucket_that_is_away_acknowledges_no_upload_and_no_run(
+    api: Api, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert answer.status == 200
+    own = OwnBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "installation")
+    controller.blobs.use(BlobBucket(own))
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert await said(answer) == (503, "uploads_unreachable")
+    async with api.get(PLACE) as answer:
+        assert await said(answer) == (503, "uploads_unreachable")
+    async with api.post("/v1/runs", json={"configuration": TASK}) as answer:
+        assert await said(answer) == (503, "uploads_unreachable")
+        assert "s3://away" in (await answer.json())["error"]["message"]
+    own.close()

@@ -222,6 +222,11 @@ async def test_a_wrong_query_is_refused_by_its_field(
         assert await shape_of(answer) == (400, "invalid", field)
 
 
+async def test_a_number_below_its_bound_is_told_so(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/runs?limit=0") as answer:
+        assert (await answer.json())["error"]["message"] == "is less than 1"
+
+
 async def test_an_unknown_run_is_named(api: TestClient[Any, Any]) -> None:
     async with api.get("/v1/runs/nobody") as answer:
         assert await shape_of(answer) == (404, "not_found", "run")

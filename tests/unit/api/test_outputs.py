@@ -19,7 +19,8 @@ from controller.outputs import bucket
 from controller.outputs.bucket import BucketError, BucketObject
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.shim import OutputsAbout, PullProgress
+from fairlead.wire.shim import PullProgress
+from fairlead.wire.sizes import OutputsAbout
 from tests.support.attempts import attempt_with
 from tests.support.object_storage import ObjectStorage, object_storage
 from tests.unit.api.asking import error_of, submit

@@ -62,6 +62,10 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
         assert answer.status == 503
     async with api.get("/v1/providers/lab/trial") as answer:
         assert answer.status == 503
+    async with api.get("/v1/providers/lab/offers") as answer:
+        assert answer.status == 503
+    async with api.post("/v1/providers/lab/offers/refresh", json={}) as answer:
+        assert answer.status == 503
 
 
 async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any]) -> None:

@@ -13,6 +13,7 @@ from controller.clock import iso
 from controller.lifecycle.model import NodeStatus, RunState
 from controller.lifecycle.reports import TaskSeen
 from controller.service.runs.explanations import why_nothing_waits
+from fairlead.wire.engine_abilities import EngineAbility
 from tests.unit.api.asking import hold, place_gang
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.lifecycle.play import Scheduled
@@ -66,6 +67,29 @@ async def test_a_plan_tells_what_the_jobs_of_each_group_begin_with(
     image = "astral/uv:python3.12-bookworm"
     (group,) = found["groups"]
     assert group == {"group": "main", "image": image, "python": "3.12", "setup": 2}
+
+
+async def test_a_plan_names_no_image_where_no_node_would_use_one(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    plain = gpu_node("n1", 2)
+    plain = replace(plain, capacity=replace(plain.capacity, engine_lacks=tuple(EngineAbility)[:3]))
+    nodes.pipeline.set_node(plain, "n1")
+    # It fits on n1, the first; what waits might also go to n2, which has images.
+    goes, waits = task(), task(resources={"cpu": 1, "memory": "1GB", "gpu": 2}, nodes=3)
+    waits["gang"] = False
+    (group,) = (await plan(api, goes))["groups"]
+    (other,) = (await plan(api, waits))["groups"]
+    assert (group["image"], other["image"]) == (None, "astral/uv:python3.13-bookworm")
+
+
+async def test_a_plan_of_a_sweep_tells_its_sets_and_whether_they_share_containers(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    sweep = {"matrix": {"n": "0..99"}, "max_parallel": 4, "reuse_container": True}
+    found = await plan(api, task(sweep=sweep))
+    assert found["sweep"] == {"sets": 100, "parallel": 4, "reuse_container": True}
+    assert (await plan(api, task()))["sweep"] is None
 
 
 async def test_a_plan_says_what_would_be_refused(

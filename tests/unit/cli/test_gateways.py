@@ -53,6 +53,8 @@ async def test_a_gateway_needs_one_address(start: Fairlead) -> None:
         ("domain: apps.test", "host"),
         ("domain: apps.test\nhost: gate\ncolour: red", "colour"),
         ("domain: apps.test\nhost: gate\ncertificate: gold", "certificate"),
+        ("domain: apps.test\nbackend: aws", "backend: is not a field: no machine is rented"),
+        ("domain: apps.test\nhost: gate\ncertificate: {emial: a@b}", "did you mean email?"),
     ],
 )
 async def test_a_wrong_file_is_refused_with_the_field(

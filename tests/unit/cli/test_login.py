@@ -88,7 +88,7 @@ async def test_a_login_to_several_addresses_asks_each(home: Home) -> None:
     nobody = await home("login", f"{NOWHERE},http://127.0.0.1:2", *token)
     assert (nobody.status, "cannot reach the controller" in nobody.err) == (1, True)
     wrong = await home("login", f"{home.url},c2", *token)
-    assert "FAIRLEAD_URL: 'c2' is not a URL" in wrong.err
+    assert "fairlead: URL: 'c2' is not a URL" in wrong.err
 
 
 async def test_an_address_of_another_database_is_refused(home: Home) -> None:

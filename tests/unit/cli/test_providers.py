@@ -1,9 +1,10 @@
-"""What `fairlead provider check` prints, and its exit status."""
+"""What `fairlead provider check` and `fairlead offers` print, and their exit status."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -91,3 +92,55 @@ def test_a_machine_that_failed_is_in_the_json(
     found = json.loads(capfd.readouterr().out)["findings"]
     assert [one["what"] for one in found] == ["credentials and 3 offers", "ordered", "a machine"]
     assert found[-1]["fault"] == "it had no address"
+
+
+def offered(source: str, read_at: str | None, *notes: str) -> dict[str, Any]:
+    plain = {
+        "instance_type": "g2-standard-4",
+        "region": "us-central1",
+        "zone": "us-central1-a",
+        "spot": False,
+        "price": 0.70683,
+        "cpu": 4.0,
+        "memory": 16_000_000_000,
+        "disk": 90_000_000_000,
+        "gpu": "NVIDIA L4:1",
+    }
+    spot = plain | {"spot": True, "price": 0.28}
+    return {"source": source, "read_at": read_at, "notes": notes, "offers": [plain, spot]}
+
+
+def test_offers_are_listed_with_the_age_of_their_prices(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read_at = (datetime.now(UTC) - timedelta(days=3, hours=1)).isoformat()
+    told = offered("api", read_at, "odd")
+    monkeypatch.setattr(settings, "client", lambda: Answers([], told))
+    assert providers.offers_list("gcp-us") == 0
+    *table, source, note = capfd.readouterr().out.splitlines()
+    assert [one.split() for one in table] == [
+        ["TYPE", "WHERE", "SPOT", "PRICE/H", "CPU", "MEMORY", "GPU"],
+        ["g2-standard-4", "us-central1-a", "-", "0.7068", "4", "16.0GB", "NVIDIA", "L4:1"],
+        ["g2-standard-4", "us-central1-a", "spot", "0.2800", "4", "16.0GB", "NVIDIA", "L4:1"],
+    ]
+    assert (source, note) == ("prices: read from the API 3d ago", "note  odd")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("release", "of the release; they were never read from the API"),
+        ("provider", "the provider tells them each time"),
+    ],
+)
+def test_a_refresh_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], source: str, words: str
+) -> None:
+    answers = Answers([], offered(source, None, "odd"))
+    monkeypatch.setattr(settings, "client", lambda: answers)
+    assert providers.offers_refresh("gcp-us") == 0
+    assert answers.asked == [("/v1/providers/gcp-us/offers/refresh", {})]
+    assert capfd.readouterr().out.splitlines() == [
+        f"2 offers of 1 types; prices: {words}",
+        "note  odd",
+    ]

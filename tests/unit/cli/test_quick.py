@@ -88,7 +88,7 @@ def test_all_else_is_left_to_the_library(line: str) -> None:
     assert quick.parsed(line.split()) is None
 
 
-SLOW = {"cyclopts", "rich", "asyncio", "importlib.metadata", "inspect", "typing_extensions"}
+SLOW = {"cyclopts", "rich", "asyncio", "importlib.metadata", "inspect", "typing_extensions", "ssl"}
 OWN_CHECK = {"fairlead.configuration.parse", "fairlead.configuration.runs.task"}
 BUDGET = {
     "runs.applying:apply": SLOW | OWN_CHECK | {"fairlead.documents", "websockets", "tarfile"},

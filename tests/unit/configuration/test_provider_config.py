@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.provider_config import AwsProvider, AwsRegion, read_provider
+from controller.provider_config import (
+    AwsProvider,
+    AwsRegion,
+    GcpProvider,
+    GcpRegion,
+    read_provider,
+)
 from fairlead.configuration.convert import ConfigurationError
 
 REGION = "regions.eu-central-1"
@@ -98,3 +104,67 @@ def test_a_wrong_value_is_named_with_its_field(written: dict[str, Any], complain
     with pytest.raises(ConfigurationError) as refused:
         read_provider("eu", written)
     assert str(refused.value).startswith(f"providers.eu.{complaint}")
+
+
+def gcp(**more: Any) -> dict[str, Any]:
+    plain = {
+        "type": "gcp",
+        "project": "my-project",
+        "image": "family/fairlead-node",
+        "regions": {"europe-west4": {"zones": ["europe-west4-a"]}},
+    }
+    return plain | more
+
+
+def gcp_region(**more: Any) -> dict[str, Any]:
+    return gcp(regions={"europe-west4": {"zones": ["europe-west4-a"]} | more})
+
+
+def test_a_provider_of_gcp_has_whole_paths() -> None:
+    shared = "projects/network-host/regions/europe-west4/subnetworks/jobs"
+    found = read_provider("eu", gcp_region(subnetwork=shared) | {"endpoint": "https://x.test/"})
+    assert found == GcpProvider(
+        project="my-project",
+        image="projects/my-project/global/images/family/fairlead-node",
+        regions={"europe-west4": GcpRegion(zones=("europe-west4-a",), subnetwork=shared)},
+        endpoint="https://x.test",
+    )
+    assert isinstance(plain := read_provider("eu", gcp(image="node-7")), GcpProvider)
+    assert plain.image == "projects/my-project/global/images/node-7"
+    whole = "projects/other/global/images/family/node"
+    assert isinstance(of_another := read_provider("eu", gcp(image=whole)), GcpProvider)
+    assert of_another.image == whole
+    path = "projects/my-project/regions/europe-west4/subnetworks/default"
+    assert plain.regions["europe-west4"].subnetwork == path
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ({"type": "gcp"}, "project: is missing"),
+        (gcp(project="My Project"), "project: 'My Project' is no project's id"),
+        (gcp(image="images/x"), "image: 'images/x' is no image"),
+        (gcp(regions={}), "regions: is empty"),
+        (gcp(regions={"Europe": {"zones": []}}), "regions.Europe: is no region of Google Cloud"),
+        (gcp_region(zones=[]), "regions.europe-west4.zones: is empty"),
+        (gcp_region(zones=["europe-west1-a"]), "'europe-west1-a' is no zone of europe-west4"),
+        (gcp_region(subnetwork="A/B"), "subnetwork: 'A/B' is no subnetwork of europe-west4"),
+        (
+            gcp_region(subnetwork="projects/p/regions/us-west1/subnetworks/default"),
+            "is no subnetwork of europe-west4",
+        ),
+        (gcp(credentials_file="key.json"), "credentials_file: key.json is not an absolute path"),
+        (gcp(credentials_file="/none/key.json"), "credentials_file: /none/key.json cannot be read"),
+        (gcp(network_tags=["A"]), "network_tags: 'A' is no tag of a network"),
+        (gcp(service_account="me@example.com"), "service_account: 'me@example.com' is no service"),
+        (gcp(prices={"g2-standard-4": 0}), "prices.g2-standard-4: is 0"),
+        (gcp(disk="1GB"), "disk: is 1000000000 bytes"),
+        (gcp(endpoint="compute"), "endpoint: is no URL"),
+    ],
+)
+def test_what_is_wrong_with_a_provider_of_gcp_is_named(
+    written: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read_provider("eu", written)
+    assert complaint in str(caught.value)

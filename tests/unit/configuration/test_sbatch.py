@@ -129,6 +129,9 @@ def test_lines_after_the_first_command_are_comments_as_for_sbatch() -> None:
 def test_only_scripts_of_a_shell_are_read() -> None:
     with pytest.raises(SbatchError, match="only scripts of a shell"):
         convert("#!/usr/bin/env python3\nprint()\n", "job.py")
+    for text in ("fair-1\n", "", "SBATCH -N 1\n#!/bin/bash\n"):
+        with pytest.raises(SbatchError, match="is not a batch script"):
+            convert(text, "hostname")
 
 
 def sweep_of(array: str) -> Any:

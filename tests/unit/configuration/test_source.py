@@ -84,7 +84,7 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: !!binary aGk=\n", "job.yaml:1: a: has the tag"),
         ("a: &x {b: c}\nd:\n  <<: *x\n", "job.yaml:3: d: merge keys (<<) are not supported"),
         ("? [a]\n: b\n", "job.yaml:1: the name of a field must be a string"),
-        ("a: &a [*a]\n", "is nested too deeply"),
+        ("a: &a [*a]\n", "job.yaml:1: a[0]: is an alias (*) of what it is in"),
         ("a: *nobody\n", "job.yaml:1: is not valid YAML: a value that begins with *"),
         ("[" * 5000, "nested too deeply"),
         (f"a: {'9' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),

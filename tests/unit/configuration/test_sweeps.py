@@ -67,7 +67,6 @@ def test_a_sweep_asks_for_containers_that_are_used_again() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("outputs", ["results"]),
         ("signal", {"name": "SIGUSR1", "before": "10s"}),
         ("ssh", "install"),
         ("ports", [8000]),
@@ -80,6 +79,16 @@ def test_what_only_a_first_job_would_have_is_refused_with_its_field(
     with pytest.raises(ConfigurationError) as refused:
         parse({"type": "task", "commands": ["true"], "sweep": sweep, field: value})
     assert refused.value.field == field
+
+
+def test_a_bucket_that_jobs_write_to_is_not_shared_by_those_of_one_container() -> None:
+    sweep = {"matrix": {"x": [1]}, "reuse_container": True}
+    bucket = {"url": "s3://data/x", "path": "/data"}
+    task = {"type": "task", "commands": ["true"], "sweep": sweep}
+    parse({**task, "buckets": [bucket]})
+    with pytest.raises(ConfigurationError, match="write-back") as refused:
+        parse({**task, "buckets": [{**bucket, "mode": "write-back"}]})
+    assert refused.value.field == "buckets[0].mode"
 
 
 def test_sets_of_several_nodes_share_no_container() -> None:

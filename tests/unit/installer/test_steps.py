@@ -172,3 +172,16 @@ def test_each_controller_that_is_let_in_or_shut_out_is_told(system: FolderSystem
     assert (one.difference(system, NOTHING) or "").endswith("(controller) in no more")
     one.apply(system)
     assert file.read_text() == f"restrict,port-forwarding {OTHER}\n"
+
+
+def test_what_is_made_can_be_read_whatever_the_umask_of_root(system: FolderSystem) -> None:
+    before = os.umask(0o077)
+    try:
+        File("/etc/a.d/b/file", "text").apply(system)
+        Link("/opt/c/current", "1").apply(system)
+        Folder("/var/d/e").apply(system)
+    finally:
+        os.umask(before)
+    made = [path for path in system.root.rglob("*") if path.is_dir()]
+    assert len(made) == 8
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o755}

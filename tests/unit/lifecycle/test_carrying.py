@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from controller.lifecycle import outputs
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import Attempt, Group, JobSpec, RetryEvent, RetryPolicy
 from controller.lifecycle.reports import (
@@ -20,7 +21,7 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.sweeps import carrying
 from controller.lifecycle.sweeps.sets import counts
 from fairlead.model.reasons import Reason
-from fairlead.model.statuses import AttemptStatus, RunStatus
+from fairlead.model.statuses import AttemptStatus, OutputsState, RunStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from tests.unit.lifecycle.play import NO_RETRY, Play
 
@@ -228,3 +229,26 @@ def test_waiting_in_a_batch_uses_up_no_limit() -> None:
     play.send(told(play, first, started_at=play.now))
     play.wait(30.0)
     assert of_set(play, 5).reason is None
+
+
+def test_outputs_that_could_not_be_read_are_told_as_lost() -> None:
+    play = reusing(2)
+    carries(play)
+    rider = riders(play)[0]
+    end = RunnerExited(
+        run_id=play.run_id, attempt_id=rider.id, reason=Reason.DONE_BY_RUNNER, exit_code=0
+    )
+    play.send(told(play, rider, started_at=play.now, stored=True, outputs_lost=True), end)
+    final = of_set(play, 1)
+    assert final.status is AttemptStatus.DONE
+    assert outputs.state_of(final) is OutputsState.LOST
+
+
+def test_the_outputs_of_a_job_end_with_its_container() -> None:
+    play = reusing(2)
+    carries(play)
+    rider = riders(play)[0]
+    play.send(told(play, rider, started_at=play.now))
+    play.send(play.removed(0))
+    final = next(one for job in play.state.jobs for one in job.attempts if one.id == rider.id)
+    assert outputs.state_of(final) is OutputsState.LOST

@@ -8,8 +8,10 @@ import logging
 
 import asyncssh
 import pytest
+from msgspec.structs import replace
 
 from common.links.errors import HostKeyRefused
+from common.links.host_keys import public_line
 from controller.links.clients import SshConnection, SshLink
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
@@ -36,6 +38,24 @@ async def test_connections_made_together_each_have_their_own_host_and_key() -> N
         assert (len(one.connections), len(other.connections)) >= (8, 8)
         for connection in made:
             await connection.close()
+
+
+@pytest.mark.parametrize("served", ["ed25519", "ecdsa"])
+async def test_a_second_key_is_accepted_while_a_node_changes_its_own(served: str) -> None:
+    async with listening() as sockets, sshd(HOST_KEYS[served]) as server:
+        pinned = server.address(sockets.path, HOST_KEYS["ed25519"])
+        both = replace(pinned, next_host_key=public_line(HOST_KEYS["ecdsa"]))
+        connection = await SshLink(both, CLIENT_KEY).connect()
+        assert await connection.shim.health() == HEALTH
+        await connection.close()
+
+
+async def test_a_third_key_is_refused_while_a_node_changes_its_own() -> None:
+    async with listening() as sockets, sshd(HOST_KEYS["rsa"]) as server:
+        pinned = server.address(sockets.path, HOST_KEYS["ed25519"])
+        both = replace(pinned, next_host_key=public_line(HOST_KEYS["ecdsa"]))
+        with pytest.raises(HostKeyRefused):
+            await SshLink(both, CLIENT_KEY).connect()
 
 
 async def test_keys_are_exchanged_anew_while_a_body_goes_both_ways(

@@ -77,6 +77,29 @@ def test_appended_frames_are_stored_byte_for_byte(opened: Opened, tmp_path: Path
     assert writer.sync() == writer.end == 260
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        lines(3),
+        lines(3, first=1),
+        [*lines(2), *lines(3)],
+        [*lines(1), out(10, b""), *lines(2, first=1)],
+        [out(0, b"line 0000\nline"), *lines(3, first=1)],
+    ],
+    ids=["in a row", "after a gap", "twice", "an empty one", "overlapping"],
+)
+def test_frames_are_stored_the_same_whether_they_came_encoded_or_not(
+    tmp_path: Path, frames: list[Frame]
+) -> None:
+    for name, encoded in (("one", None), ("two", b"".join(map(encode, frames)))):
+        writer = SegmentWriter(tmp_path / name)
+        writer.open()
+        writer.append(frames, encoded)
+        writer.close()
+
+    assert newest(tmp_path / "one").read_bytes() == newest(tmp_path / "two").read_bytes()
+
+
 def test_a_frame_that_comes_twice_is_stored_once(opened: Opened, tmp_path: Path) -> None:
     writer = opened()
     writer.append([out(0, b"abc"), out(0, b"abc"), out(3, b"def")])

@@ -315,6 +315,44 @@ async def test_secrets_are_in_no_error(world: Ec2World, installation: str) -> No
         assert "canary" not in str(caught.value)
 
 
+async def test_prices_and_types_are_read_from_amazon(
+    world: Ec2World, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
+    world.front.prices = {
+        REGION: {"g6.xlarge": 1.5, "g5.24xlarge": 4.2},
+        OTHER: {"t3.medium": 0.05},
+    }
+    await world.cloud.refresh()
+    offers = [one for one in await world.cloud.offers() if not one.spot]
+    prices = {(one.region, one.instance_type): one.price for one in offers}
+    assert prices[REGION, "g6.xlarge"] == 1.5
+    # The release does not know this type, which has a GPU.
+    new = next(one for one in offers if one.instance_type == "g5.24xlarge")
+    assert (new.price, new.gpus[0].name, new.gpus[0].count) == (4.2, "NVIDIA A10G", 4)
+    assert prices[OTHER, "t3.medium"] == 0.05
+    reading = world.cloud.catalog.reading
+    assert reading is not None
+    assert any("that of the release is kept" in note for note in reading.notes)
+    # Nothing is offered where Amazon does not have it.
+    for one in offers:
+        kind = next(kind for kind in reading.types if kind.name == one.instance_type)
+        assert one.zone in kind.zones[one.region]
+
+
+async def test_without_the_price_list_the_releases_prices_stay(
+    world: Ec2World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
+    before = {(one.key, one.price) for one in await world.cloud.offers()}
+    world.front.prices = None
+    await world.cloud.refresh()
+    reading = world.cloud.catalog.reading
+    assert reading is not None
+    assert reading.notes[0].startswith(f"{REGION}: the price list was not told: get_products")
+    assert {(one.key, one.price) for one in await world.cloud.offers()} <= before
+
+
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
     code = (
         "import sys, controller.daemon, controller.commands.serve, controller.machines.manager, "

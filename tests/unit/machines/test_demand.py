@@ -22,6 +22,7 @@ from controller.lifecycle.model import (
     RetryPolicy,
     RunPolicy,
 )
+from controller.lifecycle.renting_reasons import BuysMachine
 from controller.lifecycle.reports import Tick
 from controller.scheduling.demand import Demand, demand, offering
 from fairlead.model.answers import PlannedRent
@@ -186,6 +187,58 @@ def test_a_gang_counts_the_machines_of_its_zone_that_are_there() -> None:
         cluster.set_node(node(one.id, fleet="burst", attributes={"zone": "north-1"}))
     cluster.submit("gang", Group(name="main", nodes=3, gang_size=3), cpu=4.0)
     assert types(look(cluster, shop(offer()), *here)) == ["small"]
+
+
+def gang_of_three(status: MachineStatus, *, count: int = 2) -> tuple[Cluster, list[Machine]]:
+    """A gang waits; so many machines are there, and one more has this status."""
+    cluster = waiting(0)
+    machines = [machine(f"m{n}", status=MachineStatus.JOINED) for n in range(count)]
+    for one in machines:
+        cluster.set_node(node(one.id, fleet="burst", attributes={"zone": "north-1"}))
+    cluster.submit("gang", Group(name="main", nodes=3, gang_size=3), cpu=4.0)
+    return cluster, [*machines, machine("last", status=status)]
+
+
+def test_a_gang_awaits_its_machines_that_are_there_until_the_last_one_is() -> None:
+    cluster, machines = gang_of_three(MachineStatus.PROVISIONING)
+    assert look(cluster, shop(offer()), *machines).awaiting == {"m0", "m1"}
+    ordered = look(cluster, shop(offer()), *machines[:2])
+    assert (types(ordered), set(ordered.awaiting)) == (["small"], {"m0", "m1"})
+
+
+def test_a_gang_that_gets_no_more_machines_awaits_none() -> None:
+    cluster, machines = gang_of_three(MachineStatus.TERMINATING)
+    assert look(cluster, shop(), *machines).awaiting == frozenset()
+
+
+def test_a_gang_waits_for_what_is_on_order_while_its_offer_is_left_out() -> None:
+    cluster, machines = gang_of_three(MachineStatus.PROVISIONING)
+    market = shop(offer())
+    market.penalties.add(offer(), MachineEnd.NO_CAPACITY, NOW)
+    found = look(cluster, market, *machines)
+    assert found.awaiting == {"m0", "m1"}
+    assert {type(reason) for reason in found.reasons.values()} == {BuysMachine}
+
+
+def test_machines_of_two_placement_values_are_not_awaited_together() -> None:
+    cluster = waiting(0, replace(fleet(), placement="instance-type"))
+    here = [
+        machine(f"m{n}", status=MachineStatus.JOINED, offer=offer(("small", "other")[n]))
+        for n in range(2)
+    ]
+    for one in here:
+        attributes = {"zone": "north-1", "instance-type": one.offer.instance_type}
+        cluster.set_node(node(one.id, fleet="burst", attributes=attributes))
+    cluster.submit("gang", Group(name="main", nodes=3, gang_size=3), cpu=4.0)
+    found = look(cluster, shop(offer()), *here)
+    assert (types(found), set(found.awaiting)) == (["small", "small"], {"m0"})
+
+
+def test_two_gangs_do_not_count_on_the_same_machines() -> None:
+    cluster, machines = gang_of_three(MachineStatus.PROVISIONING)
+    cluster.submit("second", Group(name="main", nodes=4, gang_size=4), cpu=4.0)
+    found = look(cluster, shop(offer()), *machines)
+    assert types(found) == ["small"] * 4
 
 
 def test_the_least_number_of_machines_is_kept() -> None:

@@ -111,6 +111,13 @@ def test_the_least_machines_stay() -> None:
     assert not kept.closing
 
 
+def test_a_machine_stays_while_a_gang_awaits_others_with_it() -> None:
+    awaited = around(is_awaited=True)
+    assert not moved(joined(idle_since=NOW), [], awaited, NOW + 9999).closing
+    assert wakes_at(joined(idle_since=NOW), awaited) is None
+    assert moved(joined(idle_since=NOW), [], around(is_awaited=True, is_broke=True), NOW).closing
+
+
 def test_a_used_up_budget_releases_what_is_idle_at_once() -> None:
     assert moved(joined(idle_since=NOW), [], around(is_broke=True), NOW).closing
 

@@ -12,18 +12,21 @@ import pytest
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
 from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
 from controller.pipelines.rentals import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
 from controller.store.accounts import User
+from fairlead.documents import CatalogSource
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
 from tests.support.waiting import eventually
-from tests.unit.machines.parts import offer, rentals_of
+from tests.unit.machines.parts import GIB, NOW, offer, rentals_of
 
 ADMIN = User(name="root", role=Role.ADMIN, created_at=0.0)
 USER = User(name="ada", role=Role.USER, created_at=0.0)
@@ -53,7 +56,7 @@ def service_of(cloud: MemoryCloud) -> tuple[ProviderService, MachineManager]:
         installation="here",
         is_empty=is_empty,
     )
-    return ProviderService(system_chance(), manager), manager
+    return ProviderService(system_chance(), ManualClock(), manager), manager
 
 
 def trial_of(cloud: MemoryCloud, **more: Any) -> Trial:
@@ -109,7 +112,7 @@ async def test_only_an_admin_checks_and_only_what_is_there() -> None:
     with pytest.raises(Invalid, match="no offer of the type none"):
         await service.try_one("lab", "none", ADMIN)
     with pytest.raises(Unavailable):
-        await ProviderService(system_chance(), None).check("lab", ADMIN)
+        await ProviderService(system_chance(), ManualClock(), None).check("lab", ADMIN)
 
 
 async def test_one_machine_is_made_and_ended(sshd: int) -> None:
@@ -247,3 +250,103 @@ async def test_a_machine_that_is_not_made_is_told(error: Exception, told: str) -
     trial = trial_of(cloud)
     await trial.run()
     assert (trial.fault, trial.steps, trial.is_over) == (told, [], True)
+
+
+class Stocked(MemoryCloud):
+    """A provider with a catalog, whose API tells other prices than the release."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__()
+        self.catalog = catalog
+
+    async def offers(self) -> list[Offer]:
+        types = self.catalog.types()
+        return [offer(one.name, price=price) for one in types for price in one.prices.values()]
+
+    async def refresh(self) -> None:
+        self._called("refresh")
+        type_ = MachineType(name="new", cpu=1.0, memory=GIB, gpus=(), prices={"us-east1": 7.0})
+        regions = ("us-central1", "us-east1", "us-west1")
+        reading = Reading(read_at=NOW, regions=regions, types=(type_,), notes=("odd",))
+        await asyncio.to_thread(self.catalog.replace, reading)
+
+
+async def test_refreshed_prices_are_used_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "catalogs/lab.json"
+    service, manager = service_of(Stocked(Catalog("gcp", file)))
+    before = await service.offered("lab", ADMIN)
+    assert (before.source, before.read_at) == (CatalogSource.RELEASE, None)
+    assert "e2-standard-4" in {one.instance_type for one in before.offers}
+
+    found = await service.refresh("lab", ADMIN)
+    assert (found.source, found.read_at, found.notes) == (CatalogSource.API, NOW, ("odd",))
+    assert [(one.instance_type, one.price) for one in found.offers] == [("new", 7.0)]
+    assert manager._rentals.offers_of("lab") == found.offers
+    assert file.stat().st_mode & 0o077 == 0
+
+    again, _ = service_of(Stocked(Catalog("gcp", file)))
+    assert await again.offered("lab", ADMIN) == found
+    file.write_text("{")
+    damaged, _ = service_of(Stocked(Catalog("gcp", file)))
+    assert (await damaged.offered("lab", ADMIN)).source is CatalogSource.RELEASE
+
+
+async def test_a_refresh_that_fails_leaves_the_prices(tmp_path: Path) -> None:
+    cloud = Stocked(Catalog("gcp", tmp_path / "lab.json"))
+    service, _ = service_of(cloud)
+    await service.refresh("lab", ADMIN)
+    for error in (Unauthorized("the key is not valid"), ValueError("canary")):
+        cloud.fails["refresh"] = [error]
+        with pytest.raises(Unavailable) as caught:
+            await service.refresh("lab", ADMIN)
+        assert "canary" not in str(caught.value)
+    assert (await service.offered("lab", ADMIN)).source is CatalogSource.API
+    with pytest.raises(Forbidden):
+        await service.refresh("lab", USER)
+    with pytest.raises(Forbidden):
+        await service.offered("lab", USER)
+
+
+async def test_a_provider_that_tells_its_prices_is_asked_again() -> None:
+    cloud = cheap_and_dear()
+    service, manager = service_of(cloud)
+    found = await service.refresh("lab", ADMIN)
+    assert (found.source, len(found.offers)) == (CatalogSource.PROVIDER, 3)
+    assert manager._rentals.offers_of("lab") == found.offers
+
+
+@pytest.mark.parametrize(
+    ("days", "what", "note"),
+    [
+        (3, "prices, read from the API 3 days ago", None),
+        (40, "prices, read from the API 40 days ago", "run `fairlead offers refresh lab`"),
+    ],
+)
+async def test_a_check_says_how_old_the_prices_are(
+    tmp_path: Path, days: int, what: str, note: str | None
+) -> None:
+    cloud = Stocked(Catalog("gcp", tmp_path / "lab.json"))
+    manager = service_of(cloud)[1]
+    clock = ManualClock(NOW)
+    service = ProviderService(system_chance(), clock, manager)
+    fresh = (await service.check("lab", ADMIN))[2]
+    assert fresh.note == "of the release, never read: run `fairlead offers refresh lab`"
+    await service.refresh("lab", ADMIN)
+    clock.time += days * 86400.0
+    found = (await service.check("lab", ADMIN))[2]
+    assert (found.what, found.note, found.fault) == (what, note, None)
+
+
+def test_prices_that_the_api_does_not_tell_are_kept_or_missing_and_said() -> None:
+    def type_(name: str, **prices: float) -> MachineType:
+        zones = {"north": ("north-a",)}
+        return MachineType(name=name, cpu=1.0, memory=GIB, gpus=(), prices=prices, zones=zones)
+
+    told = [type_("told", north=1.0), type_("kept"), type_("none"), type_("own")]
+    found, notes = completed(told, [type_("kept", north=2.0)], ["north", "south"], {"own"})
+    assert [dict(one.prices) for one in found] == [{"north": 1.0}, {"north": 2.0}, {}, {}]
+    assert notes == (
+        "north: the API has no price of kept; that of the release is kept",
+        "north: there is no price of none, so none is rented; give your own under prices in the "
+        "controller's file",
+    )

@@ -7,23 +7,28 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.clouds.base import CloudAway, NoCapacity, Order, Refused
+from controller.clouds.base import CloudAway, CloudError, NoCapacity, Order, Refused
 from controller.clouds.guests import Guest, Guests
 from controller.clouds.qemu import QemuCloud
 from controller.provider_config import InstanceType, QemuPrograms, QemuProvider
+from tests.support.cloud_contract import CloudContract, CloudWorld, installation
 from tests.support.waiting import wait_until
 from tests.unit.machines.parts import GIB, offer
 
+__all__ = ["installation"]
+
 SYSTEM = """\
 #!{python} -IS
-import os, signal, socket, sys
+import os, signal, socket, sys, time
 argv = sys.argv
+while os.path.exists({late!r}):
+    time.sleep(0.01)
 if {says!r}:
     sys.exit({says!r})
 if {greets}:
@@ -64,13 +69,22 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "machines"
         self._programs = folder
+        self.late = folder / "late"
+        """While this file is there, QEMU does not come up."""
         self.clouds: list[QemuCloud] = []
 
     def cloud(
-        self, *, says: str = "", greets: bool = True, img: str = IMG, most: int = 3
+        self,
+        *,
+        says: str = "",
+        greets: bool = True,
+        img: str = IMG,
+        most: int = 3,
+        seconds: float | None = None,
     ) -> QemuCloud:
         """Return the provider of a controller that has just started."""
-        system = SYSTEM.format(python=sys.executable, says=says, greets=greets)
+        late = str(self.late)
+        system = SYSTEM.format(python=sys.executable, says=says, greets=greets, late=late)
         programs = QemuPrograms(
             system=self._program("system", system),
             img=self._program("img", img),
@@ -84,7 +98,8 @@ class Host:
             programs=programs,
             accelerator="tcg",
         )
-        seconds = 30.0 if greets else 0.1
+        if seconds is None:
+            seconds = 30.0 if greets else 0.1
         made = QemuCloud("lab", settings, start_seconds=seconds)
         self.clouds.append(made)
         self.guests = Guests(settings)
@@ -98,8 +113,9 @@ class Host:
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
-    made = Host(tmp_path)
+async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
+    # The path of a socket has at most 107 bytes, and `tmp_path` has the test's name.
+    made = Host(tmp_path_factory.mktemp("host"))
     yield made
     for guest in made.guests.all():
         await until_gone(made.clouds[-1], guest.id)
@@ -115,6 +131,57 @@ async def until_gone(cloud: QemuCloud, instance_id: str) -> None:
 
 async def ids(cloud: QemuCloud, installation: str = "here") -> list[str | None]:
     return [one.machine_id for one in await cloud.list_tagged(installation)]
+
+
+class HostWorld:
+    """A host on which the next call goes wrong; the one after finds all in order again."""
+
+    def __init__(self, host: Host) -> None:
+        self.offer = offer("small", region="here", zone=None, price=SMALL.price)
+        self._host = host
+        self._cloud = host.cloud()
+        self._wrong: QemuCloud | None = None
+        self._repair: Callable[[], object] = lambda: None
+
+    @property
+    def cloud(self) -> QemuCloud:
+        if self._wrong is not None:
+            wrong, self._wrong = self._wrong, None
+            return wrong
+        self._repair()
+        return self._cloud
+
+    def refuse(self, error: type[CloudError]) -> None:
+        full = error is NoCapacity
+        self._wrong = self._host.cloud(most=0) if full else self._host.cloud(says="no such image")
+        self._repair = self._host.cloud
+
+    def lose(self) -> None:
+        """QEMU begins, and its controller does not wait until it is up."""
+        self._host.late.touch()
+        self._wrong = self._host.cloud(seconds=0.0)
+        self._repair = lambda: self._host.late.unlink(missing_ok=True)
+
+    def cut(self) -> None:
+        record = max(self._host.folder.glob("*/machine.json"))
+        whole = record.read_text()
+        record.write_text(whole[:20])
+        self._wrong = self._cloud
+        self._repair = lambda: record.write_text(whole)
+
+
+@pytest.fixture
+def world(host: Host) -> HostWorld:
+    return HostWorld(host)
+
+
+class TestContract(CloudContract):
+    # A host has no quota, no account, and answers as often as it is asked.
+    @pytest.mark.parametrize("error", [NoCapacity, Refused])
+    async def test_a_refusal_has_its_kind_and_makes_nothing(
+        self, world: CloudWorld, installation: str, error: type[CloudError]
+    ) -> None:
+        await super().test_a_refusal_has_its_kind_and_makes_nothing(world, installation, error)
 
 
 async def test_offers_leave_room_for_the_system(host: Host) -> None:

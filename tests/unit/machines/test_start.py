@@ -9,7 +9,14 @@ import pytest
 
 from controller.daemon import CannotStart, Options, make_cloud, require_providers
 from controller.lifecycle.machines.model import MachineStatus
-from controller.provider_config import AwsProvider, AwsRegion, ExecProvider, ProviderConfig
+from controller.provider_config import (
+    AwsProvider,
+    AwsRegion,
+    ExecProvider,
+    GcpProvider,
+    GcpRegion,
+    ProviderConfig,
+)
 from controller.store.base import Snapshot
 from tests.unit.machines.parts import machine, offer
 
@@ -43,9 +50,23 @@ def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:
     start(tmp_path, "eu-central-1", MachineStatus.JOINED, lab=AWS)
 
 
-def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_googles_library_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    for name in ("calls", "cloud"):
+        monkeypatch.delitem(sys.modules, f"controller.clouds.gcp.{name}", raising=False)
+    where = GcpRegion(zones=("us-central1-a",), subnetwork="default")
+    settings = GcpProvider(project="mine", image="node", regions={"us-central1": where})
+    with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[gcp\]'"):
+        make_cloud("us", settings, tmp_path)
+
+
+def test_a_library_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "botocore.config", None)
     for name in ("aws", "aws_calls"):
         monkeypatch.delitem(sys.modules, f"controller.clouds.{name}", raising=False)
     with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[aws\]'"):
-        make_cloud("eu", AWS)
+        make_cloud("eu", AWS, tmp_path)

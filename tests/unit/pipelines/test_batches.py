@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import tarfile
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,9 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import Attempt, Group, JobSpec, RunState
 from controller.lifecycle.reports import LeftClean, Report
 from controller.logs.store import LogStore, LogWriter
+from controller.outputs.store import OutputStore
 from controller.pipelines import to_node
+from controller.pipelines.performers import batches, log_collection
 from controller.pipelines.performers.batches import BatchRunner
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from fairlead.model.reasons import Reason
@@ -18,6 +23,7 @@ from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.wire.frames import Frame, Stream, encode
 from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
+from fairlead.wire.sizes import OutputsAbout
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection
@@ -60,22 +66,24 @@ def context_of(play: Play) -> AttemptContext:
 
 
 async def exchanged(
-    play: Play, logs: LogStore, node: FakeConnection, *answers: BatchAnswer
+    play: Play, logs: LogStore, outputs: OutputStore, node: FakeConnection, *answers: BatchAnswer
 ) -> list[Report]:
     """Let the performer get these answers, then lose the runner; return what it posted."""
     pipeline = OneTurn(play.state)
     node.the_runner.answers = [*answers, RunnerUnavailable("cut")]
-    perform = BatchRunner(pipeline, ManualClock(play.now), logs, GivenSecrets())
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
     with pytest.raises(RunnerUnavailable):
         await perform(context_of(play), node)
     return pipeline.posted
 
 
-async def test_the_jobs_of_a_batch_are_sent_once(node: FakeConnection, logs: LogStore) -> None:
+async def test_the_jobs_of_a_batch_are_sent_once(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
     play = carrying()
     ids = [one.id for one in riders(play.state)]
     there = BatchAnswer(jobs=tuple(CarriedJob(attempt_id=one) for one in ids))
-    await exchanged(play, logs, node, there)
+    await exchanged(play, logs, outputs, node, there)
     first, second = node.the_runner.batches
     assert [one.job.attempt_id for one in first.jobs] == ids
     assert [one.job.env["FAIRLEAD_PARAM_SEED"] for one in first.jobs] == ["1", "2"]
@@ -83,7 +91,7 @@ async def test_the_jobs_of_a_batch_are_sent_once(node: FakeConnection, logs: Log
 
 
 async def test_a_log_is_whole_on_disk_before_its_end_is_posted(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     rider = riders(play.state)[0]
@@ -91,7 +99,7 @@ async def test_a_log_is_whole_on_disk_before_its_end_is_posted(
     done = CarriedJob(
         attempt_id=rider.id, began_at=NOW, started_at=NOW, exit=END, log=frame, log_complete=True
     )
-    posted = await exchanged(play, logs, node, BatchAnswer(jobs=(done,)))
+    posted = await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(done,)))
     carried, exited = posted
     assert isinstance(carried, reports.Carried)
     assert (carried.stored, carried.attempt_id) == (True, rider.id)
@@ -101,33 +109,35 @@ async def test_a_log_is_whole_on_disk_before_its_end_is_posted(
 
 
 async def test_an_end_whose_log_is_not_whole_is_not_posted(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     half = CarriedJob(attempt_id=riders(play.state)[0].id, began_at=NOW, exit=END)
-    assert await exchanged(play, logs, node, BatchAnswer(jobs=(half,))) == []
+    assert await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(half,))) == []
 
 
 async def test_what_no_commit_knows_is_stopped_or_forgotten(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     runs = CarriedJob(attempt_id="stray", began_at=NOW)
     over = CarriedJob(attempt_id="over", began_at=NOW, exit=END, log_complete=True)
-    await exchanged(play, logs, node, BatchAnswer(jobs=(runs, over)))
+    await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(runs, over)))
     second = node.the_runner.batches[1]
     assert [one.attempt_id for one in second.stop] == ["stray"]
     assert second.stored == ("over",)
 
 
-async def test_a_dirty_container_is_reported(node: FakeConnection, logs: LogStore) -> None:
+async def test_a_dirty_container_is_reported(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
     play = carrying()
-    posted = await exchanged(play, logs, node, BatchAnswer(dirty="/tmp changed"))
+    posted = await exchanged(play, logs, outputs, node, BatchAnswer(dirty="/tmp changed"))
     assert [type(one) for one in posted] == [reports.NotReusable]
 
 
 async def test_the_log_of_a_stopped_container_says_nothing_of_the_end(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     killed = ExitRecord(
@@ -140,26 +150,26 @@ async def test_the_log_of_a_stopped_container_says_nothing_of_the_end(
     job = CarriedJob(
         attempt_id=riders(play.state)[0].id, began_at=NOW, exit=killed, log_complete=True
     )
-    assert await exchanged(play, logs, node, BatchAnswer(jobs=(job,))) == []
+    assert await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(job,))) == []
 
 
 async def test_a_carrier_that_was_given_up_is_left_alone(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying(1)
     assert play.attempt(0).carries_until == 0.0
-    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, GivenSecrets())
+    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, outputs, GivenSecrets())
     await perform(context_of(play), node)
     assert node.the_runner.batches == []
 
 
 async def test_a_runner_without_batches_is_given_up_and_its_jobs_wait_again(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     pipeline = OneTurn(play.state)
     node.the_runner.answers = [RunnerError("not_found", "no such path", 404)]
-    perform = BatchRunner(pipeline, ManualClock(play.now), logs, GivenSecrets())
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
     with pytest.raises(RetryLater):
         await perform(context_of(play), node)
     assert [type(one) for one in pipeline.posted] == [reports.RunnerSilent]
@@ -172,12 +182,12 @@ async def test_a_runner_without_batches_is_given_up_and_its_jobs_wait_again(
 
 
 async def test_a_runner_that_refuses_for_too_long_is_given_up(
-    node: FakeConnection, logs: LogStore
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
 ) -> None:
     play = carrying()
     pipeline, clock = OneTurn(play.state), ManualClock(play.now)
     node.the_runner.answers = [RunnerError("too_large", "a request is limited", 413)] * 2
-    perform = BatchRunner(pipeline, clock, logs, GivenSecrets())
+    perform = BatchRunner(pipeline, clock, logs, outputs, GivenSecrets())
     with pytest.raises(RetryLater):
         await perform(context_of(play), node)
     assert pipeline.posted == []
@@ -188,7 +198,7 @@ async def test_a_runner_that_refuses_for_too_long_is_given_up(
 
 
 async def test_a_log_that_cannot_be_opened_leaves_no_other_one_open(
-    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+    node: FakeConnection, logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = carrying(4)
     first, second, third = (one.id for one in riders(play.state))
@@ -204,7 +214,7 @@ async def test_a_log_that_cannot_be_opened_leaves_no_other_one_open(
         return await opens(attempt_id)
 
     node.the_runner.answers = [BatchAnswer(jobs=jobs)]
-    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, GivenSecrets())
+    perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, outputs, GivenSecrets())
     async with asyncio.timeout(30):
         with monkeypatch.context() as patched:
             patched.setattr(logs, "writer", writer)
@@ -212,3 +222,128 @@ async def test_a_log_that_cannot_be_opened_leaves_no_other_one_open(
                 await perform(context_of(play), node)
             await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         await (await logs.writer(second)).close()
+
+
+def a_tar(name: str, content: bytes) -> tuple[OutputsAbout, bytes]:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    data = packed.getvalue()
+    about = OutputsAbout(files=1, size=len(content), left_out=0, left_out_size=0, length=len(data))
+    return about, data
+
+
+def ended(rider: Attempt, about: OutputsAbout | None, piece: bytes, **more: Any) -> BatchAnswer:
+    job = CarriedJob(
+        attempt_id=rider.id,
+        began_at=NOW,
+        started_at=NOW,
+        exit=END,
+        log_complete=True,
+        outputs=about,
+        outputs_piece=piece,
+        **more,
+    )
+    return BatchAnswer(jobs=(job,))
+
+
+async def test_outputs_are_stored_before_the_end_is_posted(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    about, data = a_tar("loss.txt", b"0.5")
+    pieces = ended(rider, about, data[:700]), ended(rider, about, data[700:])
+    posted = await exchanged(play, logs, outputs, node, *pieces)
+    assert [one.outputs.get(rider.id) for one in node.the_runner.batches[1:]] == [700, len(data)]
+    assert [type(one) for one in posted] == [
+        reports.OutputsCollected,
+        reports.Carried,
+        reports.RunnerExited,
+    ]
+    stored = await outputs.find(rider.id)
+    assert stored is not None
+    assert [one.name for one in stored.files] == ["loss.txt"]
+    assert outputs.archive(rider.id).read_bytes() == data
+
+
+async def test_outputs_that_another_controller_began_to_store_go_on_there(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    about, data = a_tar("loss.txt", b"0.5")
+    await exchanged(play, logs, outputs, node, ended(rider, about, data[:700]))
+    node.the_runner.batches.clear()
+    begins_again = ended(rider, about, data[:900]), ended(rider, about, data[700:])
+    posted = await exchanged(play, logs, outputs, node, *begins_again)
+    assert node.the_runner.batches[1].outputs == {rider.id: 700}
+    assert isinstance(posted[0], reports.OutputsCollected)
+    assert outputs.archive(rider.id).read_bytes() == data
+
+
+async def test_outputs_that_stay_damaged_are_lost_and_hold_up_nothing(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    about, data = a_tar("loss.txt", b"0.5")
+    damaged = ended(rider, about, b"x" * len(data))
+    posted = await exchanged(play, logs, outputs, node, damaged, damaged)
+    carried = posted[0]
+    assert isinstance(carried, reports.Carried)
+    assert carried.outputs_lost
+    assert await outputs.find(rider.id) is None
+
+
+async def test_a_runner_that_sends_more_than_it_announced_fills_no_disk(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    about, data = a_tar("loss.txt", b"0.5")
+    more = ended(rider, about, data + b"x")
+    posted = await exchanged(play, logs, outputs, node, more, more)
+    assert [type(one) for one in posted] == [reports.Carried, reports.RunnerExited]
+    assert await outputs.find(rider.id) is None
+
+
+async def test_jobs_too_large_for_one_request_follow_in_the_next(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MAX_SENT", 100)
+    play = carrying()
+    ids = [one.id for one in riders(play.state)]
+    answers = [
+        BatchAnswer(jobs=tuple(CarriedJob(attempt_id=one) for one in ids[:sent])) for sent in (1, 2)
+    ]
+    await exchanged(play, logs, outputs, node, *answers)
+    sent = [[one.job.attempt_id for one in request.jobs] for request in node.the_runner.batches]
+    assert sent == [ids[:1], ids[1:], []]
+
+
+async def test_the_log_of_a_job_that_runs_is_made_durable_before_its_end(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SOON_SECONDS", "LATE_SECONDS"):
+        monkeypatch.setattr(log_collection, name, 0.0)
+    synced, sync = asyncio.Event(), LogWriter.sync
+
+    async def noted(writer: LogWriter) -> int:
+        synced.set()
+        return await sync(writer)
+
+    monkeypatch.setattr(LogWriter, "sync", noted)
+    play = carrying()
+    frame = encode(Frame(0, 1, Stream.STDOUT, b"hello"))
+    runs = CarriedJob(attempt_id=riders(play.state)[0].id, began_at=NOW, log=frame)
+    node.the_runner.answers = [BatchAnswer(jobs=(runs,))]
+    pipeline = OneTurn(play.state)
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
+    task = asyncio.create_task(perform(context_of(play), node))
+    async with asyncio.timeout(30):
+        await synced.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
-from controller.outputs.store import OutputsDamaged, OutputStore
+from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputsDamaged, OutputStore, StoredOutputs
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from fairlead.model.statuses import AttemptStatus
-from fairlead.wire.shim import OutputsAbout, PullProgress, TaskStatus
+from fairlead.wire.shim import PullProgress, TaskStatus
+from fairlead.wire.sizes import OutputsAbout
 from shim.client import ShimUnavailable
 from tests.doubles.node import FakeConnection
 from tests.unit.pipelines.parts import NotedPipeline, attempt_of, context_of, placed, task_of
@@ -30,13 +31,6 @@ def node() -> FakeConnection:
     connection = FakeConnection()
     connection.shim.listing[ATTEMPT] = task_of(STATE, TaskStatus.TERMINATED)
     return connection
-
-
-@pytest.fixture
-async def outputs(tmp_path: Path) -> AsyncIterator[OutputStore]:
-    store = OutputStore(tmp_path / "outputs", limit=1 << 20)
-    yield store
-    await asyncio.to_thread(store.close)
 
 
 def a_tar(**files: bytes) -> bytes:
@@ -190,3 +184,22 @@ async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
     node.shim.listing.clear()
     await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
     assert [type(report) for report in pipeline.posted] == [reports.TaskMissing]
+
+
+async def test_outputs_that_wait_for_their_bucket_are_not_reported(
+    node: FakeConnection, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, data = NotedPipeline(), a_tar(a=b"12345")
+    node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
+
+    async def away(attempt_id: str, stored: StoredOutputs) -> None:
+        raise BucketError("s3://away: no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "secure", away)
+        with pytest.raises(RetryLater, match="s3://away: no answer"):
+            await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
+    assert pipeline.posted == []
+    await OutputCollector(pipeline, outputs, {})(context_of(STATE), node)
+    assert len(pipeline.posted) == 1
+    assert len(node.shim.output_offsets) == 1, "the node sent them once"

@@ -1,6 +1,9 @@
 """Jobs that run one after another in the container of the first, behind a real socket."""
 
 import asyncio
+import io
+import tarfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from fairlead.wire.runner import (
     BatchRequest,
     CarriedJob,
     CarriedStop,
+    Repo,
     RunnerState,
     SubmitRequest,
 )
@@ -47,20 +51,38 @@ async def opened(client: RunnerClient, folder: Path, *commands: str) -> bool:
     return (await run_job(client, first)).clean
 
 
-async def all_over(client: RunnerClient, *jobs: SubmitRequest) -> BatchAnswer:
-    """Exchange until each job has ended or was given back, with its whole log."""
+def is_whole(job: CarriedJob, outputs: dict[str, bytes]) -> bool:
+    lost = job.outputs is None or job.outputs_lost
+    return lost or len(outputs[job.attempt_id]) == (job.outputs and job.outputs.length)
+
+
+async def all_over(
+    client: RunnerClient, *jobs: SubmitRequest, limit: int | None = 1 << 20
+) -> BatchAnswer:
+    """Exchange until each job has ended or was given back, with its whole log and outputs."""
     answer = BatchAnswer()
+    outputs = defaultdict[str, bytes](bytes)
     logs = {job.job.attempt_id: b"" for job in jobs}
     async with asyncio.timeout(DEADLINE):
         while True:
             offsets = {name: len(payload(frames_of(log))) for name, log in logs.items()}
-            request = BatchRequest(jobs=jobs, offsets=offsets, wait=0.5)
+            request = BatchRequest(
+                jobs=jobs,
+                offsets=offsets,
+                outputs={name: len(tar) for name, tar in outputs.items()},
+                outputs_limit=limit,
+                wait=0.5,
+            )
             answer = await client.batch(request)
             for one in answer.jobs:
                 logs[one.attempt_id] = logs.get(one.attempt_id, b"") + one.log
-            if all(one.log_complete for one in answer.jobs):
+                outputs[one.attempt_id] += one.outputs_piece
+            if all(one.log_complete and is_whole(one, outputs) for one in answer.jobs):
                 whole = [
-                    msgspec.structs.replace(one, log=logs[one.attempt_id]) for one in answer.jobs
+                    msgspec.structs.replace(
+                        one, log=logs[one.attempt_id], outputs_piece=outputs[one.attempt_id]
+                    )
+                    for one in answer.jobs
                 ]
                 return msgspec.structs.replace(answer, jobs=tuple(whole))
 
@@ -175,3 +197,132 @@ async def test_a_first_job_that_others_follow_reports_as_any(tmp_path: Path) -> 
         record = await exit_of(client)
         assert (record.reason, record.log_end) == ("done_by_runner", 6)
         assert runner.state is RunnerState.SERVING_LOGS
+
+
+def unpacked(job: CarriedJob) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(job.outputs_piece), mode="r:") as archive:
+        found = {one.name: archive.extractfile(one) for one in archive if one.isreg()}
+        return {name: file.read() for name, file in found.items() if file is not None}
+
+
+async def test_the_outputs_of_each_job_come_with_its_end_and_no_other_finds_them(
+    tmp_path: Path,
+) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where = str(tmp_path / "work")
+        seen = f"ls {tmp_path}/task/jobs/*/output"
+        one = carried("a2", 'echo 0.5 > "$FAIRLEAD_OUTPUT_DIR/loss"', working_dir=where)
+        two = carried("a3", seen, working_dir=where)
+        three = carried("a4", f"ls {tmp_path}/task/jobs/a2", working_dir=where)
+        answer = await all_over(client, one, two, three)
+    first, second, third = answer.jobs
+    assert unpacked(first) == {"loss": b"0.5\n"}
+    assert unpacked(second) == {}
+    assert text_of(second) == b""
+    assert b"output\n" not in text_of(third)
+    assert answer.dirty is None
+
+
+async def test_large_outputs_come_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "MAX_OUTPUTS", 4096)
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where = str(tmp_path / "work")
+        fill = 'head -c 20000 /dev/zero > "$FAIRLEAD_OUTPUT_DIR/zeros"'
+        jobs = (carried("a2", fill, working_dir=where), carried("a3", fill, working_dir=where))
+        answer = await all_over(client, *jobs)
+    assert [unpacked(one) for one in answer.jobs] == [{"zeros": bytes(20000)}] * 2
+
+
+async def test_what_is_beyond_the_limit_or_leads_out_is_left_out_and_counted(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    command = (
+        'cd "$FAIRLEAD_OUTPUT_DIR"; head -c 500 /dev/zero > fits; head -c 1000 /dev/zero > large;'
+        f" ln -s {tmp_path}/secret out; ln -s {tmp_path} folder; mkfifo pipe"
+    )
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where = str(tmp_path / "work")
+        answer = await all_over(client, carried("a2", command, working_dir=where), limit=1000)
+    job = answer.jobs[0]
+    assert unpacked(job) == {"fits": bytes(500)}
+    assert job.outputs is not None
+    assert (job.outputs.files, job.outputs.left_out, job.outputs.left_out_size) == (1, 4, 1000)
+
+
+async def test_what_outputs_name_is_copied_before_the_next_job(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where = str(tmp_path / "work")
+        write = f"echo $MINE > {tmp_path}/results/value"
+        jobs = [
+            carried(
+                name,
+                write,
+                working_dir=where,
+                env={"MINE": name},
+                outputs=(f"{tmp_path}/results/value",),
+            )
+            for name in ("a2", "a3")
+        ]
+        answer = await all_over(client, *jobs)
+    whole = f"{tmp_path}/results/value".lstrip("/")
+    assert [unpacked(one) for one in answer.jobs] == [{whole: b"a2\n"}, {whole: b"a3\n"}]
+
+
+async def test_a_controller_that_stores_no_outputs_is_told_what_it_loses(tmp_path: Path) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        write = 'echo 0.5 > "$FAIRLEAD_OUTPUT_DIR/loss"'
+        job = carried("a2", write, working_dir=str(tmp_path / "work"))
+        answer = await all_over(client, job, limit=None)
+    assert answer.jobs[0].outputs is None
+    assert b"1 entries of the output folder are not stored" in text_of(answer.jobs[0])
+
+
+async def test_outputs_that_another_job_removed_are_lost_and_hold_up_nothing(
+    tmp_path: Path,
+) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where = str(tmp_path / "work")
+        write = 'echo 0.5 > "$FAIRLEAD_OUTPUT_DIR/loss"'
+        remove = f"rm {tmp_path}/task/jobs/a2/outputs.tar"
+        jobs = (carried("a2", write, working_dir=where), carried("a3", remove, working_dir=where))
+        first = BatchRequest(jobs=jobs, outputs_limit=1 << 20)
+        async with asyncio.timeout(DEADLINE):
+            answer = await client.batch(first)
+            while answer.jobs[1].exit is None:
+                sent = {"a2": 1 << 30}
+                answer = await client.batch(BatchRequest(outputs=sent, outputs_limit=1, wait=0.5))
+        answer = await client.batch(BatchRequest(outputs_limit=1))
+    assert answer.jobs[0].outputs_lost
+
+
+async def test_the_code_that_the_first_job_brought_is_there_and_is_not_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    code = tmp_path / "work/code"
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        (code / "deep").mkdir(parents=True)
+        (code / "deep/main.py").write_text("print('ran')")
+        where, repos = str(tmp_path / "work"), (Repo(path="code", archive="0" * 64),)
+        one = carried(
+            "a2",
+            "mkdir -p code/deep/__pycache__; cat $FAIRLEAD_REPO_DIR/deep/main.py",
+            working_dir=where,
+            repos=repos,
+        )
+        two = carried("a3", "echo >> code/deep/main.py", working_dir=where, repos=repos)
+        answer = await all_over(client, one, two)
+    first, second = answer.jobs
+    assert text_of(first) == b"print('ran')"
+    assert (code_of(first), code_of(second)) == (0, 0)
+    assert answer.dirty == f"{code} changed"

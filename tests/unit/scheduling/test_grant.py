@@ -16,6 +16,7 @@ from controller.scheduling.fitting.grant import granted
 from controller.store.rows import ALLOCATION
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import AllocationState
+from fairlead.wire.engine_abilities import EngineAbility
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import GIB, gang, gpu, new_id, node, place
 
@@ -107,6 +108,11 @@ def test_an_amount_that_nobody_asked_for_refuses_no_small_node() -> None:
     (attempt,) = cluster.states[second].jobs[0].attempts
     assert attempt.pending_reason is not None
     assert "0 B free of 700 MiB" in attempt.pending_reason.sentence()
+
+
+def test_a_plain_process_is_granted_no_shared_memory_of_its_own() -> None:
+    where = node("n1", capacity={"engine_lacks": tuple(EngineAbility)[:3]})
+    assert given_on(where, need())[2] is None
 
 
 @pytest.mark.parametrize("unset", [(), (Amount.CPU,), (Amount.MEMORY,)])

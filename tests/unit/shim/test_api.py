@@ -389,6 +389,15 @@ async def test_images_are_pulled_ahead_by_request_and_shown_by_the_node(
     assert not [path for path in files if b"s3cret" in path.read_bytes()]
 
 
+async def test_a_shim_whose_user_data_does_not_say_so_leaves_the_host_key_alone(
+    client: ShimClient,
+) -> None:
+    for call in (client.prepare_host_key(), client.use_host_key("ssh-ed25519 AAAA")):
+        with pytest.raises(ShimError) as caught:
+            await call
+        assert caught.value.code == "not_found"
+
+
 async def test_a_list_of_images_needs_a_fence_and_a_right_body(
     client: ShimClient, session: aiohttp.ClientSession
 ) -> None:

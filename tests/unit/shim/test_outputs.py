@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common import output_tar
 from shim.files import outputs
 
 LIMIT = 1 << 20
@@ -161,8 +162,8 @@ def test_names_that_are_no_text_are_left_out(job: Path) -> None:
 def test_a_huge_number_of_entries_is_cut_and_told(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "MAX_ENTRIES", 10)
-    monkeypatch.setattr(outputs, "_MAX_SEEN", 20)
+    monkeypatch.setattr(output_tar, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(output_tar, "_MAX_SEEN", 20)
     for number in range(50):
         (job / "output" / f"{number:03}").touch()
     made = outputs.plan(job, LIMIT)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from controller.lifecycle.reports import LinksFound
+from fairlead.model.job_links import JobLink, LinkKind
+from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import PlayedNode, node
 from tests.unit.web.conftest import Browser, submit
 
@@ -74,3 +77,16 @@ async def test_the_log_of_an_ended_set_is_offered_when_the_address_names_it(
     path = f"/dashboard/runs/{run['id']}"
     assert attempt not in await admin.fragment(path, "offered")
     assert attempt in await admin.fragment(f"{path}?attempt={attempt}", "offered")
+
+
+async def test_a_link_that_a_job_of_a_set_printed_stands_in_its_row(
+    admin: Browser, node: PlayedNode, controller: Controller
+) -> None:
+    run = await submit(admin, sweep=SWEEP)
+    attempt = await node.runs("train")
+    link = JobLink(kind=LinkKind.WANDB, url="https://wandb.ai/ada/m/runs/1?a=1&b=<i>")
+    found = LinksFound(run_id=run["id"], attempt_id=attempt, links=(link,))
+    await controller.pipeline.report(found)
+    page = await admin.fragment(f"/dashboard/runs/{run['id']}", "jobs")
+    assert 'href="https://wandb.ai/ada/m/runs/1?a=1&amp;b=&lt;i&gt;" target="_blank"' in page
+    assert "<i>" not in page

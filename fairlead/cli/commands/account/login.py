@@ -43,7 +43,7 @@ def login(
     token_file
         Take the token from this file; - reads standard input.
     """
-    addresses = Addresses(url)
+    addresses = Addresses(url, field="URL")
     url = ",".join(one.url for one in addresses.all)
     token = _asked(token_file)
     me = _known_at_all(addresses, token)

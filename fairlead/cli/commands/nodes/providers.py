@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import msgspec
@@ -11,7 +12,13 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents import ProviderCheckView, ProviderFindingView, ProviderTrialView
+from fairlead.documents import (
+    CatalogSource,
+    ProviderCheckView,
+    ProviderFindingView,
+    ProviderOffersView,
+    ProviderTrialView,
+)
 from fairlead.rest import ControllerClient, decode
 
 _LOOK_EVERY = 1.0
@@ -51,6 +58,75 @@ def check(
     if json:
         output.emit_json(msgspec.json.encode(ProviderCheckView(findings=tuple(found))))
     return EXIT_FAILED if any(one.fault for one in found) else 0
+
+
+def offers_list(name: str, /, *, json: Json = False) -> int:
+    """List what a provider rents, and say how old its prices are.
+
+    Parameters
+    ----------
+    name
+        The provider's name in the controller's file.
+    """
+    return _show_offers(settings.client().get(_offers_path(name)), json=json)
+
+
+def offers_refresh(name: str, /, *, json: Json = False) -> int:
+    """Read types and prices from a provider's API.
+
+    Parameters
+    ----------
+    name
+        The provider's name in the controller's file.
+    """
+    data = settings.client().post(f"{_offers_path(name)}/refresh", {})
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ProviderOffersView)
+    types = {one.instance_type for one in found.offers}
+    output.emit(f"{len(found.offers)} offers of {len(types)} types; prices: {_source(found)}")
+    for note in found.notes:
+        output.emit(f"note  {note}")
+    return 0
+
+
+def _offers_path(name: str) -> str:
+    return f"/v1/providers/{quote(name, safe='')}/offers"
+
+
+def _show_offers(data: bytes, *, json: bool) -> int:
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ProviderOffersView)
+    output.emit_table(
+        ("TYPE", "WHERE", "SPOT", "PRICE/H", "CPU", "MEMORY", "GPU"),
+        [
+            (
+                one.instance_type,
+                one.zone or one.region,
+                "spot" if one.spot else "-",
+                f"{one.price:.4f}",
+                f"{one.cpu:g}",
+                f"{one.memory / 1e9:.1f}GB",
+                one.gpu or "-",
+            )
+            for one in found.offers
+        ],
+    )
+    output.emit(f"prices: {_source(found)}")
+    for note in found.notes:
+        output.emit(f"note  {note}")
+    return 0
+
+
+def _source(found: ProviderOffersView) -> str:
+    if found.source is CatalogSource.API:
+        return f"read from the API {output.ago(found.read_at, datetime.now(UTC))}"
+    if found.source is CatalogSource.RELEASE:
+        return "of the release; they were never read from the API"
+    return "the provider tells them each time"
 
 
 def _try_one(

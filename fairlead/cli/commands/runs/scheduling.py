@@ -21,6 +21,7 @@ from fairlead.documents import (
     NodeView,
     OffersView,
     PlanView,
+    SweepPlanView,
     UnderWayView,
 )
 from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
@@ -141,6 +142,8 @@ def _show_plan(found: PlanView) -> None:
         output.emit(sentence)
     for group in found.groups:
         output.emit(_begins_with(group))
+    if found.sweep is not None:
+        output.emit(_sweep(found.sweep))
     if found.rent is not None and found.rent.machines:
         machines = ", ".join(found.rent.machines)
         output.emit(f"it rents {machines}: {found.rent.per_hour:g} an hour")
@@ -149,12 +152,28 @@ def _show_plan(found: PlanView) -> None:
 
 
 def _begins_with(group: GroupPlanView) -> str:
-    parts = [f"{group.group} begins in image {group.image}"]
+    where = "without an image" if group.image is None else f"in image {group.image}"
+    parts = [f"{group.group} begins {where}"]
     if group.python is not None:
         parts.append(f"a venv with Python {group.python}")
     if group.setup:
         parts.append(f"setup of {group.setup} command{'s' if group.setup > 1 else ''}")
     return ", ".join(parts)
+
+
+def _sweep(sweep: SweepPlanView) -> str:
+    at_once = sweep.sets if sweep.parallel is None else min(sweep.sets, sweep.parallel)
+    limit = "as many at once as there is room for"
+    if sweep.parallel is not None:
+        limit = f"{at_once:,} at once at most"
+    text = f"a sweep of {sweep.sets:,} parameter sets, {limit}"
+    if not sweep.reuse_container:
+        return text
+    jobs = f"about {sweep.sets / at_once:,.0f} in each" if sweep.parallel else "one after another"
+    return (
+        f"{text}; the jobs share containers, {jobs} (reuse_container: a container takes jobs for a"
+        " minute, and none after a job that leaves something)"
+    )
 
 
 def _why(why: str | None, victims: tuple[str, ...]) -> str:

@@ -34,8 +34,19 @@ ALLOWED = {
     "accept_host_key": "the fingerprint (SHA256:…) of a present host key",
     "domain": "a domain such as apps.example.com: services get NAME.apps.example.com",
     "certificate": _CERTIFICATE,
+    "certificate.cert": "the path of a PEM file on the gateway's machine",
+    "certificate.key": "the path of a PEM file on the gateway's machine",
+    "certificate.email": "an address such as ops@example.com",
+    "certificate.directory": "the URL of an ACME directory",
+    "certificate.directory_ca": "the path of a PEM file on the gateway's machine",
     "default": "true or false",
 }
+
+
+_NOT_RENTED = (
+    "no machine is rented for a gateway: `fairlead gateway setup` makes it one; give `host`"
+)
+_OF_DSTACK = dict.fromkeys(("backend", "region", "public_ip", "instance_type"), _NOT_RENTED)
 
 
 class _Gateways(msgspec.Struct):
@@ -212,7 +223,7 @@ def apply_gateway(document: Document, json: bool) -> int:
 
 def _fields(data: object) -> GatewayFields:
     """Raises ConfigurationError."""
-    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED)
+    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED, hints=_OF_DSTACK)
     if (fields.host is None) == (fields.local_socket is None):
         raise ConfigurationError("host", "or local_socket is needed, and not both")
     return fields

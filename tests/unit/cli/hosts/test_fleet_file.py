@@ -89,6 +89,11 @@ def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> Non
             "type: fleet\nname: f\nhosts: [{host: a, volume_prefixes: [/a/..]}]\n",
             "hosts[0].volume_prefixes",
         ),
+        ("type: fleet\nname: f\nhosts: [a]\nattributes: {ok: a, rack: [a]}\n", "attributes.rack"),
+        (
+            "type: fleet\nname: f\nhosts: [a, {host: b, attributes: {z: 1}}]\n",
+            "hosts[1].attributes.z",
+        ),
         ("type: fleet\nname: f\nhosts: [a]\nregistry_mirror: ftp://x\n", "registry_mirror"),
         ("type: fleet\nname: f\nhosts: [a]\njob_metadata: yes\n", "job_metadata"),
     ],
@@ -97,6 +102,14 @@ def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, text)
     assert caught.value.field == field
+
+
+def test_a_field_of_dstack_is_told_ours(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="write its user, identity_file, port and hosts"):
+        read(tmp_path, "type: fleet\nname: f\nssh_config: {user: a, hosts: [b]}\n")
+    with pytest.raises(ConfigurationError) as wrong:
+        read(tmp_path, "type: fleet\nname: f\ncolour: red\n")
+    assert "registry_mirror" in str(wrong.value.allowed)
 
 
 def test_the_metadata_service_is_opened_for_a_fleet_or_a_host(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""The history of use in the bucket of an installation, for a controller that lost its disk.
+
+All samples of some minutes are one object: their number does not grow with that of jobs. One that
+begins fetches the objects that its disk has not seen. What the last leader had sampled since
+its last object is lost with its disk: `PUT_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from controller.metric_history import KEPT_SECONDS, MetricHistory, Sample, packed, unpacked
+from controller.outputs.own_bucket import OwnBucket
+
+log = logging.getLogger(__name__)
+
+PUT_SECONDS = 600.0
+MAX_WAITING = 200_000
+"""Samples that wait for a bucket that is away, some 7 MB; the oldest ones go beyond that."""
+AT_ONCE = 144
+"""Objects of a day: a file is opened once for all of them."""
+_FOLDER = "metrics/"
+_NAME = re.compile(r"(\d{13})-[0-9a-f]+", re.ASCII)
+_NOTE = "in-bucket"
+
+
+class MetricBucket:
+    """Puts samples and fetches them. Everything blocks and may raise BucketError, OSError.
+
+    `folder` is that of the history; `controller_id` differs between controllers.
+    """
+
+    def __init__(
+        self, bucket: OwnBucket, history: MetricHistory, folder: Path, controller_id: str
+    ) -> None:
+        self._bucket = bucket
+        self._history = history
+        self._note = folder / _NOTE
+        self._id = controller_id
+        self._waiting: dict[str, list[Sample]] = {}
+        self._count = 0
+        self._put_at: float | None = None
+
+    def add(self, samples: Iterable[tuple[str, Sample]], now: float) -> None:
+        """Take samples, by what their history is kept under; put all that wait when it is time."""
+        for name, sample in samples:
+            self._waiting.setdefault(name, []).append(sample)
+            self._count += 1
+        while self._count > MAX_WAITING:
+            self._count -= len(self._waiting.pop(next(iter(self._waiting))))
+        if self._put_at is None:
+            self._put_at = now
+        if now - self._put_at >= PUT_SECONDS:
+            # Also before a try that fails: a bucket that is away is not asked at each tick.
+            self._put_at = now
+            self.put(now)
+
+    def put(self, now: float) -> None:
+        if not self._waiting:
+            return
+        data = {name: packed(samples) for name, samples in self._waiting.items()}
+        key = f"{_FOLDER}{round(now * 1000):013d}-{self._id}"
+        self._bucket.put(key, msgspec.msgpack.encode(data))
+        self._waiting, self._count = {}, 0
+
+    def fetch(self, now: float) -> int:
+        """Add to the history what it lacks; return the number of objects that were read."""
+        try:
+            seen = int(self._note.read_text())
+        except (FileNotFoundError, ValueError):
+            seen = 0
+        # Another leader may have put its last object a little after this one saw the bucket.
+        after = max(seen - PUT_SECONDS * 1000, (now - KEPT_SECONDS) * 1000)
+        names = [name for name, at in self._objects() if at > after]
+        for first in range(0, len(names), AT_ONCE):
+            found: dict[str, list[bytes]] = {}
+            for name in names[first : first + AT_ONCE]:
+                for history, records in self._read(name).items():
+                    found.setdefault(history, []).append(records)
+            for history, pieces in found.items():
+                latest = self._history.latest(history)
+                samples = unpacked(b"".join(pieces))
+                self._history.append(history, *(one for one in samples if one.at > latest))
+        self._note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._note.write_text(str(round(now * 1000)))
+        return len(names)
+
+    def sweep(self, now: float) -> None:
+        """Remove objects that are too old."""
+        for name, at in self._objects():
+            if at < (now - KEPT_SECONDS) * 1000:
+                self._bucket.delete(f"{_FOLDER}{name}")
+
+    def _read(self, name: str) -> dict[str, bytes]:
+        data = self._bucket.get(f"{_FOLDER}{name}")
+        try:
+            return {} if data is None else msgspec.msgpack.decode(data, type=dict[str, bytes])
+        except msgspec.MsgspecError as error:
+            log.warning("an object of the history of use is damaged: %s", error)
+            return {}
+
+    def _objects(self) -> list[tuple[str, int]]:
+        """Return the names of all objects, and when each was put (ms), in that order."""
+        names = (one.name for one in self._bucket.list(_FOLDER))
+        return sorted(
+            ((name, int(found[1])) for name in names if (found := _NAME.fullmatch(name))),
+            key=lambda pair: pair[1],
+        )

@@ -1,0 +1,96 @@
+"""Outputs in the bucket of their installation: they count as collected when they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controller.outputs import bucket, own_bucket
+from controller.outputs.bucket import Bucket, BucketError
+from controller.outputs.own_bucket import OwnBucket
+from controller.outputs.store import OutputStore
+from controller.outputs.uploads import OutputUploads
+from tests.support.object_storage import ObjectStorage
+from tests.support.ssh_daemon import free_port
+from tests.unit.outputs.test_uploads import SMALL, keep
+
+_Machine = Callable[[str], OutputStore]
+
+
+@pytest.fixture
+def target(storage: ObjectStorage, tmp_path: Path) -> Bucket:
+    return msgspec.structs.replace(storage.bucket, prefix=tmp_path.name)
+
+
+@pytest.fixture
+async def machine(target: Bucket, tmp_path: Path) -> AsyncIterator[_Machine]:
+    """A controller's outputs, by the name of its disk."""
+    own = OwnBucket(target, "installation")
+    async with AsyncExitStack() as closing:
+        closing.callback(own.close)
+
+        def made(name: str) -> OutputStore:
+            outputs = OutputStore(tmp_path / name)
+            outputs.use(own)
+            closing.push_async_callback(asyncio.to_thread, outputs.close)
+            return outputs
+
+        yield made
+
+
+@pytest.mark.parametrize("at_once", [own_bucket.MAX_AT_ONCE, 10])
+async def test_a_controller_with_an_empty_disk_has_them(
+    machine: _Machine, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_bucket, "MAX_AT_ONCE", at_once)
+    outputs = machine("a")
+    stored = await keep(outputs, "attempt", SMALL)
+    assert await machine("b").find("attempt") is None
+    await outputs.secure("attempt", stored)
+    found = await machine("b").find("attempt")
+    assert found is not None
+    assert found.place is not None
+    assert found.files == stored.files
+    read = b"".join([piece async for piece in bucket.read(found.place, 0, found.length)])
+    assert read == SMALL
+
+
+async def test_those_from_before_the_bucket_go_there(machine: _Machine, target: Bucket) -> None:
+    outputs = machine("a")
+    await keep(outputs, "attempt", SMALL)
+    await OutputUploads(outputs, target, -1, lambda: 0.0).move_all()
+    assert await machine("b").find("attempt") is not None
+
+
+async def test_expired_ones_go_and_needed_ones_stay(
+    machine: _Machine, target: Bucket, storage: ObjectStorage
+) -> None:
+    outputs = machine("a")
+    for attempt_id in ("expired", "needed"):
+        await outputs.secure(attempt_id, await keep(outputs, attempt_id, SMALL))
+    await machine("b").sweep({"needed"}, time.time() + 60)
+    left = [key for key in storage.objects() if key.startswith(f"{target.prefix}/outputs/")]
+    assert [key.rpartition("/")[2] for key in left] == ["about.json", "outputs.tar"]
+    assert all("/needed/" in key for key in left)
+
+
+async def test_a_bucket_that_is_away_leaves_them_here(
+    storage: ObjectStorage, tmp_path: Path
+) -> None:
+    outputs = OutputStore(tmp_path / "a")
+    own = OwnBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "installation")
+    outputs.use(own)
+    stored = await keep(outputs, "attempt", SMALL)
+    with pytest.raises(BucketError):
+        await outputs.secure("attempt", stored)
+    found = await outputs.find("attempt")
+    assert found is not None
+    assert found.place is None
+    own.close()
+    await asyncio.to_thread(outputs.close)
