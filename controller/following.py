@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 from controller.identity import IDENTITY_NAME
 from controller.relay import Relay
@@ -26,11 +27,17 @@ MAX_CLOCK_DIFFERENCE = 300.0
 
 
 class Wait:
-    """Looks at the other controllers until this one may lead, or `stop` is set."""
+    """Looks at the other controllers until this one may lead, or `stop` is set.
 
-    def __init__(self, peers: Peers, stop: asyncio.Event) -> None:
+    `now` is this machine's time of day in Unix seconds.
+    """
+
+    def __init__(
+        self, peers: Peers, stop: asyncio.Event, now: Callable[[], float] = time.time
+    ) -> None:
         self._peers = peers
         self._stop = stop
+        self._now = now
         self._is_away = False
         self._tried_at = float("-inf")
 
@@ -49,7 +56,7 @@ class Wait:
             alive = [peer for peer in sight.peers if sight.is_alive(peer)]
             for peer in [peer for peer in alive if peer.leads] or alive:
                 self._compare(peer)
-        if sight is not None and abs(off := time.time() - sight.now) > MAX_CLOCK_DIFFERENCE:
+        if sight is not None and abs(off := self._now() - sight.now) > MAX_CLOCK_DIFFERENCE:
             word = "ahead of" if off > 0 else "behind"
             raise StoreUnusable(
                 f"this machine's clock is {abs(off):.0f} s {word} the database's: set it right "
@@ -107,7 +114,7 @@ class Wait:
         alone tells, and asking for it takes a transaction."""
         if sight is not None:
             return sight.may_lead
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if now - self._tried_at < _OLD_LEADER_SECONDS:
             return False
         self._tried_at = now

@@ -112,7 +112,7 @@ class Peers:
             if not _knows_controllers(session):
                 return None
             self._show(session)
-            return self._sight(session)
+            return self._claimed(session, sight_of(session))
 
     def look_on(self) -> Sight | None:
         """See the others as `look` does, and neither show this controller nor try to lead."""
@@ -223,8 +223,9 @@ class Peers:
         query = insert(controllers).values(id=self.id, started_at=now, **changing)
         connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changing))
 
-    def _sight(self, session: sa.Connection) -> Sight:
-        found = sight_of(session)
+    def _claimed(self, session: sa.Connection, found: Sight) -> Sight:
+        """Try to get the lock, or leave it to a leader that waits for it; return whether this
+        controller may lead then."""
         leader = found.leader
         if leader is not None and not leader.has_lock and not found.may_lead:
             self._free_lock(session)

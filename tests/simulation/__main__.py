@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
 from tests.simulation.exploring import explored
+from tests.simulation.leaders import simulate_controllers
 from tests.simulation.machines import simulate_machines
 from tests.simulation.world import (
     Outcome,
@@ -45,6 +46,8 @@ def main() -> int:
         )
         if options.machines:
             return _report([simulate_machines(options.seed)], 0.0, options)
+        if options.controllers:
+            return _report([_told(simulate_controllers, options)], 0.0, options)
         tell = _tell if options.verbose else simulate
         return _report([tell(options.seed, scale)], 0.0, options)
     if options.coverage:
@@ -61,6 +64,8 @@ def main() -> int:
         play = simulate_engines
     elif options.machines:
         play = simulate_machines
+    elif options.controllers:
+        play = simulate_controllers
     outcomes = list(each(play, _seeds(options, began), options.workers))
     status = _report(outcomes, time.monotonic() - began, options)
     if options.coverage:
@@ -87,6 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--machines", action="store_true", help="worlds whose nodes are rented machines"
     )
+    parser.add_argument("--controllers", action="store_true", help="worlds with three controllers")
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
     parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
     parser.add_argument(
@@ -134,11 +140,21 @@ class _VirtualTime(logging.Formatter):
 
 
 def _tell(seed: int, scale: Scale) -> Outcome:
+    _log_all()
+    return simulate(seed, scale)
+
+
+def _told(play: Callable[[int], Outcome], options: argparse.Namespace) -> Outcome:
+    if options.verbose:
+        _log_all()
+    return play(options.seed)
+
+
+def _log_all() -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_VirtualTime("%(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    return simulate(seed, scale)
 
 
 def _report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace) -> int:
@@ -147,7 +163,7 @@ def _report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace
         print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
         for violation in outcome.violations[:MAX_SHOWN]:
             print(f"  {violation.at:9.3f} s  {violation.text}")
-        kinds = ("services", "engines", "sweeps", "machines")
+        kinds = ("services", "engines", "sweeps", "machines", "controllers")
         kind = "".join(f" --{kind}" for kind in kinds if getattr(options, kind))
         print(f"  ./dev sim --seed {outcome.seed}{kind}")
     runs = sum(outcome.runs for outcome in outcomes)

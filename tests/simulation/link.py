@@ -101,6 +101,9 @@ class SimulatedConnection:
         await self._wire.closed.wait()
 
     async def close(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
         self._wire.cut()
 
 

@@ -11,6 +11,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from tests.simulation import standstill
 from tests.simulation.gangs import breaches, overdrawn_jobs
+from tests.simulation.leaders import simulate_controllers
 from tests.simulation.samples import a_gang, changed, placed
 from tests.support.attempts import attempt_with
 
@@ -118,3 +119,8 @@ def test_a_deadline_that_is_further_away_than_its_limit_is_found() -> None:
     assert list(standstill.too_far_away(state, 100.0)) == []
     (found,) = standstill.too_far_away(state, 50.0)
     assert found.endswith("ends 170 s from now by waiting_instance")
+
+
+def test_a_controller_that_decides_without_its_lease_is_found() -> None:
+    found = [one.text for one in simulate_controllers(3, is_fenced=False).violations]
+    assert any(text.startswith("two controllers decided under the token") for text in found)

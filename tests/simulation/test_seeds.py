@@ -32,6 +32,7 @@ SERVICE_SEEDS = 8
 ENGINE_SEEDS = 8
 SWEEP_SEEDS = 8
 MACHINE_SEEDS = 3
+CONTROLLER_SEEDS = 6
 PATIENCE_SECONDS = 900.0
 LONG = partial(pytest.param, marks=pytest.mark.long)
 
@@ -62,6 +63,11 @@ def test_no_job_pays_for_an_engine_that_stays_away() -> None:
 @pytest.mark.long
 def test_no_machine_is_lost_doubled_or_too_dear_whatever_its_provider_does() -> None:
     done = _simulate("--machines", "--start=0", f"--seeds={MACHINE_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_controller_of_three_decides_and_nothing_accepted_is_lost() -> None:
+    done = _simulate("--controllers", "--start=0", f"--seeds={CONTROLLER_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

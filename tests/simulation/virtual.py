@@ -76,7 +76,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, chance: Random) -> None:
         self._now = 0.0
         self._chance = chance
-        self._countdown: tuple[Life, int, Callable[[], None]] | None = None
+        self._countdowns: dict[Life, tuple[int, Callable[[], None]]] = {}
         super().__init__(_JumpingSelector(self._pass))
         self.set_task_factory(_make_task)
 
@@ -96,6 +96,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def kill(self, life: Life) -> None:
         """None of its tasks takes another step; what they held open stays as it is."""
         life.dead = True
+        self.forget_steps(life)
         life.frozen = list(life.tasks)
         life.paused, backlog, life.backlog = False, life.backlog, []
         for handle in [*backlog, *self._handles_of(life)]:
@@ -111,7 +112,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         life.backlog = self._handles_of(life)
         held = set(map(id, life.backlog))
         ready, timers = self._ready, self._scheduled  # type: ignore[attr-defined]
-        kept = [handle for handle in ready if id(handle) not in held]
+        # In its place, one that does nothing: the loop has counted those of this round.
+        kept = [handle if id(handle) not in held else self._nothing() for handle in ready]
         ready.clear()
         ready.extend(kept)
         timers[:] = [timer for timer in timers if id(timer) not in held]
@@ -120,6 +122,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if isinstance(handle, TimerHandle):
                 # Else asyncio would count a cancelled one among those of its heap.
                 handle._scheduled = False  # type: ignore[attr-defined]
+
+    def _nothing(self) -> Handle:
+        return _cancelled(Handle(lambda: None, (), self, Context()))
 
     def resume(self, life: Life) -> None:
         """All that came meanwhile happens at once, in its order; overdue timers after it."""
@@ -135,7 +140,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def after_steps(self, life: Life, steps: int, action: Callable[[], None]) -> None:
         """Do it when the life is about to take so many more steps: between two of its awaits."""
-        self._countdown = (life, steps, action)
+        self._countdowns[life] = (steps, action)
+
+    def forget_steps(self, life: Life) -> None:
+        """Undo `after_steps`."""
+        self._countdowns.pop(life, None)
 
     def _handles_of(self, life: Life) -> list[Any]:
         """All that is ready to run, and its timers."""
@@ -143,11 +152,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return [handle for handle in waiting if handle._context.get(_LIFE) is life]
 
     def _count(self, life: Life) -> None:
-        if self._countdown is None or self._countdown[0] is not life:
+        if life not in self._countdowns:
             return
-        _, steps, action = self._countdown
-        self._countdown = (life, steps - 1, action) if steps > 1 else None
-        if steps <= 1:
+        steps, action = self._countdowns.pop(life)
+        if steps > 1:
+            self._countdowns[life] = (steps - 1, action)
+        else:
             # In an empty context it belongs to no life, not even to the one that it kills.
             super().call_soon(action, context=Context())
 

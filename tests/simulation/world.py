@@ -399,8 +399,11 @@ class World:
                     self.admin.clear_unknown(node)
 
     def _controller_failed(self, error: BaseException | None) -> None:
-        """Nothing can go on from here."""
         self.checks.violated(f"the controller ended by itself: {error!r}")
+        self.end()
+
+    def end(self) -> None:
+        """Nothing can go on from here."""
         if not self._broken.done():
             self._broken.set_result(None)
 

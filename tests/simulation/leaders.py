@@ -1,0 +1,374 @@
+"""`./dev sim --controllers`: three controllers on one database, and what may befall them.
+
+After each commit, the checks of all worlds hold. Beyond them: one controller decides under each
+token; what a user was told is stored; each client key has one run; somebody leads soon after
+somebody can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller import following
+from controller.assembly import Assembly
+from controller.pipelines.run_pipeline import NameTaken
+from controller.store.errors import LeaseLost, StoreUnavailable
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from tests.simulation.controller import Gone
+from tests.simulation.controllers import Machine, Process, Surroundings
+from tests.simulation.keyed import Ask as KeyedAsk
+from tests.simulation.keyed import KeyedUser
+from tests.simulation.people import Ask, User
+from tests.simulation.shared import SharedDatabase
+from tests.simulation.virtual import VirtualLoop
+from tests.simulation.world import Outcome, Scale, World, played
+
+log = logging.getLogger(__name__)
+
+CONTROLLERS = 3
+FAULTS_UNTIL = 900.0
+HOLD_SECONDS = 30.0
+"""How long a connection waits for a leader."""
+LEADS_WITHIN = 20.0
+"""Seconds after which somebody leads if somebody could all the time: the lease's 5 s, the server's
+patience with an idle transaction, and the longest load."""
+SELDOM_SECONDS = 0.5
+"""Between two looks of a controller that waits: each costs as much as a step of a job."""
+_RETRY_SECONDS = 0.1
+
+
+def simulate_controllers(seed: int, *, is_fenced: bool = True) -> Outcome:
+    """`is_fenced`: False lets a controller write without its lease, which must be found."""
+    usual, following.LOOK_SECONDS = following.LOOK_SECONDS, SELDOM_SECONDS
+    try:
+        return played(
+            lambda loop, folder: Controllers(seed, loop, folder, is_fenced=is_fenced), seed
+        ).outcome()
+    finally:
+        following.LOOK_SECONDS = usual
+
+
+class Controllers(World):
+    def __init__(
+        self, seed: int, loop: VirtualLoop, folder: Path, *, is_fenced: bool = True
+    ) -> None:
+        super().__init__(seed, Scale(runs=8, faults_until=FAULTS_UNTIL), loop, folder)
+        self.shared = self.database = SharedDatabase()
+        self.around = Surroundings(self.shared, self.nodes, self.checks, loop, folder, self.chance)
+        self.around.is_fenced, self.around.end = is_fenced, self.end
+        self.machines = [Machine(f"c{number}", self.around) for number in range(CONTROLLERS)]
+        self._dispatch = self.chance("which controller")
+        self.touched_at = 0.0
+        """When a controller was last harmed, or a harm ended."""
+        self._keyed: list[KeyedUser] = []
+
+    def outcome(self) -> Outcome:
+        return replace(super().outcome(), controllers=self.around.led)
+
+    async def story(self) -> None:
+        chance = self.chance("story")
+        self.make_nodes(chance)
+        for machine in self.machines:
+            self.spawn(machine.go_on())
+        watching = self.spawn(self._watch())
+        await self.admin.register_fleets()
+        work = [self.spawn(self.join(node)) for node in self.nodes.values()]
+        users = [
+            User(self, f"run-{n}", self.chance(f"run-{n}"), self.chance(f"run-{n}/more"))
+            for n in range(chance.randint(1, 6))
+        ]
+        self._keyed = [KeyedUser(self, f"keyed-{n}", self.chance(f"keyed-{n}")) for n in range(8)]
+        lives = [one.live for one in users] + [one.live for one in self._keyed]
+        work += [self.spawn(live(FAULTS_UNTIL)) for live in lives]
+        faults = self.spawn(PeerFaults(self, self.chance("faults")).go_on())
+        await asyncio.sleep(FAULTS_UNTIL)
+        faults.cancel()
+        await asyncio.gather(faults, return_exceptions=True)
+        await self._heal()
+        await asyncio.gather(*work)
+        for user in users:
+            await user.close()
+        # Nobody can take over any more: their looks would take most of the time of the hours that
+        # follow.
+        for machine in self.machines:
+            if machine.process is None or not machine.process.leads():
+                machine.is_on = False
+                machine.kill()
+        await self.settle()
+        watching.cancel()
+        self._check_kept()
+
+    # -- what people can do -------------------------------------------------------------------
+
+    async def asked(self, ask: Ask) -> bool:
+        async def work(process: Process) -> None:
+            assert process.assembly is not None
+            await ask(process.assembly.pipeline)
+
+        return await self._carried(work)
+
+    async def submit(self, ask: KeyedAsk) -> None:
+        async def work(process: Process) -> None:
+            assert process.submissions is not None
+            await ask(process.submissions)
+
+        await self._carried(work)
+
+    async def _carried(self, work: Callable[[Process], Coroutine[Any, Any, None]]) -> bool:
+        """Return whether the leader has done it."""
+        leader = await self._leader_at(self._dispatch.choice(self.machines))
+        if leader is None:
+            await asyncio.sleep(_RETRY_SECONDS)
+            return False
+
+        async def request() -> bool:
+            # As the API does for a change.
+            if not leader.leads():
+                return False
+            await work(leader)
+            return True
+
+        try:
+            if await leader.perform(request()):
+                return True
+        except (Gone, StoreUnavailable, LeaseLost, NameTaken):
+            pass
+        await asyncio.sleep(_RETRY_SECONDS)
+        return False
+
+    async def _leader_at(self, machine: Machine) -> Process | None:
+        """Return where a connection to this machine arrives; None: nowhere."""
+        until = self.loop.time() + HOLD_SECONDS
+        while self.loop.time() < until:
+            process = machine.process
+            if process is None or process.gone.is_set():
+                return None
+            if process.assembly is not None:
+                return process
+            found = self._process_at(process.relay.url)
+            if found is not None and found.assembly is not None and not process.is_paused:
+                return found
+            await asyncio.sleep(_RETRY_SECONDS)
+        return None
+
+    def _process_at(self, url: str | None) -> Process | None:
+        found = next((one.process for one in self.machines if one.url == url), None)
+        return None if found is None or found.gone.is_set() else found
+
+    # -- checks -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Somebody leads soon after somebody can."""
+        since = self.loop.time()
+        while True:
+            await asyncio.sleep(0.5)
+            able = any(one.is_able() for one in self.machines)
+            if not able or any(one.process and one.process.leads() for one in self.machines):
+                since = self.loop.time()
+            elif self.loop.time() - max(since, self.touched_at) > LEADS_WITHIN:
+                self.checks.violated(f"nobody leads for {LEADS_WITHIN:g} s, and somebody could")
+
+    def _check_kept(self) -> None:
+        made: dict[str, list[str]] = {}
+        for state in self.database.runs.values():
+            if state.run.client_key is not None:
+                made.setdefault(state.run.client_key, []).append(state.run.id)
+        for user in self._keyed:
+            runs = made.get(f"key-of-{user.name}", [])
+            if len(runs) != 1:
+                self.checks.violated(f"the key of {user.name} made {len(runs)} runs")
+            if user.answers != set(runs):
+                self.checks.violated(f"{user.name} was told {user.answers}, and stored is {runs}")
+
+    def _claimed_by_ended(self) -> Iterator[str]:
+        for process in (one.process for one in self.machines):
+            if process is not None and process.leads() and process.assembly is not None:
+                yield from self._claims(process.assembly)
+
+    def _claims(self, assembly: Assembly) -> Iterator[str]:
+        for run in (state.run for state in self.database.runs.values()):
+            over = run.status in FINAL_RUN_STATUSES
+            if over and assembly.pipeline.live_run_named(run.name) == run.id:
+                yield f"the name {run.name} is still claimed by {run.id}, which is over"
+
+    async def _heal(self) -> None:
+        for machine in self.machines:
+            machine.heal()
+        await super()._heal()
+
+    async def _clear_away(self) -> None:
+        for machine in self.machines:
+            machine.is_on = False
+        for machine in self.machines:
+            machine.kill()
+        for process in self.around.processes:
+            process.kill()
+            await self.loop.bury(process.life)
+        await super()._clear_away()
+
+
+class PeerFaults:
+    """What befalls the controllers, and a little of what befalls nodes."""
+
+    def __init__(self, world: Controllers, chance: Random) -> None:
+        self._world = world
+        self._chance = chance
+        self._kinds: dict[Callable[[Machine], Awaitable[None]], int] = {
+            self.killed: 10,
+            self.killed_between_two_steps: 12,
+            self.paused: 8,
+            self.paused_between_two_steps: 10,
+            self.vanishes: 6,
+            self.stopped: 8,
+            self.cut_from_database: 8,
+            self.cut_from_database_between_two_steps: 8,
+            self.cut_from_nodes: 6,
+            self.answers_are_lost: 6,
+            self.database_restarts: 3,
+            self.link_of_a_node_is_cut: 6,
+        }
+        # They make the checks forgive more, so they happen in some worlds only.
+        if chance.random() < 0.3:
+            self._kinds[self.clock_is_wrong] = 10
+
+    async def go_on(self) -> None:
+        """Until cancelled; faults overlap."""
+        kinds, weights = list(self._kinds), list(self._kinds.values())
+        mean_pause = self._chance.choice((5.0, 15.0, 60.0))
+        async with asyncio.TaskGroup() as going:
+            while True:
+                await asyncio.sleep(self._chance.expovariate(1.0 / mean_pause))
+                (kind,) = self._chance.choices(kinds, weights)
+                machine = self._target()
+                log.info("fault: %s %s", kind.__name__, machine.name)
+                going.create_task(self._do(kind, machine))
+
+    def _target(self) -> Machine:
+        """Mostly the leader."""
+        machines = self._world.machines
+        leaders = [one for one in machines if one.process and one.process.leads()]
+        if leaders and self._chance.random() < 0.7:
+            return leaders[0]
+        return self._chance.choice(machines)
+
+    async def _do(self, kind: Callable[[Machine], Awaitable[None]], machine: Machine) -> None:
+        """Nobody can be blamed for what was not heard meanwhile."""
+        with self._world.checks.disturbed(list(self._world.nodes)):
+            self._touch()
+            try:
+                await kind(machine)
+            finally:
+                self._touch()
+            await asyncio.sleep(LEADS_WITHIN)
+
+    def _touch(self) -> None:
+        self._world.touched_at = self._world.loop.time()
+
+    def _steps(self) -> int:
+        chance = self._chance
+        return chance.choice((1, chance.randint(1, 30), chance.randint(1, 300)))
+
+    async def _between_two_steps(self, machine: Machine, harm: Callable[[], None]) -> None:
+        """Do it when the controller is about to take its next step but N."""
+        process = machine.process
+        if process is None or process.gone.is_set():
+            return
+        done = asyncio.Event()
+
+        def act() -> None:
+            self._touch()
+            harm()
+            done.set()
+
+        self._world.loop.after_steps(process.life, self._steps(), act)
+        waits = [asyncio.ensure_future(done.wait()), asyncio.ensure_future(process.gone.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Also when the faults end: none may come after that.
+            self._world.loop.forget_steps(process.life)
+            for one in waits:
+                one.cancel()
+
+    async def killed(self, machine: Machine) -> None:
+        machine.kill()
+
+    async def killed_between_two_steps(self, machine: Machine) -> None:
+        await self._between_two_steps(machine, machine.kill)
+
+    async def stopped(self, machine: Machine) -> None:
+        if machine.process is not None and not machine.process.gone.is_set():
+            machine.process.terminate()
+
+    async def paused(self, machine: Machine) -> None:
+        process = machine.process
+        if process is not None and not process.is_paused:
+            process.pause()
+            await self._later(process.go_on, 1.0, 60.0)
+
+    async def paused_between_two_steps(self, machine: Machine) -> None:
+        process = machine.process
+        if process is not None and not process.is_paused:
+            await self._between_two_steps(machine, process.pause)
+            await self._later(process.go_on, 1.0, 60.0)
+
+    async def vanishes(self, machine: Machine) -> None:
+        """The machine itself: nobody is told."""
+        machine.is_on = False
+        machine.cut_from_database()
+        machine.kill()
+        await self._later(machine.heal, 1.0, 200.0)
+
+    async def cut_from_database(self, machine: Machine) -> None:
+        machine.cut_from_database()
+        await self._later(machine.mend, 0.5, 90.0)
+
+    async def cut_from_database_between_two_steps(self, machine: Machine) -> None:
+        await self._between_two_steps(machine, machine.cut_from_database)
+        await self._later(machine.mend, 0.5, 90.0)
+
+    async def cut_from_nodes(self, machine: Machine) -> None:
+        machine.cut_from_nodes()
+        await self._later(machine.mend, 1.0, 90.0)
+
+    async def answers_are_lost(self, machine: Machine) -> None:
+        process = machine.process
+        if process is not None:
+            process.way.failing, process.way.slowest = 0.3, 1.0
+            await self._later(process.way.clear_up, 5.0, 60.0)
+
+    async def database_restarts(self, _: Machine) -> None:
+        for machine in self._world.machines:
+            machine.cut_from_database()
+        # Longer than it takes to notice: all sessions end.
+        await self._later(self._mend_all, 4.0, 30.0)
+
+    def _mend_all(self) -> None:
+        for machine in self._world.machines:
+            machine.mend()
+
+    async def clock_is_wrong(self, machine: Machine) -> None:
+        self._world.checks.clock_jumped = True
+        machine.clock.jumped = self._chance.choice((-3600.0, -60.0, -1.0, 1.0, 60.0, 3600.0))
+
+        def set_right() -> None:
+            machine.clock.jumped = 0.0
+
+        await self._later(set_right, 1.0, 200.0)
+
+    async def link_of_a_node_is_cut(self, _: Machine) -> None:
+        self._chance.choice(list(self._world.nodes.values())).cut()
+
+    async def _later(self, undo: Callable[[], None], least: float, most: float) -> None:
+        try:
+            await asyncio.sleep(self._chance.uniform(least, most))
+        finally:
+            # Also if this is cancelled as the faults end.
+            undo()
