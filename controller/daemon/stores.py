@@ -1,0 +1,99 @@
+"""Opens the stores, on disk and in buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from controller.blob_bucket import BlobBucket
+from controller.blobs import BlobStore
+from controller.clock import system_chance
+from controller.daemon.boot import installation_of
+from controller.daemon.options import CannotStart, Options
+from controller.logs.parts import LogBucket
+from controller.logs.store import LogStore
+from controller.metric_bucket import MetricBucket
+from controller.metric_history import MetricHistory
+from controller.outputs.bucket import BucketError
+from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
+from controller.outputs.store import OutputStore
+from controller.outputs.uploads import OutputUploads
+from controller.service import Stores
+from controller.store import peers
+from controller.store.base import Boot
+from controller.store.lease import LEASE_SECONDS
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+
+log = logging.getLogger(__name__)
+
+METRICS_NAME = "metrics"
+BUCKET_SECONDS = 3.0
+"""A bucket that does not answer so long holds up no leader."""
+
+
+async def open_stores(options: Options, closing: contextlib.AsyncExitStack) -> Stores:
+    """Return the stores, which `closing` closes."""
+    data = options.data
+    stores = Stores(
+        store=SqlStore(
+            options.database or SqliteDatabase(data),
+            lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
+            installation_id=await asyncio.to_thread(installation_of, options),
+        ),
+        logs=LogStore(data / "logs"),
+        outputs=OutputStore(data / "outputs", options.most_outputs),
+        blobs=BlobStore(
+            data / "blobs",
+            most_bytes=options.most_upload,
+            most_of_user=options.most_uploads_of_user,
+        ),
+    )
+    closing.push_async_callback(stores.store.close)
+    closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
+    closing.push_async_callback(asyncio.to_thread, stores.logs.close)
+    return stores
+
+
+async def use_buckets(
+    options: Options, stores: Stores, installation_id: str, closing: contextlib.AsyncExitStack
+) -> OwnBucket | None:
+    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    own = None
+    if options.bucket is not None:
+        own = OwnBucket(options.bucket, installation_id)
+        closing.callback(own.close)
+        try:
+            async with asyncio.timeout(BUCKET_SECONDS):
+                await own.ask(own.verify)
+        except BucketOfAnother as error:
+            raise CannotStart(f"--bucket: {error}") from error
+        except (BucketError, TimeoutError) as error:
+            # Its owner is looked for again before anything is read or written there.
+            why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
+            log.warning("the bucket cannot be used, and what goes there waits: %s", why)
+        stores.blobs.use(BlobBucket(own))
+        if options.outputs_bucket is None:
+            stores.outputs.use(own)
+    if options.logs_bucket is not None:
+        stores.logs.use(LogBucket(options.logs_bucket, installation_id))
+    return own
+
+
+def metric_bucket(
+    options: Options, history: MetricHistory, own: OwnBucket | None, boot: Boot
+) -> MetricBucket | None:
+    if own is None:
+        return None
+    return MetricBucket(own, history, options.data / METRICS_NAME, f"{boot.token:x}")
+
+
+def uploads_of(options: Options, outputs: OutputStore) -> OutputUploads | None:
+    target, above = options.outputs_bucket, options.outputs_bucket_above
+    if target is None:
+        # Those from before there was a bucket; later ones are there when they count as collected.
+        target, above = options.bucket, -1
+    if target is None:
+        return None
+    return OutputUploads(outputs, target, above, system_chance().jitter)
