@@ -19,7 +19,7 @@ from controller.daemon.listening import Join, join_point
 from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.providers import machine_settings, require_providers
-from controller.daemon.stores import METRICS_NAME, metric_bucket, use_buckets
+from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.pipelines.performers.cluster import secret_of
@@ -30,6 +30,7 @@ from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
 from controller.shipping.shipper import Shipper
+from controller.store.base import Store
 from controller.store.errors import StoreError
 from controller.tls import CertificateUnusable
 from controller.traffic.routes import RouteTable
@@ -50,17 +51,19 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def open_parts(
-    options: Options, stores: Stores, leading: Leading, closing: contextlib.AsyncExitStack
+    options: Options, store: Store, leading: Leading, closing: contextlib.AsyncExitStack
 ) -> Opened:
     """Raises CannotStart."""
     try:
         join = await join_point(options)
-        known = await take_lead(options, stores.store, leading)
+        known = await take_lead(options, store, leading)
     except CertificateUnusable as error:
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
-    own = await use_buckets(options, stores, known.boot.installation_id, closing)
+    installation_id = known.boot.installation_id
+    own = await own_bucket(options, installation_id, closing)
+    stores = open_stores(options, store, own, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()

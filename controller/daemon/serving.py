@@ -22,7 +22,7 @@ from controller.daemon.lease import Leading, end
 from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
 from controller.daemon.opening import open_parts
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.stores import open_stores
+from controller.daemon.stores import open_store
 from controller.daemon.work import run
 from controller.relay import Relay
 from controller.store import peers
@@ -113,9 +113,9 @@ async def _controller(
     ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
     async with contextlib.AsyncExitStack() as closing:
         # The stack closes in reverse: first what listens, last the stores that all others use.
-        stores = await open_stores(options, closing)
+        store = await open_store(options, closing)
         leading.renewed(leading.now())
-        opened = await open_parts(options, stores, leading, closing)
+        opened = await open_parts(options, store, leading, closing)
         work = asyncio.create_task(run(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(end, work)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)

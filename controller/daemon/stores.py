@@ -21,7 +21,7 @@ from controller.outputs.store import OutputStore
 from controller.outputs.uploads import OutputUploads
 from controller.service import Stores
 from controller.store import peers
-from controller.store.base import Boot
+from controller.store.base import Boot, Store
 from controller.store.lease import LEASE_SECONDS
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -33,52 +33,66 @@ BUCKET_SECONDS = 3.0
 """A bucket that does not answer so long holds up no leader."""
 
 
-async def open_stores(options: Options, closing: contextlib.AsyncExitStack) -> Stores:
-    """Return the stores, which `closing` closes."""
-    data = options.data
+async def open_store(options: Options, closing: contextlib.AsyncExitStack) -> Store:
+    """Return the database's store, which `closing` closes. Raises CannotStart."""
+    store = SqlStore(
+        options.database or SqliteDatabase(options.data),
+        lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
+        installation_id=await asyncio.to_thread(installation_of, options),
+    )
+    closing.push_async_callback(store.close)
+    return store
+
+
+async def own_bucket(
+    options: Options, installation_id: str, closing: contextlib.AsyncExitStack
+) -> OwnBucket | None:
+    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    if options.bucket is None:
+        return None
+    own = OwnBucket(options.bucket, installation_id)
+    closing.callback(own.close)
+    try:
+        async with asyncio.timeout(BUCKET_SECONDS):
+            await own.ask(own.verify)
+    except BucketOfAnother as error:
+        raise CannotStart(f"--bucket: {error}") from error
+    except (BucketError, TimeoutError) as error:
+        # Its owner is looked for again before anything is read or written there.
+        why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
+        log.warning("the bucket cannot be used, and what goes there waits: %s", why)
+    return own
+
+
+def open_stores(
+    options: Options,
+    store: Store,
+    own: OwnBucket | None,
+    installation_id: str,
+    closing: contextlib.AsyncExitStack,
+) -> Stores:
+    """Return all stores, which `closing` closes."""
+    data, of_logs = options.data, options.logs_bucket
     stores = Stores(
-        store=SqlStore(
-            options.database or SqliteDatabase(data),
-            lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
-            installation_id=await asyncio.to_thread(installation_of, options),
+        store=store,
+        logs=LogStore(
+            data / "logs", None if of_logs is None else LogBucket(of_logs, installation_id)
         ),
-        logs=LogStore(data / "logs"),
-        outputs=OutputStore(data / "outputs", options.most_outputs),
+        outputs=OutputStore(
+            data / "outputs",
+            options.most_outputs,
+            own=own if options.outputs_bucket is None else None,
+        ),
         blobs=BlobStore(
             data / "blobs",
             most_bytes=options.most_upload,
             most_of_user=options.most_uploads_of_user,
+            bucket=None if own is None else BlobBucket(own),
         ),
     )
-    closing.push_async_callback(stores.store.close)
     closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
     closing.push_async_callback(asyncio.to_thread, stores.logs.close)
     return stores
-
-
-async def use_buckets(
-    options: Options, stores: Stores, installation_id: str, closing: contextlib.AsyncExitStack
-) -> OwnBucket | None:
-    """Return the bucket for everything, if there is one. Raises CannotStart."""
-    own = None
-    if options.bucket is not None:
-        own = OwnBucket(options.bucket, installation_id)
-        closing.callback(own.close)
-        try:
-            async with asyncio.timeout(BUCKET_SECONDS):
-                await own.ask(own.verify)
-        except BucketOfAnother as error:
-            raise CannotStart(f"--bucket: {error}") from error
-        except (BucketError, TimeoutError) as error:
-            # Its owner is looked for again before anything is read or written there.
-            why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
-            log.warning("the bucket cannot be used, and what goes there waits: %s", why)
-        stores.blobs.use(BlobBucket(own))
-        if options.outputs_bucket is None:
-            stores.outputs.use(own)
-    if options.logs_bucket is not None:
-        stores.logs.use(LogBucket(options.logs_bucket, installation_id))
-    return own
 
 
 def metric_bucket(
