@@ -62,6 +62,7 @@ class Children:
 
     def reap_orphans(self) -> None:
         """Reap until none is left or an owned child comes first (its owner calls `disown`)."""
+        # A process that is being started is not owned yet: its exit code would be lost here.
         if self._starting:
             return
         reaped = False

@@ -175,10 +175,13 @@ class EventFollower:
     def _cut(self) -> None:
         stream = self._stream
         if stream is not None:
+            # docker-py reaches for the socket below the response, which the reading thread may
+            # close.
             with contextlib.suppress(Exception):
                 stream.close()
 
     def _tell(self, act: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
+        # The loop may have ended, and with it everybody who would hear of this.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, *args)

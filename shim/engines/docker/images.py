@@ -125,6 +125,8 @@ class Pull:
         """Cancel the pull, from any thread at any time."""
         self._cancelled = True
         if self._stream is not None:
+            # docker-py reaches for the socket below the response, which the pull's own thread may
+            # close.
             with contextlib.suppress(Exception):
                 self._stream.close()
 
