@@ -34,8 +34,7 @@ class ContainerScope:
 
     def kill_all(self, session: int) -> None:
         try:
-            # One call for all (kill(2)): from a list of them, one that forks meanwhile would
-            # escape.
+            # -1 is every process at once (kill(2)): one that forks would escape from a list.
             os.kill(-1, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return

@@ -108,6 +108,7 @@ class Child:
         asyncio.get_running_loop().add_reader(self._pidfd, self._collect)
 
     async def wait(self) -> Ending:
+        # Several tasks wait for it: one that is cancelled must not cancel it for the others.
         return await asyncio.shield(self.ended)
 
     def kill(self) -> None:
@@ -118,6 +119,7 @@ class Child:
 
     def signal_group(self, number: int) -> None:
         """Signal its process group; does nothing when that is empty."""
+        # The group is empty, or has only processes of other users (kill(2)).
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 

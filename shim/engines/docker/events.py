@@ -129,6 +129,7 @@ class EventFollower:
     async def open(self) -> None:
         """Start; return once the first subscription works."""
         self._loop = asyncio.get_running_loop()
+        # A daemon: a read that never returns must not hold up the end of the process.
         self._thread = threading.Thread(target=self._follow, name="shim-docker-events", daemon=True)
         self._thread.start()
         await self._is_connected.wait()

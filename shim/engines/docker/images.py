@@ -79,6 +79,7 @@ class Pull:
 
         work = in_own_thread(lambda: self._pull(report), "shim-pull")
         try:
+            # A thread cannot be cancelled: it ends when its stream does.
             await asyncio.shield(work)
         except asyncio.CancelledError:
             self._cancel()
