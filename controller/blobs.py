@@ -7,8 +7,9 @@ to its content. A mark can name the parts of its blob: what a user's earlier upl
 one is taken from them, and only the rest is sent. A blob that no live run needs is removed some
 time after a user last asked for it, so it is still there when its run is submitted a little later.
 
-With a bucket (`use`), a blob is acknowledged only when the bucket has it, and the bucket decides
-what is there. The folder is a copy then: what it lacks is fetched.
+With a bucket, a blob is acknowledged only when the bucket has it, and the bucket decides what is
+there. The folder is a copy then: what it lacks is fetched, and what was here before goes to the
+bucket when it is asked for.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class BlobStore:
         *,
         most_bytes: int = MAX_BYTES,
         most_of_user: int | None = None,
+        bucket: BlobBucket | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
@@ -106,16 +108,11 @@ class BlobStore:
         enough = MAX_TIMES_OF_USER * most_bytes
         self._most_of_user = enough if most_of_user is None else most_of_user
         self._now = now
-        self._bucket: BlobBucket | None = None
+        self._bucket = bucket
         self._arriving: Counter[str] = Counter()
         """Bytes that have come of blobs that are not whole yet, by user."""
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def use(self, bucket: BlobBucket) -> None:
-        """Keep blobs in this bucket from now on; those that are here go there when they are asked
-        for."""
-        self._bucket = bucket
 
     async def put(
         self,

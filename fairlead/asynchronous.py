@@ -17,9 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from fairlead.client import Client, KnownRun, Run, Tell
-from fairlead.documents import (
-    RunView,
-)
+from fairlead.documents.runs import RunView
 
 if TYPE_CHECKING:
     from fairlead.forward import LocalPort

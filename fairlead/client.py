@@ -23,31 +23,15 @@ import msgspec
 from fairlead import notebook, outputs, settings
 from fairlead.closing import Closing
 from fairlead.configuration.values.units import parse_duration
-from fairlead.documents import (
-    AttemptOutputsView,
-    AttemptView,
-    BatchItem,
-    CallerView,
-    CostsView,
-    DeployView,
-    EventView,
-    ExplainView,
-    JobView,
-    MetricsAnswer,
-    MetricsHistoryAnswer,
-    NewServiceKeyView,
-    NodeView,
-    OffersView,
-    OutputsView,
-    PlanView,
-    RunSummary,
-    RunView,
-    SecretView,
-    ServiceKeyView,
-    ServiceView,
-    SetView,
-    WatchLine,
-)
+from fairlead.documents.accounts import CallerView, SecretView
+from fairlead.documents.jobs import AttemptOutputsView, AttemptView, JobView, OutputsView
+from fairlead.documents.machines import CostsView
+from fairlead.documents.metrics import MetricsAnswer, MetricsHistoryAnswer
+from fairlead.documents.nodes import NodeView
+from fairlead.documents.plans import ExplainView, OffersView, PlanView
+from fairlead.documents.runs import BatchItem, EventView, RunSummary, RunView, WatchLine
+from fairlead.documents.services import DeployView, NewServiceKeyView, ServiceKeyView, ServiceView
+from fairlead.documents.sweeps import SetView
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
 from fairlead.model.answers import OfferedPlace

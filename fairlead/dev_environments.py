@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.model.dev_environment import Ide
 from fairlead.model.statuses import AttemptStatus
 

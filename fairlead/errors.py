@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fairlead.documents import RunView
+    from fairlead.documents.runs import RunView
 
 
 class FairleadError(Exception):

@@ -19,7 +19,7 @@ from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
-    from fairlead.documents import EventView, WatchLine
+    from fairlead.documents.runs import EventView, WatchLine
     from fairlead.wire.frames import Frame
 
 FIRST_WAIT_SECONDS = 0.2

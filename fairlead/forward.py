@@ -26,7 +26,8 @@ from fairlead.addresses import Address
 from fairlead.closing import Closing
 from fairlead.configuration.text.dstack import ports_of
 from fairlead.configuration.values.container import port_mapping
-from fairlead.documents import NodeView, RunView
+from fairlead.documents.nodes import NodeView
+from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from fairlead.model.statuses import NodeStatus
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.documents import OutputsAnswer, OutputsView
+from fairlead.documents.jobs import OutputsAnswer, OutputsView
 from fairlead.errors import ConnectionLost, OutputsMissing, UsageError
 from fairlead.model.statuses import OutputsState
 from fairlead.rest import ControllerClient, decode, run_path

@@ -8,7 +8,8 @@ from itertools import zip_longest
 
 import msgspec
 
-from fairlead.documents import AttemptView, JobView, RunView
+from fairlead.documents.jobs import AttemptView, JobView
+from fairlead.documents.runs import RunView
 from fairlead.errors import UsageError
 from fairlead.model.answers import Amounts
 from fairlead.model.reasons import (

@@ -64,7 +64,7 @@ def why_lost(error: Exception) -> str:
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection as WebSocket
 
-    from fairlead.documents import EventView, RunView, WatchLine
+    from fairlead.documents.runs import EventView, RunView, WatchLine
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
@@ -297,7 +297,7 @@ class ControllerClient:
         return self._request("DELETE", path, query=query)
 
     def run(self, key: str) -> RunView:
-        from fairlead.documents import RunView
+        from fairlead.documents.runs import RunView
 
         return decode(self.get(run_path(key)), RunView)
 
@@ -307,7 +307,7 @@ class ControllerClient:
         `heard` is called for heartbeats too, here and in the other streams: they show that the
         controller is there.
         """
-        from fairlead.documents import WatchLine
+        from fairlead.documents.runs import WatchLine
 
         for line in self._lines(run_path(key, "watch")):
             heard()
@@ -319,7 +319,7 @@ class ControllerClient:
         self, run: str | None, cursor: int, heard: Callable[[], None]
     ) -> Iterator[EventView]:
         """Yield the events of `GET /v1/events/watch`, without heartbeats."""
-        from fairlead.documents import EventLine
+        from fairlead.documents.runs import EventLine
 
         for line in self._lines("/v1/events/watch", run=run, cursor=cursor):
             heard()

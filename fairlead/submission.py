@@ -24,7 +24,7 @@ from fairlead.follow import Outages, Patience, Tell, follow_run
 from fairlead.rest import ControllerClient, decode
 
 if TYPE_CHECKING:
-    from fairlead.documents import BatchItem
+    from fairlead.documents.runs import BatchItem
 T = TypeVar("T")
 SUBMIT_TRIES = 5
 _REQUEST_BYTES = 1 << 20
@@ -224,7 +224,7 @@ def submit_all(
     Each has a client key, so that a request whose answer is lost is repeated. Raises ApiError when
     a request as a whole is refused, ConnectionLost.
     """
-    from fairlead.documents import BatchAnswer
+    from fairlead.documents.runs import BatchAnswer
 
     answers: list[BatchItem] = []
     for runs in _in_requests(bodies):
@@ -237,7 +237,7 @@ def submit_all(
 
 def _in_requests(bodies: Iterable[Mapping[str, object]]) -> Iterator[list[msgspec.Raw]]:
     """Yield the runs of each request, encoded."""
-    from fairlead.documents import MAX_BATCH
+    from fairlead.documents.runs import MAX_BATCH
 
     runs: list[msgspec.Raw] = []
     size = 0
@@ -285,7 +285,7 @@ def submit_together(
 
 
 def _await_end(rest: ControllerClient, data: bytes, tell: Tell) -> None:
-    from fairlead.documents import RunView
+    from fairlead.documents.runs import RunView
 
     before = decode(data, RunView)
     tell(f"{before.name} ({before.id}) is being stopped; waiting for its end")

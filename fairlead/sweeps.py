@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from fairlead.documents import SetView, SweepView
+from fairlead.documents.sweeps import SetView, SweepView
 from fairlead.errors import UsageError
 from fairlead.model.sweep import SetStatus, Value, as_text
 from fairlead.queries import SetQuery

@@ -2,58 +2,53 @@
 
 from __future__ import annotations
 
-from fairlead.documents import (
-    AfterView,
+from fairlead.documents.accounts import CallerView, SecretView, TokenView
+from fairlead.documents.jobs import (
     AllocationView,
     AttemptOutputsView,
     AttemptView,
-    BatchItem,
-    CallerView,
-    ChangeView,
-    ChildView,
-    CostsView,
-    DeploymentView,
-    DeployView,
-    DevEnvironmentView,
-    EventView,
-    ExplainView,
+    IncarnationView,
+    JobView,
+    OutputFileView,
+    OutputsView,
+)
+from fairlead.documents.machines import CostsView
+from fairlead.documents.metrics import (
     GpuMetricPoint,
     GpuMetricsHistory,
-    GpuView,
-    GroupPlanView,
-    GroupView,
-    IncarnationView,
     JobMetricsHistory,
     JobUseView,
-    JobView,
     MetricPoint,
     MetricsAnswer,
     MetricsHistoryAnswer,
-    NewServiceKeyView,
-    NodeAllowsView,
-    NodeEventView,
-    NodeImageView,
-    NodeView,
+)
+from fairlead.documents.nodes import GpuView, NodeAllowsView, NodeEventView, NodeImageView, NodeView
+from fairlead.documents.plans import ExplainView, GroupPlanView, PlanView, UnderWayView
+from fairlead.documents.runs import (
+    AfterView,
+    BatchItem,
+    ChildView,
+    DevEnvironmentView,
+    EventView,
+    GroupView,
     OccurrenceView,
-    OutputFileView,
-    OutputsView,
-    PlanView,
-    ProbeView,
-    ReplicaView,
     RunSummary,
     RunView,
+    SwitchView,
+)
+from fairlead.documents.services import (
+    ChangeView,
+    DeploymentView,
+    DeployView,
+    NewServiceKeyView,
+    ProbeView,
+    ReplicaView,
     ScaleView,
-    SecretView,
     ServiceGroupView,
     ServiceKeyView,
     ServiceView,
-    SetView,
-    SweepPlanView,
-    SweepView,
-    SwitchView,
-    TokenView,
-    UnderWayView,
 )
+from fairlead.documents.sweeps import SetView, SweepPlanView, SweepView
 from fairlead.model.answers import (
     Amounts,
     NodeAnswer,

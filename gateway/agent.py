@@ -493,6 +493,7 @@ def _make_room(path: Path) -> None:
 
 
 def _close_to_others(path: Path, group: int | None) -> None:
+    # bind(2) leaves the mode to the umask, and to connect takes write permission (unix(7)).
     path.chmod(0o660)
     if group is not None:
         os.chown(path, -1, group)

@@ -501,6 +501,7 @@ class _Sockets:
 
 
 def _lead(path: Path, target: str) -> None:
+    # An earlier link may be there, and symlink(2) replaces nothing.
     path.unlink(missing_ok=True)
     path.symlink_to(target)
 
@@ -509,6 +510,7 @@ class LogSocket:
     """The socket at which HAProxy says a line for each request. Raises OSError when it is made."""
 
     def __init__(self, path: Path, heard: Callable[[Iterable[bytes]], None]) -> None:
+        # A killed agent leaves its socket, and bind(2) refuses a path that exists.
         path.unlink(missing_ok=True)
         self._heard = heard
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

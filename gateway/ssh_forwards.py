@@ -106,6 +106,7 @@ class SshForwards:
         where = ("-l", node.user, "-p", str(node.port), "--", node.host)
         try:
             process = await asyncio.create_subprocess_exec(
+                # `-F none`: this machine's own ssh_config must not change how it connects (ssh(1)).
                 *("ssh", "-N", "-F", "none", *options, *where),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -170,6 +171,7 @@ class _Client:
     async def _watch(self) -> None:
         _, output = await self._process.communicate()
         self._output = output.decode(errors="replace").strip()[-500:]
+        # A killed ssh leaves its control socket, and `wait_ready` takes one for a login.
         self._control.unlink(missing_ok=True)
         self._ended(self)
 
@@ -189,6 +191,7 @@ async def _order(control: Path, *order: str) -> None:
         async with asyncio.timeout(ORDER_SECONDS):
             _, output = await ordering.communicate()
     except BaseException as error:
+        # Also when it is cancelled: an order to a client that hangs would wait for ever.
         with contextlib.suppress(ProcessLookupError):
             ordering.kill()
         await ordering.wait()

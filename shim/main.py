@@ -499,6 +499,7 @@ async def _listening(runner: web.AppRunner, settings: Settings) -> AsyncIterator
 
 
 def _bind(path: Path, gid: int) -> socket.socket:
+    # A killed shim leaves its socket, and bind(2) refuses a path that exists.
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -508,6 +509,7 @@ def _bind(path: Path, gid: int) -> socket.socket:
             listener.bind(str(path))
         finally:
             os.umask(umask)
+        # Without root, a file goes only to a group that its owner is in (chown(2)).
         with contextlib.suppress(PermissionError):
             os.chown(path, -1, gid)
         path.chmod(0o660)

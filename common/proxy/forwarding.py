@@ -229,6 +229,8 @@ class Forwarder:
             try:
                 return connection, await self._ask(call, connection)
             except BaseException as error:
+                # Also when it is cancelled: the rest of this answer would be taken for the next
+                # one's.
                 connection.close()
                 connection = None
                 if isinstance(error, TimeoutError):

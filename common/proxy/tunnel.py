@@ -33,10 +33,12 @@ class _ClientBytes:
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         self._pieces.append(data)
         self._size += len(data)
+        # Else a client that sends faster than the replica reads would fill the memory.
         if self._size > MAX_WAITING and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         self._arrived.set()
+        # aiohttp's protocol asks whether the message has ended, and what is left of the data.
         return False, b""
 
     def feed_eof(self) -> None:
@@ -72,6 +74,7 @@ async def tunnel(
     response.force_close()
     await response.prepare(request)
     transport = request.transport
+    # aiohttp has none once the client is gone, which may be while the head is written.
     if transport is None:
         return response
     client = _ClientBytes(transport)

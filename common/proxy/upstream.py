@@ -86,6 +86,7 @@ class _Events:
             self.head = ResponseHead(status, _text(self._reason), self._headers)
 
     def on_body(self, body: bytes) -> None:
+        # `answer` ends the one to HEAD itself; a body that an app sends with it is no part of it.
         if not self.complete:
             self.body.append(body)
 
@@ -231,10 +232,12 @@ class ReplicaConnection:
         try:
             self._events.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            # httptools stops after the head, and tells how many of these bytes it took.
             self._rest = data[upgrade.args[0] :]
             self._events.complete = True
             self._events.is_reusable = False
         except httptools.HttpParserError as error:
+            # Bytes after a whole answer do not spoil it: only the connection is not used again.
             if not self._events.complete:
                 raise BadAnswer("answered with bytes that are not HTTP/1.1") from error
             self._events.is_reusable = False

@@ -33,27 +33,26 @@ from controller.lifecycle.sweeps.sets import SetCounts, counts
 from controller.scheduling.fitting.grant import asked_by
 from controller.service.runs.sweeps import ListedSet
 from fairlead.configuration.plan import without_uploads
-from fairlead.documents import (
-    AfterView,
+from fairlead.documents.jobs import (
     AllocationView,
     AttemptOutputsView,
     AttemptView,
-    ChildView,
-    DeploymentView,
-    DevEnvironmentView,
-    GroupView,
     IncarnationView,
     JobView,
-    OccurrenceView,
     PastAttemptView,
-    ProbeView,
+)
+from fairlead.documents.runs import (
+    AfterView,
+    ChildView,
+    DevEnvironmentView,
+    GroupView,
+    OccurrenceView,
     RunSummary,
     RunView,
-    ScaleView,
-    SetView,
-    SweepView,
     SwitchView,
 )
+from fairlead.documents.services import DeploymentView, ProbeView, ScaleView
+from fairlead.documents.sweeps import SetView, SweepView
 from fairlead.model.dev_environment import BROWSER_PORTS
 from fairlead.model.job_links import MAX_LINKS
 from fairlead.model.reasons import Reason, state_of

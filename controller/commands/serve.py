@@ -20,8 +20,10 @@ from common.proxy.entry import Settings
 from common.proxy.forwarding import ProxyLimits
 from common.proxy.site import Site
 from common.refusals import Invalid
-from controller import __version__, daemon
+from controller import __version__
 from controller.commands.database_url import find_database
+from controller.daemon import serving
+from controller.daemon.options import CannotStart, Options
 from controller.outputs.bucket import Bucket
 from controller.relay import address_of
 from controller.retention import RetentionTimes
@@ -358,7 +360,7 @@ def controller(
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)
     peers = None if url is None else parse_peers(url)
-    options = daemon.Options(
+    options = Options(
         data=data,
         host=host,
         port=port,
@@ -388,7 +390,7 @@ def controller(
     return 0
 
 
-def _serve(options: daemon.Options, log_level: LogLevel) -> None:
+def _serve(options: Options, log_level: LogLevel) -> None:
     """Run the controller. Raises CliError."""
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -399,8 +401,8 @@ def _serve(options: daemon.Options, log_level: LogLevel) -> None:
     prepare_for_many_nodes()
     try:
         make_folder(options.data)
-        uvloop.run(daemon.serve(options, _say_ready))
-    except (daemon.CannotStart, StoreError) as error:
+        uvloop.run(serving.serve(options, _say_ready))
+    except (CannotStart, StoreError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         raise CliError(f"--data {options.data}: {error.strerror or error}") from None

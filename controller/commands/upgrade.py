@@ -28,7 +28,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.nodes.user_data import parse_address
 from fairlead.cli.commands.options import Flag, Json
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from fairlead.errors import FairleadError
 
 

@@ -143,14 +143,15 @@ class LogWriter:
 
 
 class LogStore:
-    """The logs of all attempts below one folder, which is a copy once `use` has named a bucket.
+    """The logs of all attempts below one folder, which is a copy where there is a bucket.
 
-    With a bucket, every method may raise BucketError.
+    Complete logs that were here before the bucket stay here. With a bucket, every method may raise
+    BucketError.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bucket: LogBucket | None = None) -> None:
         self._folder = folder
-        self._bucket: LogBucket | None = None
+        self._bucket = bucket
         self._copies: dict[str, _Copy] = {}
         self._writers: dict[str, LogWriter] = {}
         self._ended: asyncio.Queue[str] = asyncio.Queue()
@@ -173,10 +174,6 @@ class LogStore:
             self._bucket.close()
         self._bucket_pool.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=True)
-
-    def use(self, bucket: LogBucket) -> None:
-        """Keep logs in this bucket from now on; those that are here and complete stay here."""
-        self._bucket = bucket
 
     @property
     def waiting(self) -> int:

@@ -3,7 +3,7 @@
 A tar arrives next to its place and is checked before it is moved there, so what is listed is whole.
 Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
 move on to a bucket; the list stays here and says where the tar is. With a bucket of the
-installation's own (`use`), each tar and each list is put there before they count as collected.
+installation's own, each tar and each list is put there before they count as collected.
 """
 
 from __future__ import annotations
@@ -111,22 +111,20 @@ class OutputsWriter:
 class OutputStore:
     """The outputs of all attempts below one folder. Every method may raise OSError."""
 
-    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self, folder: Path, limit: int = DEFAULT_LIMIT, own: OwnBucket | None = None
+    ) -> None:
         self.limit = limit
         self.came = asyncio.Event()
         """Set when outputs were stored."""
         self.waiting = WaitingOutputs()
         self._folder = folder
-        self._own: OwnBucket | None = None
+        self._own = own
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
-
-    def use(self, bucket: OwnBucket) -> None:
-        """Keep tars and lists in this bucket from now on."""
-        self._own = bucket
 
     def place_in(self, bucket: Bucket, attempt_id: str) -> BucketObject:
         """Return where a tar goes; `bucket`: the one for large outputs."""

@@ -159,6 +159,7 @@ class FolderLock:
             os.pwrite(self._fd, msgspec.json.encode(note), 0)
 
     def _boot_id(self) -> str | None:
+        # Without it, a past holder is not proven dead, and its lease has to run out.
         try:
             return self._boot_id_file.read_text().strip() or None
         except OSError:

@@ -11,7 +11,7 @@ from controller.web.durations import lasting
 from controller.web.pages import Page, PageRoute, Visit
 from controller.web.runs import RunRow, run_row
 from fairlead.dev_environments import link, opens
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.queries import RunQuery
 
 _MAX_RUNS = 1000

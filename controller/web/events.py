@@ -11,7 +11,8 @@ from controller.api.machines.nodes import get_node
 from controller.api.runs.events import event_view
 from controller.store.base import StoredEvent
 from controller.web.pages import Page, PageRoute, Visit
-from fairlead.documents import EventView, NodeView
+from fairlead.documents.nodes import NodeView
+from fairlead.documents.runs import EventView
 from fairlead.queries import EventQuery
 
 ROWS = 100

@@ -14,7 +14,8 @@ from controller.lifecycle.model import Attempt, Job, RunState
 from controller.web.durations import lasting
 from controller.web.pages import Visit
 from controller.web.states import Badge, badge
-from fairlead.documents import JobView, RunView
+from fairlead.documents.jobs import JobView
+from fairlead.documents.runs import RunView
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import ROWS as REASONS
 from fairlead.model.statuses import (

@@ -18,7 +18,8 @@ from controller.service.machines.faults import Hit
 from controller.service.machines.use import Holder
 from controller.web.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from controller.web.pages import Done, Page, PageRoute, Visit
-from fairlead.documents import FleetView, GpuView, MachineView, NodeView
+from fairlead.documents.machines import MachineView
+from fairlead.documents.nodes import FleetView, GpuView, NodeView
 from fairlead.queries import EventQuery
 
 PAGE_OF_NODES = 1000

@@ -10,7 +10,7 @@ from controller.api.http.paging import PageQuery
 from controller.lifecycle.model import Band, Role
 from controller.service.accounts.rights import require_admin
 from controller.web.pages import Done, Page, PageRoute, Visit
-from fairlead.documents import TokenView, UserView
+from fairlead.documents.accounts import TokenView, UserView
 
 _MOST = 1000
 HERE = "/dashboard/users"

@@ -18,7 +18,8 @@ from controller.web.pages import Done, Page, PageRoute, Visit
 from controller.web.runs import badges, gpus_of, has_ended
 from controller.web.sweeps import chosen_sets, page_state, sets_page
 from fairlead.configuration.text.written import as_yaml
-from fairlead.documents import ExplainView, RunView
+from fairlead.documents.plans import ExplainView
+from fairlead.documents.runs import RunView
 from fairlead.model.reasons import RUN_SENTENCES
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
 from fairlead.queries import EventQuery

@@ -20,7 +20,8 @@ from fairlead.cli.display import Display, display
 from fairlead.cli.log_start import Start
 from fairlead.configuration.text.dstack import ports_of
 from fairlead.dev_environments import how_to_open, opens
-from fairlead.documents import JobView, RunView, WatchLine
+from fairlead.documents.jobs import JobView
+from fairlead.documents.runs import RunView, WatchLine
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_log, follow_run, patiently
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fairlead.documents import SshTarget
+from fairlead.documents.jobs import SshTarget
 from fairlead.ssh_keys import VARIABLE
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"

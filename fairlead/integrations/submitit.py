@@ -42,7 +42,7 @@ R = TypeVar("R", covariant=True)
 _STAGED = ".fairlead-submitit"
 """Where a job finds its files, relative to its working folder."""
 _RESTART_EXIT_CODE = 144
-_SHORTEST_LOOK, _LONGEST_LOOK = 0.3, 10.0
+_MIN_LOOK, _MAX_LOOK = 0.3, 10.0
 """Seconds between two questions about all jobs: they grow with the time since the last one was
 submitted."""
 _STATES = {
@@ -90,7 +90,7 @@ class FairleadInfoWatcher(core.InfoWatcher):
     def update_if_long_enough(self, mode: str) -> None:
         """Ask if it is time. `mode`: force, standard or cache, as submitit has it."""
         now = time.time()
-        pause = min(_LONGEST_LOOK, max(_SHORTEST_LOOK, (now - self._start_time) / 20))
+        pause = min(_MAX_LOOK, max(_MIN_LOOK, (now - self._start_time) / 20))
         if mode == "force" or (mode == "standard" and now - self._last_status_check > pause):
             self.update()
 
@@ -127,7 +127,7 @@ class FairleadJob(core.Job[R]):
     def wait(self) -> None:
         """Wait for the end of the job."""
         while not self.done():
-            time.sleep(_SHORTEST_LOOK)
+            time.sleep(_MIN_LOOK)
 
     def cancel(self, check: bool = True) -> None:
         """Stop the job. `check`: raise what goes wrong."""

@@ -104,6 +104,7 @@ class Patching:
         """Remove the file, and the folders that are then empty."""
         place = os.path.join(self._root, path)
         os.unlink(place)
+        # rmdir(2) refuses the first folder that is not empty, which ends the loop.
         with suppress(OSError):
             while (place := os.path.dirname(place)) != self._root.rstrip(b"/"):
                 os.rmdir(place)

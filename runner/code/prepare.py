@@ -130,6 +130,7 @@ def _write_protect(target: str) -> None:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 fd = os.open(name, flags, dir_fd=folder)
             except OSError as error:
+                # A link, a socket, or a file that was removed meanwhile (open(2)).
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
                     continue
                 raise

@@ -88,6 +88,7 @@ class Connection(asyncio.Protocol):
         if self._websocket is not None:
             self._websocket.feed(data)
         elif self._upgrades:
+            # A client may send frames before it has the answer to its handshake.
             self._early += data
         elif not self._is_last:
             self._parse(data)
@@ -196,6 +197,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrades = self._is_last = True
+            # httptools tells how many of these bytes belong to the head; the rest are frames.
             self._early = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._break_off(_refusal_of(error))

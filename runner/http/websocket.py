@@ -182,6 +182,8 @@ class WebSocket:
         self._say_close(code.to_bytes(2, "big") + message)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
+                # A timeout cancels what it waits for, and a cancelled `left` would count as the
+                # peer's close.
                 await asyncio.shield(self.left)
 
     def abort(self) -> None:

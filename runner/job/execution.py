@@ -60,6 +60,7 @@ class OutputPump:
         self._output = output
         self._ended = asyncio.Event()
         loop = asyncio.get_running_loop()
+        # The number of a closed descriptor is soon that of another file.
         output.before_close = loop.remove_reader
         for fd in output.open:
             loop.add_reader(fd, self._read, fd)
@@ -72,6 +73,8 @@ class OutputPump:
     def close(self) -> None:
         """Read what is in the pipes now, at most what they can hold, and stop."""
         for fd in self._output.open:
+            # Not until it is empty: a process that escaped the kill may write as fast as this
+            # reads.
             for _ in range(16):
                 if not self._output.take(fd):
                     break
@@ -104,6 +107,7 @@ def grace_left(task: Path, now: float) -> float | None:
 
 
 def _read(path: Path) -> bytes:
+    # The open of a FIFO that the job put there would else wait for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

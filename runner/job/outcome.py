@@ -34,6 +34,7 @@ class ContainerScope:
 
     def kill_all(self, session: int) -> None:
         try:
+            # -1 is every process at once (kill(2)): one that forks would escape from a list.
             os.kill(-1, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
@@ -83,6 +84,7 @@ def left_behind(session: int, *, adopts_orphans: bool) -> bool:
 def _has_children() -> bool:
     """Return whether this process has a child, also one that has ended and was not waited for."""
     try:
+        # WNOWAIT only looks: to reap a child here would lose its exit code.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
@@ -90,6 +92,7 @@ def _has_children() -> bool:
 
 
 def _kill_until_none(left: Callable[[Table], set[int]]) -> None:
+    # More than once: a listed process may fork before it is killed.
     for _ in range(_ROUNDS):
         pids = left(process_table())
         if not pids:
@@ -108,8 +111,10 @@ def process_table() -> Table:
         if not entry.name.isdecimal():
             continue
         try:
+            # The program's name stands in parentheses and may contain some itself (proc(5)).
             fields = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         except OSError:
+            # It has ended since /proc was listed.
             continue
         if fields[0] not in "ZX":
             table[int(entry.name)] = (int(fields[1]), int(fields[3]))

@@ -23,7 +23,7 @@ from runner.processes import scratch
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")
 _SHARED = ("shm", "sem", "msg")
 """What System V's calls make, which outlives its processes (sysvipc(7))."""
-_MOST = 10_000
+_MAX_ENTRIES = 10_000
 """Entries of a folder, or below a folder of code, that are looked at; a job with more is not worth
 a look after each."""
 _LIMITS = 16
@@ -71,7 +71,7 @@ def difference(before: Surroundings, after: Surroundings) -> str | None:
         return "the limits of the runner's process changed"
     for folder, entries in after.folders.items():
         if entries is None:
-            return f"{folder} has more than {_MOST} entries"
+            return f"{folder} has more than {_MAX_ENTRIES} entries"
         if entries != before.folders.get(folder):
             return f"{folder} changed"
     return None
@@ -90,7 +90,9 @@ def _shared_memory() -> frozenset[str]:
     for kind in _SHARED:
         with suppress(OSError), open(f"/proc/sysvipc/{kind}") as table:
             # Key and id: the other columns have times, and who uses it now.
-            found.update(" ".join((kind, *line.split()[:2])) for line in islice(table, 1, _MOST))
+            found.update(
+                " ".join((kind, *line.split()[:2])) for line in islice(table, 1, _MAX_ENTRIES)
+            )
     return frozenset(found)
 
 
@@ -103,11 +105,11 @@ def _entries(folder: str, brought: frozenset[str]) -> Entries:
     ours = (_OURS,) if Path(folder) in scratch.PLACES else ()
     try:
         with os.scandir(folder) as found:
-            some = [one for one in islice(found, _MOST + 1) if not one.name.startswith(ours)]
+            some = [one for one in islice(found, _MAX_ENTRIES + 1) if not one.name.startswith(ours)]
         itself = _itself(".", os.stat(folder))
     except OSError:
         return frozenset()
-    return None if len(some) > _MOST else frozenset((itself, *_of(some, brought)))
+    return None if len(some) > _MAX_ENTRIES else frozenset((itself, *_of(some, brought)))
 
 
 def _itself(name: str, about: os.stat_result) -> Entry:
@@ -139,7 +141,7 @@ def _tree(root: str) -> Entries:
                 for entry in found:
                     if entry.name == _COMPILED:
                         continue
-                    if len(seen) >= _MOST:
+                    if len(seen) >= _MAX_ENTRIES:
                         return None
                     about = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(about.st_mode):

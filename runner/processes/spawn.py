@@ -62,6 +62,7 @@ class Children:
 
     def reap_orphans(self) -> None:
         """Reap until none is left or an owned child comes first (its owner calls `disown`)."""
+        # A process that is being started is not owned yet: its exit code would be lost here.
         if self._starting:
             return
         reaped = False
@@ -107,6 +108,7 @@ class Child:
         asyncio.get_running_loop().add_reader(self._pidfd, self._collect)
 
     async def wait(self) -> Ending:
+        # Several tasks wait for it: one that is cancelled must not cancel it for the others.
         return await asyncio.shield(self.ended)
 
     def kill(self) -> None:
@@ -117,6 +119,7 @@ class Child:
 
     def signal_group(self, number: int) -> None:
         """Signal its process group; does nothing when that is empty."""
+        # The group is empty, or has only processes of other users (kill(2)).
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 

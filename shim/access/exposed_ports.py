@@ -160,6 +160,7 @@ class ExposedPorts:
             caller = partial(_Caller, connect, tells=path == access.socket(task_id, port))
             loop = asyncio.get_running_loop()
             self._servers[path] = await loop.create_unix_server(caller, str(path), backlog=BACKLOG)
+            # bind(2) leaves the mode to the umask, and to connect takes write permission (unix(7)).
             path.chmod(0o660)
             if access.gid is not None:
                 os.chown(path, -1, access.gid)
@@ -174,6 +175,7 @@ class ExposedPorts:
         try:
             await far.connected
         except BaseException:
+            # Also when it is cancelled: nobody else has this connection.
             far.abort()
             raise
         return far
@@ -332,6 +334,7 @@ def _make_folder(access: GatewayAccess) -> None:
     access.folder.mkdir(parents=True, exist_ok=True)
     if access.gid is not None:
         os.chown(access.folder, -1, access.gid)
+    # mkdir(2) takes the umask away, and a folder of before keeps its mode.
     access.folder.chmod(0o750)
     for path in access.folder.glob("*.sock"):
         path.unlink()

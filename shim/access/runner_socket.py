@@ -85,6 +85,7 @@ async def arrival(folder: Path, name: str) -> None:
     try:
         while not _is_there(folder / name):
             await _readable(fd)
+            # Only to empty it: other files of the folder wake this, too, so it looks again.
             os.read(fd, 1 << 16)
     finally:
         os.close(fd)

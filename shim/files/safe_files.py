@@ -181,6 +181,7 @@ def list_names(folder: Path, name: str) -> list[str]:
 
 
 def _as_error(code: int, name: str) -> OSError:
+    # openat2(2): ELOOP is a link; EXDEV is a way out of the folder or into another mount.
     if code in (errno.ELOOP, errno.EXDEV):
         return UnsafeFile(code, "leads out of the task's folder", name)
     return OSError(code, os.strerror(code), name)

@@ -72,6 +72,7 @@ class Pythons:
             cwd=self.folder,
             # The unit's umask would hide the interpreters from the users of jobs.
             umask=0o022,
+            # A group of its own: the kill at the limit takes what uv has started, too.
             start_new_session=True,
         )
         try:

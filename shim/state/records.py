@@ -62,6 +62,7 @@ def _checksum(path: Path, body: bytes) -> bytes:
 def remove_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+        # Until then, a power cut may bring the file back (fsync(2)).
         sync_folder(path.parent)
 
 

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
 
-from controller import daemon, following
+from controller import following
 from controller.assembly import Assembly, NodeSettings
 from controller.blobs import BlobStore
-from controller.daemon import SHARED_RENEWAL_SECONDS, Leading
+from controller.daemon.lease import SHARED_RENEWAL_SECONDS, Leading, end, keep_lease
+from controller.daemon.serving import until_stopped
 from controller.following import MAX_CLOCK_DIFFERENCE
 from controller.gateways.manager import Settings as GatewaySettings
 from controller.lifecycle.model import Node
@@ -162,7 +163,7 @@ class Process(ControllerLife):
                 try:
                     async with self._opened(peers) as work:
                         self.relay.lead_to(None)
-                        await daemon._until_stopped(work, self._stop)
+                        await until_stopped(work, self._stop)
                 except (LeaseHeld, StoreUnavailable):
                     continue
                 await wait.until_successor_is_known(self.relay)
@@ -190,7 +191,7 @@ class Process(ControllerLife):
             try:
                 snapshot = await store.load()
             finally:
-                await daemon._end(keeping)
+                await end(keeping)
             stores = self._stores(store)
             assembly = Assembly(
                 stores,
@@ -217,14 +218,14 @@ class Process(ControllerLife):
                 yield work
             finally:
                 self.assembly = None
-                await daemon._end(work)
-                await daemon._end(keeping)
+                await end(work)
+                await end(keeping)
         finally:
             await store.close()
 
     def _keep_lease(self, store: SharedStore) -> asyncio.Task[None]:
         return asyncio.create_task(
-            daemon._keep_lease(store, SHARED_RENEWAL_SECONDS, self.leading), name="lease"
+            keep_lease(store, SHARED_RENEWAL_SECONDS, self.leading), name="lease"
         )
 
     def _stores(self, store: SharedStore) -> Stores:

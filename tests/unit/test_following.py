@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controller import daemon, following
-from controller.daemon import CannotStart, Leading
+from controller import following
+from controller.daemon import boot, lease, serving
+from controller.daemon.lease import Leading
+from controller.daemon.options import CannotStart, Options
 from controller.following import Wait
 from controller.relay import Relay
 from controller.store.accounts import StoredSecret
@@ -192,11 +194,11 @@ async def test_one_that_can_not_lead_yet_goes_on_waiting(
             raise CannotStart("not yet") from causes.pop(0)
         yield asyncio.create_task(asyncio.sleep(0))
 
-    monkeypatch.setattr(daemon, "_controller", leading)
+    monkeypatch.setattr(serving, "_controller", leading)
     monkeypatch.setattr(following, "LINGER_SECONDS", None)
     peers = Planted(seen(may_lead=True))
-    options = daemon.Options(data=tmp_path, port=0, peers=peers)
-    await daemon._among_peers(options, peers, lambda _: None, asyncio.Event())
+    options = Options(data=tmp_path, port=0, peers=peers)
+    await serving._among_peers(options, peers, lambda _: None, asyncio.Event())
     assert causes == []
 
 
@@ -215,9 +217,9 @@ async def test_the_lease_is_renewed_while_the_state_is_loaded(
                 await renewed.wait()
             return await super().load()
 
-    monkeypatch.setattr(daemon, "LEASE_RENEWAL_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "LEASE_RENEWAL_SECONDS", 0.0)
     store = LoadsLong()
-    await daemon._known(daemon.Options(data=tmp_path), store, Leading(5.0))
+    await boot.take_lead(Options(data=tmp_path), store, Leading(5.0))
     await store.close()
 
 
@@ -229,11 +231,11 @@ def test_a_key_that_opens_no_stored_secret_is_told(
     secret = StoredSecret(
         id="s", user="ada", name="TOKEN", sealed=theirs.sealed("ada", "TOKEN", "x"), **times
     )
-    options = daemon.Options(data=tmp_path)
+    options = Options(data=tmp_path)
     KeyFile.open(options.secrets_key_file)
-    daemon._vault(options, Snapshot(secrets=(secret,)))
+    boot.open_vault(options, Snapshot(secrets=(secret,)))
     assert "secrets.key does not open 1 of 1 stored secrets" in caplog.text
     caplog.clear()
     right = msgspec.structs.replace(options, secrets_key=tmp_path / "theirs.key")
-    daemon._vault(right, Snapshot(secrets=(secret,)))
+    boot.open_vault(right, Snapshot(secrets=(secret,)))
     assert caplog.text == ""

@@ -8,7 +8,7 @@ from controller.api.http.paging import PageQuery, page
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived
 from controller.store.accounts import StoredSecret
-from fairlead.documents import SecretView
+from fairlead.documents.accounts import SecretView
 from fairlead.queries import Query
 
 

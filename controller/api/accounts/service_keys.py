@@ -7,7 +7,7 @@ import msgspec
 from controller.api.http.paging import PageQuery, page
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived
-from fairlead.documents import NewServiceKeyView, ServiceKeyView
+from fairlead.documents.services import NewServiceKeyView, ServiceKeyView
 
 
 class ServiceKeyBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from controller.clock import iso
 from controller.lifecycle.model import Band, Role
 from controller.service.accounts.users import NewToken
 from controller.store.accounts import StoredToken, User
-from fairlead.documents import (
+from fairlead.documents.accounts import (
     CallerView,
     LoginLinkView,
     NewTokenView,

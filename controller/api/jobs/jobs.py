@@ -19,7 +19,8 @@ from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.metric_history import KEPT_SECONDS, Point, of_gpu, points
 from controller.service.jobs.access import find_job
 from controller.service.jobs.metrics import JobUse
-from fairlead.documents import (
+from fairlead.documents.jobs import PastAttemptView, SshTarget
+from fairlead.documents.metrics import (
     GpuMetricPoint,
     GpuMetricsHistory,
     JobMetricsHistory,
@@ -27,10 +28,8 @@ from fairlead.documents import (
     MetricPoint,
     MetricsAnswer,
     MetricsHistoryAnswer,
-    PastAttemptView,
-    RunView,
-    SshTarget,
 )
+from fairlead.documents.runs import RunView
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from fairlead.queries import AttemptQuery, Limit, Query
 from fairlead.wire.runner import JobMetrics

@@ -8,7 +8,7 @@ from common.refusals import Unavailable
 from controller.api.http.routes import Call, Route
 from controller.service.jobs.access import find_job
 from controller.service.jobs.outputs import Archive, JobOutputs
-from fairlead.documents import OutputFileView, OutputsAnswer, OutputsView
+from fairlead.documents.jobs import OutputFileView, OutputsAnswer, OutputsView
 from fairlead.model.statuses import OutputsState
 from fairlead.queries import Query
 from fairlead.wire.shim import PullProgress

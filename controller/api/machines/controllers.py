@@ -7,7 +7,7 @@ import msgspec
 from controller.api.http.routes import Call, Route
 from controller.clock import iso
 from controller.store.base import Peer, Sight
-from fairlead.documents import ControllerView
+from fairlead.documents.installation import ControllerView
 
 
 class ControllersAnswer(msgspec.Struct, frozen=True, kw_only=True):

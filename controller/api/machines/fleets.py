@@ -10,7 +10,8 @@ from controller.api.http.paging import PageQuery, page
 from controller.api.http.routes import Call, Route
 from controller.api.views import derived
 from controller.lifecycle.model import Fleet
-from fairlead.documents import FleetMachinesView, FleetView
+from fairlead.documents.machines import FleetMachinesView
+from fairlead.documents.nodes import FleetView
 
 
 class NewFleetBody(msgspec.Struct, frozen=True, kw_only=True):

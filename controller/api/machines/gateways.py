@@ -9,7 +9,7 @@ from controller.api.http.paging import PageQuery, page
 from controller.api.http.routes import Call, Route
 from controller.clock import iso
 from controller.service.machines.gateways import GatewayNow, GatewayRequest
-from fairlead.documents import GatewayView, HostCertificateView
+from fairlead.documents.installation import GatewayView, HostCertificateView
 
 
 class GatewaysAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from controller.lifecycle.model import Node, NodeEvent
 from controller.service.machines.nodes import NodeRequest
 from controller.service.machines.registrations import Announcement
 from controller.service.machines.use import NodeUse
-from fairlead.documents import (
+from fairlead.documents.nodes import (
     GpuView,
     NodeAllowsView,
     NodeEventView,

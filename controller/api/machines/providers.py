@@ -9,7 +9,7 @@ from controller.api.views import derived, iso_or_none
 from controller.lifecycle.machines.model import Offer
 from controller.machines.trial import Trial
 from controller.service.machines.providers import Offered
-from fairlead.documents import (
+from fairlead.documents.providers import (
     ProviderCheckView,
     ProviderFindingView,
     ProviderOffersView,

@@ -13,7 +13,8 @@ from controller.api.views import derived
 from controller.clock import iso
 from controller.lifecycle.machines.model import Machine
 from controller.service.machines.rented import status_of
-from fairlead.documents import CostsView, FleetView, MachineView, OrphanView
+from fairlead.documents.machines import CostsView, MachineView, OrphanView
+from fairlead.documents.nodes import FleetView
 from fairlead.queries import CostsQuery
 
 

@@ -14,7 +14,7 @@ from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_m
 from controller.api.views import derived
 from controller.lifecycle.events import sentence_of_cause
 from controller.store.base import StoredEvent
-from fairlead.documents import EventLine, EventView
+from fairlead.documents.runs import EventLine, EventView
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.queries import EventQuery, Offset, Query
 

@@ -18,7 +18,14 @@ from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_m
 from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
 from controller.service.runs.submissions import IfExists, Submission, Submitted
-from fairlead.documents import MAX_BATCH, BatchAnswer, BatchItem, RunSummary, RunView, WatchLine
+from fairlead.documents.runs import (
+    MAX_BATCH,
+    BatchAnswer,
+    BatchItem,
+    RunSummary,
+    RunView,
+    WatchLine,
+)
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.queries import RunQuery
 from fairlead.wire.errors import ErrorDetail

@@ -12,14 +12,8 @@ from controller.lifecycle.model import RunState
 from controller.service.runs.explanations import UnderWay
 from controller.service.runs.plans import Preview
 from controller.service.runs.submissions import Submission
-from fairlead.documents import (
-    ExplainView,
-    GroupPlanView,
-    OffersView,
-    PlanView,
-    SweepPlanView,
-    UnderWayView,
-)
+from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
+from fairlead.documents.sweeps import SweepPlanView
 
 
 class PlanBody(msgspec.Struct, frozen=True, kw_only=True):

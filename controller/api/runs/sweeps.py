@@ -7,7 +7,8 @@ import msgspec
 from controller.api.http.routes import Call, Route
 from controller.api.runs.runs import shown_run
 from controller.api.views import set_view
-from fairlead.documents import RunView, SetView
+from fairlead.documents.runs import RunView
+from fairlead.documents.sweeps import SetView
 from fairlead.queries import SetQuery
 
 

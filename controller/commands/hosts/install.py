@@ -31,7 +31,7 @@ from controller.commands.hosts.preflight import (
     preflight,
     read_facts,
 )
-from fairlead.documents import FleetView, NodeView
+from fairlead.documents.nodes import FleetView, NodeView
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode, node_path
 from fairlead.wire.decoders import decoder_of

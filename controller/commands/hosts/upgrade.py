@@ -25,7 +25,7 @@ from controller.commands.hosts.install import (
     run_install,
 )
 from controller.commands.hosts.preflight import errors
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from fairlead.errors import FairleadError
 
 SETTLING_SECONDS = 10.0

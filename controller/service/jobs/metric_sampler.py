@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS = 3600.0
 MAX_AT_ONCE = 200
 """Jobs of one tick: with more of them, each is sampled less often, and the cost stays the same."""
-_MOST = 1 << 60
+_MAX_VALUE = 1 << 60
 
 
 def sample_of(use: JobUse, now: float) -> Sample | None:
@@ -65,11 +65,11 @@ def gpu_samples_of(use: JobUse, now: float) -> dict[str, Sample]:
 
 
 def _possible(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) and 0 <= value < _MOST else None
+    return value if value is not None and math.isfinite(value) and 0 <= value < _MAX_VALUE else None
 
 
 def _whole(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value < _MOST else None
+    return value if value is not None and 0 <= value < _MAX_VALUE else None
 
 
 class Uses(Protocol):

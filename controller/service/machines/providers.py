@@ -21,7 +21,7 @@ from controller.machines.manager import MachineManager
 from controller.machines.trial import Trial
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
-from fairlead.documents import CatalogSource
+from fairlead.documents.providers import CatalogSource
 
 _OLD_SECONDS = 30 * 86400.0
 _DAY = 86400.0

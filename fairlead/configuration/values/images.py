@@ -25,7 +25,7 @@ _DIGEST = re.compile(
     re.ASCII,
 )
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_LONGEST = 255
+_MAX_LENGTH = 255
 PYTHON_PLACE = "{python}"
 NEWEST_PYTHON = "3.13"
 DEFAULT_IMAGE = f"astral/uv:python{PYTHON_PLACE}-bookworm"
@@ -96,8 +96,8 @@ def _what_is_wrong(text: str) -> str | None:
         return "has capital letters, which only a registry's host and a tag may have"
     if not _PATH.fullmatch(path):
         return "is not the name of an image"
-    if len(_in_full(registry, path)) > _LONGEST:
-        return f"is longer than the {_LONGEST} characters that a name with its registry may have"
+    if len(_in_full(registry, path)) > _MAX_LENGTH:
+        return f"is longer than the {_MAX_LENGTH} characters that a name with its registry may have"
     if _ID.fullmatch(rest):
         return "is an image's id, not its name: other nodes do not know it"
     return None

@@ -490,6 +490,8 @@ class DockerEngine:
             self._stopped.add(container_id)
 
     async def _signal(self, container_id: str, name: str) -> None:
+        # It ends by itself meanwhile: Docker says 409 of one that does not run, 404 when it is
+        # gone.
         with contextlib.suppress(NotFound, Conflict):
             await self._call(lambda: self._api.kill(container_id, name))
 

@@ -129,6 +129,7 @@ class EventFollower:
     async def open(self) -> None:
         """Start; return once the first subscription works."""
         self._loop = asyncio.get_running_loop()
+        # A daemon: a read that never returns must not hold up the end of the process.
         self._thread = threading.Thread(target=self._follow, name="shim-docker-events", daemon=True)
         self._thread.start()
         await self._is_connected.wait()
@@ -175,10 +176,13 @@ class EventFollower:
     def _cut(self) -> None:
         stream = self._stream
         if stream is not None:
+            # docker-py reaches for the socket below the response, which the reading thread may
+            # close.
             with contextlib.suppress(Exception):
                 stream.close()
 
     def _tell(self, act: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
+        # The loop may have ended, and with it everybody who would hear of this.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, *args)

@@ -79,6 +79,7 @@ class Pull:
 
         work = in_own_thread(lambda: self._pull(report), "shim-pull")
         try:
+            # A thread cannot be cancelled: it ends when its stream does.
             await asyncio.shield(work)
         except asyncio.CancelledError:
             self._cancel()
@@ -125,6 +126,8 @@ class Pull:
         """Cancel the pull, from any thread at any time."""
         self._cancelled = True
         if self._stream is not None:
+            # docker-py reaches for the socket below the response, which the pull's own thread may
+            # close.
             with contextlib.suppress(Exception):
                 self._stream.close()
 

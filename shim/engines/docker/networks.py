@@ -390,6 +390,7 @@ class RunNetworks:
         )
 
     async def _remove(self, name: str) -> None:
+        # An operator's `docker network prune` may come first.
         with contextlib.suppress(NotFound):
             await self._call(lambda: self._api.remove_network(name))
         self._subnet_of.pop(name, None)

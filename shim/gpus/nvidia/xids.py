@@ -133,6 +133,7 @@ class XidListener:
                 self._tell(event_of(_uuid_of(gpu, event), int(event.eventData)))
 
     def _tell(self, event: GpuEvent) -> None:
+        # The loop may have ended, and with it everybody who would hear of this.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._found, event)
 

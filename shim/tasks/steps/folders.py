@@ -51,6 +51,7 @@ def make_shared(folder: Path, gid: int, mode: int) -> None:
     """Make the folder. The mode is set after the owner, because a change of group clears the setgid
     bit."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Without root, a folder goes only to a group that its owner is in (chown(2)).
     with contextlib.suppress(PermissionError):
         os.chown(folder, -1, gid)
     os.chmod(folder, mode)

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.store.base import Changes
 from controller.store.errors import StoreRefused
-from fairlead.documents import MAX_BATCH
+from fairlead.documents.runs import MAX_BATCH
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 

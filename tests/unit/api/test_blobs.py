@@ -196,7 +196,7 @@ async def test_a_bucket_that_is_away_acknowledges_no_upload_and_no_run(
         raise BucketError("s3://away: no answer")
 
     monkeypatch.setattr(own, "ask", ask)
-    controller.blobs.use(BlobBucket(own))
+    monkeypatch.setattr(controller.blobs, "_bucket", BlobBucket(own))
     async with api.put(PLACE, data=CONTENT) as answer:
         assert await said(answer) == (503, "uploads_unreachable")
     async with api.get(PLACE) as answer:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from controller.clock import iso
 from controller.web.services import without_requests
 from fairlead.cli.commands.services.deployments import requests_of
-from fairlead.documents import ReplicaView
+from fairlead.documents.services import ReplicaView
 from tests.unit.api.conftest import Controller
 
 SERVICE = {"type": "service", "image": "busybox", "commands": ["serve"], "port": 80}

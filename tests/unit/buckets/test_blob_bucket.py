@@ -85,9 +85,8 @@ def machine(bucket: AgedBucket, wall: Wall, tmp_path: Path) -> _Machine:
     """A controller's uploads, by the name of its disk."""
 
     def made(name: str, *, most_of_user: int | None = None) -> BlobStore:
-        blobs = BlobStore(tmp_path / name, now=wall, most_of_user=most_of_user)
-        blobs.use(BlobBucket(bucket, wall))
-        return blobs
+        there = BlobBucket(bucket, wall)
+        return BlobStore(tmp_path / name, now=wall, most_of_user=most_of_user, bucket=there)
 
     return made
 
@@ -131,10 +130,9 @@ async def test_the_limit_of_a_user_holds_on_an_empty_disk(machine: _Machine) -> 
 async def test_a_bucket_that_is_away_acknowledges_nothing_and_leaves_nothing(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
-    blobs = BlobStore(tmp_path)
     away = Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}")
     own = OwnBucket(away, "installation")
-    blobs.use(BlobBucket(own))
+    blobs = BlobStore(tmp_path, bucket=BlobBucket(own))
     with pytest.raises(BucketError):
         await blobs.put(DIGEST, pieces(), user="ada")
     assert [name for _, _, names in os.walk(tmp_path) for name in names] == []

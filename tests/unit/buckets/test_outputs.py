@@ -36,8 +36,7 @@ async def machine(target: Bucket, tmp_path: Path) -> AsyncIterator[_Machine]:
         closing.callback(own.close)
 
         def made(name: str) -> OutputStore:
-            outputs = OutputStore(tmp_path / name)
-            outputs.use(own)
+            outputs = OutputStore(tmp_path / name, own=own)
             closing.push_async_callback(asyncio.to_thread, outputs.close)
             return outputs
 
@@ -83,9 +82,8 @@ async def test_expired_ones_go_and_needed_ones_stay(
 async def test_a_bucket_that_is_away_leaves_them_here(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
-    outputs = OutputStore(tmp_path / "a")
     own = OwnBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "installation")
-    outputs.use(own)
+    outputs = OutputStore(tmp_path / "a", own=own)
     stored = await keep(outputs, "attempt", SMALL)
     with pytest.raises(BucketError):
         await outputs.secure("attempt", stored)

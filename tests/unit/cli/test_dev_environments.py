@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from controller.api.views import run_view
 from controller.lifecycle.model import RunState
 from fairlead.dev_environments import how_to_open, link, opens
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.model.dev_environment import DevEnvironment, Ide
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead.cli.commands.nodes import inventory
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from tests.unit.cli.conftest import Fairlead
 from tests.unit.cli.output import of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from controller import daemon
 from controller.commands import serve
 from controller.commands.serve import make_folder, read_config
+from controller.daemon import serving
 from controller.store.errors import LeaseLost, StoreError, StoreUnusable
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from tests.unit.cli.conftest import Fairlead, Result
@@ -100,7 +100,7 @@ def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
     def fail(_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(daemon, "serve", lambda *_: None)
+    monkeypatch.setattr(serving, "serve", lambda *_: None)
     monkeypatch.setattr(uvloop, "run", fail)
     monkeypatch.setattr(serve, "prepare_for_many_nodes", lambda: None)
     before = os.umask(0o022)

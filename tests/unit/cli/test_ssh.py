@@ -16,7 +16,7 @@ from fairlead.cli.openssh import (
     write_config,
     write_known_hosts,
 )
-from fairlead.documents import SshTarget
+from fairlead.documents.jobs import SshTarget
 from fairlead.errors import UsageError
 from fairlead.ssh_keys import public_keys
 from tests.unit.cli import output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlead.documents import GpuView, NodeView
+from fairlead.documents.nodes import GpuView, NodeView
 from fairlead.offers import offers
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fairlead import AsyncClient, Client, InvalidConfiguration, Result, Task, UsageError
-from fairlead.documents import SetView
+from fairlead.documents.sweeps import SetView
 from fairlead.model.reasons import Reason
 from fairlead.model.sweep import SetStatus, Value
 from fairlead.sweeps import failed_together

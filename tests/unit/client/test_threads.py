@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, threading
 from pathlib import Path
 from fairlead.configuration.parse import parse
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.rest import decode
 
 data, names, together = Path(sys.argv[1]).read_bytes(), [], threading.Barrier(6)

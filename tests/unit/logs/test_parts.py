@@ -40,8 +40,7 @@ async def machine(bucket: LogBucket, tmp_path: Path) -> AsyncIterator[_Lab]:
     async with contextlib.AsyncExitStack() as closing:
 
         async def made(name: str) -> LogStore:
-            logs = LogStore(tmp_path / name)
-            logs.use(bucket)
+            logs = LogStore(tmp_path / name, bucket)
             closing.push_async_callback(asyncio.to_thread, logs.close)
             return logs
 
@@ -137,8 +136,7 @@ async def test_a_bucket_that_is_away_keeps_nobody_from_what_is_here(
     async with writing(logs, 0) as writer:
         await writer.sync()
     nowhere = Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}")
-    cut = LogStore(tmp_path / "a")
-    cut.use(LogBucket(nowhere, "x"))
+    cut = LogStore(tmp_path / "a", LogBucket(nowhere, "x"))
     assert await collect(cut.read(ATTEMPT, 0)) == numbers(0)
     with pytest.raises(BucketError):
         await cut.writer(ATTEMPT)
@@ -198,8 +196,8 @@ async def test_what_is_complete_here_needs_no_bucket_and_anything_else_is_refuse
     logs = await machine("a")
     async with writing(logs, 0) as writer:
         await writer.sync()
-    cut = LogStore(tmp_path / "a")
-    cut.use(LogBucket(Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}"), "x"))
+    nowhere = Bucket.parse("s3://away", f"http://127.0.0.1:{free_port()}")
+    cut = LogStore(tmp_path / "a", LogBucket(nowhere, "x"))
     await cut.reach(ATTEMPT)
     with pytest.raises(BucketError):
         await cut.is_complete(ATTEMPT)
@@ -271,8 +269,7 @@ async def test_a_log_that_another_bucket_lacks_stays_here_and_goes_there(
     async with writing(logs, 0, 1) as writer:
         await writer.sync()
     other = LogBucket(storage.bucket, f"{tmp_path.name}-other")
-    changed = LogStore(tmp_path / "a")
-    changed.use(other)
+    changed = LogStore(tmp_path / "a", other)
     assert await collect(changed.read(ATTEMPT, 0)) == numbers(0, 1)
     assert "is that the right bucket?" in caplog.text
     async with writing(changed, 2) as writer:
@@ -298,8 +295,7 @@ async def test_no_part_is_put_after_the_end(
         go_on.wait(60)
 
     monkeypatch.setattr(LogBucket, "put", slow)
-    logs = LogStore(tmp_path / "logs")
-    logs.use(LogBucket(storage.bucket, tmp_path.name))
+    logs = LogStore(tmp_path / "logs", LogBucket(storage.bucket, tmp_path.name))
     async with writing(logs, *range(20)) as writer:
         putting = asyncio.create_task(writer.sync())
         await eventually(began.is_set)

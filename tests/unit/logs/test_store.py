@@ -24,10 +24,11 @@ ATTEMPT = "a1b2c3d4e5f60718"
 @pytest.fixture(params=["disk", "bucket"])
 async def logs(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[LogStore]:
     """On the disk alone, and with a bucket: a reader and a writer notice no difference."""
-    store = LogStore(tmp_path)
+    bucket = None
     if request.param == "bucket":
         storage: ObjectStorage = request.getfixturevalue("storage")
-        store.use(LogBucket(storage.bucket, tmp_path.name))
+        bucket = LogBucket(storage.bucket, tmp_path.name)
+    store = LogStore(tmp_path, bucket)
     yield store
     await asyncio.to_thread(store.close)
 

@@ -355,8 +355,8 @@ async def test_without_the_price_list_the_releases_prices_stay(
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
     code = (
-        "import sys, controller.daemon, controller.commands.serve, controller.machines.manager, "
-        "controller.clouds.exec; "
+        "import sys, controller.daemon.serving, controller.commands.serve, "
+        "controller.machines.manager, controller.clouds.exec; "
         "sys.exit(any(name.startswith(('botocore', 'controller.clouds.aws')) "
         "for name in sys.modules))"
     )

@@ -560,8 +560,8 @@ async def test_a_refresh_that_fails_keeps_what_was_known(world: GcpWorld) -> Non
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:
     code = (
-        "import sys, controller.daemon, controller.commands.serve, controller.machines.manager, "
-        "controller.clouds.exec; "
+        "import sys, controller.daemon.serving, controller.commands.serve, "
+        "controller.machines.manager, controller.clouds.exec; "
         "sys.exit(any(name.startswith(('google.auth', 'controller.clouds.gcp')) "
         "for name in sys.modules))"
     )

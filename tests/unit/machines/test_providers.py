@@ -21,7 +21,7 @@ from controller.pipelines.rentals import Pinned
 from controller.scheduling.index import CapacityIndex
 from controller.service.machines.providers import ProviderService
 from controller.store.accounts import User
-from fairlead.documents import CatalogSource
+from fairlead.documents.providers import CatalogSource
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.daemon import CannotStart, Options, make_cloud, require_providers
+from controller.daemon.options import CannotStart, Options
+from controller.daemon.providers import make_cloud, require_providers
 from controller.lifecycle.machines.model import MachineStatus
 from controller.provider_config import (
     AwsProvider,

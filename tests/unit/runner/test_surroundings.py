@@ -44,7 +44,7 @@ def test_a_change_that_keeps_a_files_time_is_seen(tmp_path: Path) -> None:
 def test_a_folder_with_too_many_entries_is_not_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surroundings, "_MOST", 2)
+    monkeypatch.setattr(surroundings, "_MAX_ENTRIES", 2)
     assert left(tmp_path, "a", "b") == f"{tmp_path} changed"
     assert left(tmp_path, "c") == f"{tmp_path} has more than 2 entries"
 

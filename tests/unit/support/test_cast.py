@@ -14,6 +14,7 @@ _BASES = {"_AtOneAct", "_Around", "Crash"}
 _PARTS = {
     "MemoryContainer",
     *("AmdSmiException", "AmdSmiTemperatureMetric", "AmdSmiTemperatureType", "Card"),
+    *("Method", "WrongRequest"),
 }
 
 

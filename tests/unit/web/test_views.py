@@ -32,7 +32,8 @@ from controller.web.nodes import GIB, bar, gpu_square, node_row
 from controller.web.pages import Renderer
 from controller.web.queue import by_band, queue_row
 from controller.web.services import group_row
-from fairlead.documents import GpuView, ServiceGroupView
+from fairlead.documents.nodes import GpuView
+from fairlead.documents.services import ServiceGroupView
 from fairlead.model.statuses import AllocationState
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode

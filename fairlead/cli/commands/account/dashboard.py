@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.documents import LoginLinkView
+from fairlead.documents.accounts import LoginLinkView
 from fairlead.rest import decode
 
 

@@ -16,7 +16,7 @@ from fairlead.addresses import Addresses
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import CallerView
+from fairlead.documents.accounts import CallerView
 from fairlead.errors import ConnectionLost, NotLoggedIn
 from fairlead.rest import ControllerClient, decode
 from fairlead.settings import SavedController, SavedControllers

@@ -18,7 +18,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import SecretView
+from fairlead.documents.accounts import SecretView
 from fairlead.rest import decode, secret_path
 
 Shared = Annotated[

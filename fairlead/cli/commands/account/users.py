@@ -13,7 +13,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.values.units import parse_duration
-from fairlead.documents import NewTokenView, NewUserView, TokenView, UserView
+from fairlead.documents.accounts import NewTokenView, NewUserView, TokenView, UserView
 from fairlead.model.spec import Band, Role
 from fairlead.rest import decode
 

@@ -7,7 +7,7 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
-from fairlead.documents import ControllerView
+from fairlead.documents.installation import ControllerView
 from fairlead.rest import decode
 
 

@@ -10,7 +10,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Attributes, Json, attributes_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import FleetView
+from fairlead.documents.nodes import FleetView
 from fairlead.rest import decode
 
 

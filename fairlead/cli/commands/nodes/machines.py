@@ -11,7 +11,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.durations import seconds_of
-from fairlead.documents import CostsView, MachineView, OrphanView
+from fairlead.documents.machines import CostsView, MachineView, OrphanView
 from fairlead.model.costs import CostRow
 from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 from fairlead.rest import decode

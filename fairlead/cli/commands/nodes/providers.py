@@ -12,7 +12,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents import (
+from fairlead.documents.providers import (
     CatalogSource,
     ProviderCheckView,
     ProviderFindingView,

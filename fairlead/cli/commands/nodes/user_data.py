@@ -17,7 +17,7 @@ from fairlead.cli.commands.nodes.inventory import show_done
 from fairlead.cli.commands.options import Attributes, Json, attributes_of
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from fairlead.rest import decode, node_path
 
 _MERGE = "list(append)+dict(no_replace,recurse_list,recurse_dict)+str()"

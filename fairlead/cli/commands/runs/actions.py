@@ -9,7 +9,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Flag, Json
 from fairlead.cli.commands.runs.sweeps import resize, stop_sets
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError
 from fairlead.rest import decode, job_path, run_path
 

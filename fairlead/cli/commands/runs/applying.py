@@ -38,7 +38,7 @@ from fairlead.submission import (
 )
 
 if TYPE_CHECKING:
-    from fairlead.documents import RunView
+    from fairlead.documents.runs import RunView
 
 
 def apply(
@@ -177,7 +177,7 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
         if json:
             output.emit_json(data)
         return 0
-    from fairlead.documents import RunView  # from here on the job is on its way
+    from fairlead.documents.runs import RunView
 
     return follow_here(client, decode(data, RunView), json)
 

@@ -20,7 +20,8 @@ from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.cli.follow import next_of, of_what_is_kept
 from fairlead.cli.log_start import Start, tail_of
-from fairlead.documents import JobView, RunView
+from fairlead.documents.jobs import JobView
+from fairlead.documents.runs import RunView
 from fairlead.follow import Outages, follow_log, patiently, unread
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.progress import job_name, why

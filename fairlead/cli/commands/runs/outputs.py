@@ -12,7 +12,7 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_FAILED, CliError
-from fairlead.documents import OutputsView
+from fairlead.documents.jobs import OutputsView
 from fairlead.errors import OutputsMissing, UsageError
 from fairlead.model.statuses import OutputsState
 from fairlead.outputs import left_out, listed, pull, read

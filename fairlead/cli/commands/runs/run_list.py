@@ -11,7 +11,7 @@ import msgspec
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.documents import RunSummary
+from fairlead.documents.runs import RunSummary
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.queries import RunQuery
 from fairlead.rest import decode

@@ -15,15 +15,9 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import ConfigurationFile, Json
 from fairlead.cli.commands.runs.applying import read_configuration, tell_translation
 from fairlead.cli.errors import EXIT_FAILED
-from fairlead.documents import (
-    ExplainView,
-    GroupPlanView,
-    NodeView,
-    OffersView,
-    PlanView,
-    SweepPlanView,
-    UnderWayView,
-)
+from fairlead.documents.nodes import NodeView
+from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
+from fairlead.documents.sweeps import SweepPlanView
 from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
 from fairlead.offers import Offer, offers
 from fairlead.progress import grant_sentences

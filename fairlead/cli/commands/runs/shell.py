@@ -19,7 +19,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.runs.ssh import program_of, written_config
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages, follow_run
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus

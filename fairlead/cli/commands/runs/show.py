@@ -19,16 +19,9 @@ from fairlead.cli.commands.runs import run_list
 from fairlead.cli.commands.runs.sweeps import list_sets
 from fairlead.cli.durations import seconds_of
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import (
-    AttemptView,
-    EventView,
-    JobView,
-    MetricPoint,
-    MetricsAnswer,
-    MetricsHistoryAnswer,
-    PastAttemptView,
-    RunView,
-)
+from fairlead.documents.jobs import AttemptView, JobView, PastAttemptView
+from fairlead.documents.metrics import MetricPoint, MetricsAnswer, MetricsHistoryAnswer
+from fairlead.documents.runs import EventView, RunView
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_events, patiently
 from fairlead.progress import grants, job_name, why

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from fairlead import settings
 from fairlead.cli import openssh, output
 from fairlead.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from fairlead.documents import SshTarget
+from fairlead.documents.jobs import SshTarget
 from fairlead.rest import decode, run_path
 
 

@@ -12,7 +12,8 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import RunView, SetView
+from fairlead.documents.runs import RunView
+from fairlead.documents.sweeps import SetView
 from fairlead.model.sweep import SetStatus, as_text
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.sweeps import all_sets, failed_together, outcome_of, progress_of

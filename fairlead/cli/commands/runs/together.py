@@ -15,7 +15,7 @@ from fairlead.cli.commands.runs.applying import follow_here, is_fleet, is_gatewa
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.source import Document
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, InvalidConfiguration
 from fairlead.rest import ControllerClient, decode
 from fairlead.ssh_keys import public_keys

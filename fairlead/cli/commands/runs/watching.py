@@ -19,7 +19,7 @@ from fairlead import settings
 from fairlead.cli import follow, output
 from fairlead.cli.commands.runs import applying
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
-from fairlead.documents import RunView
+from fairlead.documents.runs import RunView
 from fairlead.errors import FairleadError
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.progress import why

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
-from fairlead.documents import (
+from fairlead.documents.services import (
     DeploymentView,
     DeployView,
     ReplicaView,

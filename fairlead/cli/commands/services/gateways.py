@@ -13,7 +13,7 @@ from fairlead.cli.commands.options import Flag, Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.configuration.convert import ConfigurationError, convert
 from fairlead.configuration.text.source import Document
-from fairlead.documents import GatewayView
+from fairlead.documents.installation import GatewayView
 from fairlead.rest import decode
 from fairlead.wire.gateway import AGENT_SOCKET
 

@@ -7,7 +7,7 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
-from fairlead.documents import NewServiceKeyView, ServiceKeyView
+from fairlead.documents.services import NewServiceKeyView, ServiceKeyView
 from fairlead.rest import decode, service_key_path
 
 

@@ -19,7 +19,7 @@ from controller.commands.install import install
 from controller.lifecycle.model import Node, NodeAddress
 from controller.service.machines.use import NodeUse
 from fairlead.cli.errors import EXIT_USAGE, CliError
-from fairlead.documents import NodeView
+from fairlead.documents.nodes import NodeView
 from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient
 

@@ -1,0 +1,60 @@
+"""Keeps the lease, without which no change of this controller is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from controller.daemon.options import Options
+from controller.store.base import Store
+from controller.store.errors import LeaseLost, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+# A sixth of the lease's time: a slow disk or a database that restarts costs no lease.
+LEASE_RENEWAL_SECONDS = 5.0
+SHARED_RENEWAL_SECONDS = 1.0
+SURE_SECONDS = 1.0
+"""A change that comes later than this before the lease's end is refused."""
+
+
+class Leading:
+    """Whether this controller surely leads: its lease, of these seconds, is not about to end."""
+
+    def __init__(self, lease_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._seconds = lease_seconds - SURE_SECONDS
+        self._renewed_at = -math.inf
+
+    def renewed(self, at: float) -> None:
+        self._renewed_at = at
+
+    def is_sure(self) -> bool:
+        return self.now() - self._renewed_at < self._seconds
+
+
+async def keep_lease(store: Store, every: float, leading: Leading) -> None:
+    while True:
+        await asyncio.sleep(every)
+        # Before the request: the lease counts from when the database renews it, at the earliest.
+        began = leading.now()
+        try:
+            await store.renew_lease()
+            leading.renewed(began)
+        except LeaseLost:
+            raise
+        # No reason to stop: each write verifies the lease, so one that was lost meanwhile is found.
+        except StoreUnavailable as error:
+            log.warning("the lease could not be renewed: %s", error)
+
+
+def renewal_seconds(options: Options) -> float:
+    return LEASE_RENEWAL_SECONDS if options.peers is None else SHARED_RENEWAL_SECONDS
+
+
+async def end(work: asyncio.Task[None]) -> None:
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)

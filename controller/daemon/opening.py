@@ -1,0 +1,150 @@
+"""Opens the controller: joins its stores, its working parts, its services and the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import asyncssh
+import msgspec
+
+from common.links import host_keys
+from controller import identity
+from controller.assembly import Assembly
+from controller.clock import SystemClock, system_chance
+from controller.daemon.boot import take_lead
+from controller.daemon.gateways import gateway_settings
+from controller.daemon.lease import Leading
+from controller.daemon.listening import Join, join_point
+from controller.daemon.nodes import node_settings
+from controller.daemon.options import CannotStart, Options
+from controller.daemon.providers import machine_settings, require_providers
+from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
+from controller.metric_bucket import MetricBucket
+from controller.metric_history import MetricHistory
+from controller.pipelines.performers.cluster import secret_of
+from controller.service import ControllerService, LiveParts, Stores
+from controller.service import Settings as ServiceSettings
+from controller.service.accounts.users import Gate
+from controller.service.machines.gateways import GatewayAccess
+from controller.service.machines.user_data import JoinPoint
+from controller.service.runs.progress import PullsInProgress
+from controller.shipping.shipper import Shipper
+from controller.store.base import Store
+from controller.store.errors import StoreError
+from controller.tls import CertificateUnusable
+from controller.traffic.routes import RouteTable
+from controller.vault import KeyUnusable
+from controller.web.app import Dashboard, session_key
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller over its opened stores; nothing works or listens yet."""
+
+    stores: Stores
+    assembly: Assembly
+    service: ControllerService
+    dashboard: Dashboard
+    shipper: Shipper | None
+    metric_bucket: MetricBucket | None
+    join: Join | None
+
+
+async def open_parts(
+    options: Options, store: Store, leading: Leading, closing: contextlib.AsyncExitStack
+) -> Opened:
+    """Raises CannotStart."""
+    try:
+        join = await join_point(options)
+        known = await take_lead(options, store, leading)
+    except CertificateUnusable as error:
+        raise CannotStart(f"--join: {error}") from error
+    except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
+        raise CannotStart(str(error)) from error
+    installation_id = known.boot.installation_id
+    own = await own_bucket(options, installation_id, closing)
+    stores = open_stores(options, store, own, installation_id, closing)
+    snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
+    require_providers(options, snapshot)
+    progress, routes = PullsInProgress(), RouteTable()
+    gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
+    assembly = Assembly(
+        stores,
+        known.boot,
+        snapshot,
+        clock=clock,
+        chance=chance,
+        progress=progress,
+        routes=routes,
+        nodes=node_settings(options, known),
+        gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
+        machines=machine_settings(options, known.key, None if join is None else join.point),
+    )
+    history = MetricHistory(options.data / METRICS_NAME)
+    service = ControllerService(
+        stores,
+        _live_parts(assembly, progress),
+        _service_settings(options, known.key, None if join is None else join.point),
+        gate=gate,
+        vault=known.vault,
+        metric_history=history,
+        host_keys=host_keys,
+        clock=clock,
+        chance=chance,
+    )
+    dashboard = Dashboard(
+        service,
+        session_key(secret_of(known.key)),
+        asyncio.get_running_loop().time,
+        site=options.proxy.site,
+        service_domain=options.proxy.domain,
+    )
+    return Opened(
+        stores=stores,
+        assembly=assembly,
+        service=service,
+        dashboard=dashboard,
+        shipper=_shipper(options, stores, assembly, service),
+        metric_bucket=metric_bucket(options, history, own, known.boot),
+        join=join,
+    )
+
+
+def _shipper(
+    options: Options, stores: Stores, assembly: Assembly, service: ControllerService
+) -> Shipper | None:
+    if options.receivers is None:
+        return None
+    live = assembly.pipeline.runs.values()
+    shipper = Shipper(options.receivers, live, system_chance().jitter)
+    stores.logs.stored = shipper.stored
+    assembly.pipeline.listen(shipper)
+    service.numbers.add(shipper.families)
+    return shipper
+
+
+def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
+    return LiveParts(
+        pipeline=assembly.pipeline,
+        connect=assembly.nodes.connection,
+        progress=progress,
+        routes=assembly.routes,
+        traffic=assembly.traffic,
+        autoscaler=assembly.autoscaler,
+        gateways=assembly.gateways,
+        machines=assembly.machines,
+    )
+
+
+def _service_settings(
+    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
+) -> ServiceSettings:
+    return ServiceSettings(
+        defaults=options.defaults,
+        logs_kept_for=options.keep.effective_logs,
+        outputs_kept_for=options.keep.effective_outputs,
+        service_url=options.proxy.url_of,
+        node_key=identity.public_line(key),
+        join=join,
+        terminal_secret=secret_of(key),
+    )

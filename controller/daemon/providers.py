@@ -1,0 +1,129 @@
+"""The providers of machines that the operator named."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncssh
+
+from controller import identity
+from controller.clouds.base import Cloud
+from controller.clouds.catalog import Catalog
+from controller.daemon.options import CannotStart, Options
+from controller.lifecycle.machines.model import Machine
+from controller.machines.manager import MachineSettings
+from controller.pipelines.performers.cluster import secret_of
+from controller.provider_config import (
+    AwsProvider,
+    GcpProvider,
+    HetznerProvider,
+    ProviderConfig,
+    QemuProvider,
+)
+from controller.service.machines.user_data import JoinPoint, UserData, render
+from controller.store.base import Snapshot
+
+
+def require_providers(options: Options, snapshot: Snapshot) -> None:
+    """Raise CannotStart when machines of a provider, or of one of its regions, live that the file
+    does not name: nothing could end them."""
+    for machine in snapshot.machines:
+        if not machine.is_live:
+            continue
+        provider, region = machine.offer.provider, machine.offer.region
+        config = options.providers.get(provider)
+        if config is None:
+            missing, where = f"provider {provider}", "`providers`"
+        elif config.regions is not None and region not in config.regions:
+            missing, where = f"region {region} of provider {provider}", f"providers.{provider}"
+        else:
+            continue
+        raise CannotStart(
+            f"machine {machine.name} lives at {missing}, which --config does not "
+            f"name: put it back under {where}, until `fairlead machine list` is empty"
+        )
+
+
+def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
+    """Return a provider. Only the modules of those that the controller's file names are loaded.
+    `data`: the controller's folder, where the catalogs that were read are kept.
+
+    Raises CannotStart.
+    """
+    if isinstance(config, AwsProvider):
+        with _library_of(name, "aws"):
+            from controller.clouds.aws import AwsCloud
+        return AwsCloud(name, config, catalog=_catalog("aws", name, data))
+    if isinstance(config, GcpProvider):
+        with _library_of(name, "gcp"):
+            from controller.clouds.gcp.cloud import GcpCloud
+        return GcpCloud(name, config, catalog=_catalog("gcp", name, data))
+    if isinstance(config, HetznerProvider):
+        from controller.clouds.hetzner import HetznerCloud
+
+        return HetznerCloud(name, config)
+    if isinstance(config, QemuProvider):
+        from controller.clouds.qemu import QemuCloud
+
+        return QemuCloud(name, config)
+    from controller.clouds.base import Abilities
+    from controller.clouds.exec import ExecCloud
+
+    abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
+    return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+
+
+def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
+    return Catalog(cloud, data / "catalogs" / f"{provider}.json")
+
+
+@contextlib.contextmanager
+def _library_of(provider: str, extra: str) -> Iterator[None]:
+    """Raises CannotStart when an import lacks a package of this extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CannotStart(
+            f"providers.{provider}: machines of type {extra} need the package {error.name}: "
+            f"install 'fairlead-daemons[{extra}]' with the controller"
+        ) from error
+
+
+def machine_settings(
+    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
+) -> MachineSettings | None:
+    """None: the file names no provider, and nothing of machines is loaded or runs."""
+    if not options.providers:
+        return None
+    from controller.machines import boot_data
+
+    secret = secret_of(key)
+
+    def user_data(machine: Machine) -> str:
+        private, public = boot_data.host_key(secret, machine.id)
+        return render(
+            UserData(
+                name=machine.name,
+                fleet=machine.fleet,
+                expires_at=None,
+                leash=machine.leash,
+                fresh_host_key=True,
+                host_private_key=private,
+                host_public_key=public,
+                tunnel_key=identity.public_line(key),
+                join=join,
+                token=None if join is None else boot_data.join_token(secret, machine.id),
+            )
+        )
+
+    return MachineSettings(
+        clouds={
+            name: make_cloud(name, config, options.data)
+            for name, config in options.providers.items()
+        },
+        boot_data=user_data,
+        pin=lambda machine_id: boot_data.pin(secret, machine_id),
+        spending=options.spending,
+    )

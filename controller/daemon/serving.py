@@ -1,0 +1,148 @@
+"""Serves until it is stopped; among several controllers, carries connections until it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from controller import following
+from controller.api.app import make_runner
+from controller.api.http.origins import Origins
+from controller.api.machines.join import make_join_runner
+from controller.daemon.boot import fingerprint, installation_of, tie
+from controller.daemon.gateways import make_proxy
+from controller.daemon.lease import Leading, end
+from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
+from controller.daemon.opening import open_parts
+from controller.daemon.options import CannotStart, Options
+from controller.daemon.stores import open_store
+from controller.daemon.work import run
+from controller.relay import Relay
+from controller.store import peers
+from controller.store.errors import LeaseHeld, StoreUnavailable
+from controller.store.peers import Peers
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 2.0
+SHARED_SHUTDOWN_SECONDS = 0.5
+"""Seconds for the requests in progress, while the next leader waits."""
+
+
+async def serve(options: Options, ready: Callable[[str], None]) -> None:
+    """Run the controller until SIGTERM or SIGINT. `ready` is called with the API's URL.
+
+    Raises CannotStart, StoreError.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if options.peers is not None:
+        await _among_peers(options, options.peers, ready, stop)
+        return
+    async with _controller(options, ready) as work:
+        await until_stopped(work, stop)
+
+
+async def until_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> None:
+    stopped = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if work in done:
+        await work
+
+
+async def _among_peers(
+    options: Options, peers: Peers, ready: Callable[[str], None], stop: asyncio.Event
+) -> None:
+    """Carry connections to the leader until it is gone, then lead. Raises as `serve` does."""
+    peers.keys = await asyncio.to_thread(fingerprint, options)
+    peers.installation_id = await asyncio.to_thread(installation_of, options)
+    wait = following.Wait(peers, stop)
+    await wait.begin()
+    if peers.installation_id is not None:
+        await asyncio.to_thread(tie, options, peers.installation_id)
+    async with contextlib.AsyncExitStack() as closing:
+        listening = await bound_socket(options)
+        closing.callback(listening.close)
+        closing.push_async_callback(asyncio.to_thread, peers.leave)
+        relay = Relay()
+        closing.push_async_callback(relay.close)
+        await relay.listen(listening)
+        ready(peers.url)
+
+        async def take_back() -> None:
+            relay.lead_to(None)
+            await relay.listen(listening)
+
+        while await wait.until_it_may_lead(relay):
+            try:
+                async with _controller(options, relay.hand_over, listening, take_back) as work:
+                    log.info("this controller leads now")
+                    await until_stopped(work, stop)
+            except CannotStart as error:
+                # Another one was faster, or the leader is of a version that shows itself nowhere;
+                # or a leader whose machine vanished still keeps the lease's row.
+                if not isinstance(error.__cause__, LeaseHeld | StoreUnavailable):
+                    raise
+                log.info("it can't lead yet: %s", error)
+            else:
+                await wait.until_successor_is_known(relay)
+                return
+
+
+@contextlib.asynccontextmanager
+async def _controller(
+    options: Options,
+    ready: Callable[[str], None],
+    listening: socket.socket | None = None,
+    take_back: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
+    API there; `take_back` listens there once it is not served any more."""
+    certificate = certificate_of(options)
+    leading = Leading(math.inf if options.peers is None else peers.LEASE_SECONDS)
+    ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
+    async with contextlib.AsyncExitStack() as closing:
+        # The stack closes in reverse: first what listens, last the stores that all others use.
+        store = await open_store(options, closing)
+        leading.renewed(leading.now())
+        opened = await open_parts(options, store, leading, closing)
+        work = asyncio.create_task(run(options, opened, certificate, leading), name="controller")
+        closing.push_async_callback(end, work)
+        proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
+        closing.callback(proxy.close)
+        api = make_runner(
+            opened.service,
+            shutdown_timeout=ending,
+            proxy=proxy,
+            origins=Origins(options.allowed_origins),
+            mounts=(opened.dashboard.mount,),
+            leads=leading.is_sure,
+        )
+        closing.push_async_callback(api.cleanup)
+        if opened.join is not None:
+            now = asyncio.get_running_loop().time
+            registrations = opened.service.registrations
+            joining = make_join_runner(registrations, now, shutdown_timeout=ending)
+            closing.push_async_callback(joining.cleanup)
+            await listen_for_nodes(joining, opened.join)
+        ready(await listen(api, options, certificate, listening))
+        if take_back is not None:
+            closing.push_async_callback(_leave_address, api, take_back)
+        yield work
+
+
+async def _leave_address(api: web.AppRunner, take_back: Callable[[], Awaitable[None]]) -> None:
+    """Leave what comes from now on to the next leader, and go on with what has begun."""
+    for site in api.sites:
+        await site.stop()
+    await take_back()

@@ -1,0 +1,113 @@
+"""Opens the stores, on disk and in buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from controller.blob_bucket import BlobBucket
+from controller.blobs import BlobStore
+from controller.clock import system_chance
+from controller.daemon.boot import installation_of
+from controller.daemon.options import CannotStart, Options
+from controller.logs.parts import LogBucket
+from controller.logs.store import LogStore
+from controller.metric_bucket import MetricBucket
+from controller.metric_history import MetricHistory
+from controller.outputs.bucket import BucketError
+from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
+from controller.outputs.store import OutputStore
+from controller.outputs.uploads import OutputUploads
+from controller.service import Stores
+from controller.store import peers
+from controller.store.base import Boot, Store
+from controller.store.lease import LEASE_SECONDS
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+
+log = logging.getLogger(__name__)
+
+METRICS_NAME = "metrics"
+BUCKET_SECONDS = 3.0
+"""A bucket that does not answer so long holds up no leader."""
+
+
+async def open_store(options: Options, closing: contextlib.AsyncExitStack) -> Store:
+    """Return the database's store, which `closing` closes. Raises CannotStart."""
+    store = SqlStore(
+        options.database or SqliteDatabase(options.data),
+        lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
+        installation_id=await asyncio.to_thread(installation_of, options),
+    )
+    closing.push_async_callback(store.close)
+    return store
+
+
+async def own_bucket(
+    options: Options, installation_id: str, closing: contextlib.AsyncExitStack
+) -> OwnBucket | None:
+    """Return the bucket for everything, if there is one. Raises CannotStart."""
+    if options.bucket is None:
+        return None
+    own = OwnBucket(options.bucket, installation_id)
+    closing.callback(own.close)
+    try:
+        async with asyncio.timeout(BUCKET_SECONDS):
+            await own.ask(own.verify)
+    except BucketOfAnother as error:
+        raise CannotStart(f"--bucket: {error}") from error
+    except (BucketError, TimeoutError) as error:
+        # Its owner is looked for again before anything is read or written there.
+        why = str(error) or f"no answer within {BUCKET_SECONDS:g} s"
+        log.warning("the bucket cannot be used, and what goes there waits: %s", why)
+    return own
+
+
+def open_stores(
+    options: Options,
+    store: Store,
+    own: OwnBucket | None,
+    installation_id: str,
+    closing: contextlib.AsyncExitStack,
+) -> Stores:
+    """Return all stores, which `closing` closes."""
+    data, of_logs = options.data, options.logs_bucket
+    stores = Stores(
+        store=store,
+        logs=LogStore(
+            data / "logs", None if of_logs is None else LogBucket(of_logs, installation_id)
+        ),
+        outputs=OutputStore(
+            data / "outputs",
+            options.most_outputs,
+            own=own if options.outputs_bucket is None else None,
+        ),
+        blobs=BlobStore(
+            data / "blobs",
+            most_bytes=options.most_upload,
+            most_of_user=options.most_uploads_of_user,
+            bucket=None if own is None else BlobBucket(own),
+        ),
+    )
+    closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
+    closing.push_async_callback(asyncio.to_thread, stores.logs.close)
+    return stores
+
+
+def metric_bucket(
+    options: Options, history: MetricHistory, own: OwnBucket | None, boot: Boot
+) -> MetricBucket | None:
+    if own is None:
+        return None
+    return MetricBucket(own, history, options.data / METRICS_NAME, f"{boot.token:x}")
+
+
+def uploads_of(options: Options, outputs: OutputStore) -> OutputUploads | None:
+    target, above = options.outputs_bucket, options.outputs_bucket_above
+    if target is None:
+        # Those from before there was a bucket; later ones are there when they count as collected.
+        target, above = options.bucket, -1
+    if target is None:
+        return None
+    return OutputUploads(outputs, target, above, system_chance().jitter)

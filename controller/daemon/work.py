@@ -1,0 +1,72 @@
+"""The work of the controller: everything that goes on until it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from controller.assembly import Assembly
+from controller.clock import SystemClock
+from controller.daemon.lease import Leading, keep_lease, renewal_seconds
+from controller.daemon.opening import Opened
+from controller.daemon.options import Options
+from controller.daemon.stores import uploads_of
+from controller.lifecycle.model import RunState
+from controller.retention import Retention
+from controller.service import Stores
+from controller.service.jobs.metric_sampler import MetricSampler
+from controller.store.errors import StoreUnavailable
+from controller.tls import ServerCertificate
+
+log = logging.getLogger(__name__)
+
+TIDYING_SECONDS = 3600.0
+
+
+async def run(
+    options: Options, opened: Opened, certificate: ServerCertificate | None, leading: Leading
+) -> None:
+    stores, service = opened.stores, opened.service
+    pipeline, clock = opened.assembly.pipeline, SystemClock()
+
+    def live_runs() -> tuple[RunState, ...]:
+        return tuple(pipeline.runs.values())
+
+    retention = Retention(stores.store, stores.logs, stores.outputs, clock, options.keep, live_runs)
+    sampler = MetricSampler(
+        service.metrics, service.metric_history, clock, live_runs, bucket=opened.metric_bucket
+    )
+    uploads = uploads_of(options, stores.outputs)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(opened.assembly.run(), name="assembly")
+            every = renewal_seconds(options)
+            group.create_task(keep_lease(stores.store, every, leading), name="lease")
+            group.create_task(_tidy_blobs(opened.assembly, stores), name="blobs")
+            group.create_task(retention.run(), name="retention")
+            group.create_task(sampler.run(), name="metrics")
+            group.create_task(stores.logs.join_ended(), name="logs")
+            if certificate is not None:
+                group.create_task(certificate.watch(), name="certificate")
+            if opened.shipper is not None:
+                group.create_task(opened.shipper.run(), name="copies")
+            if uploads is not None:
+                group.create_task(uploads.run(), name="outputs")
+    except BaseExceptionGroup as errors:
+        # A TaskGroup wraps its error even if it is a single one, and callers name what they catch.
+        raise errors.exceptions[0] from None
+
+
+async def _tidy_blobs(assembly: Assembly, stores: Stores) -> None:
+    """Raises LeaseLost."""
+
+    def needed() -> set[str]:
+        live = assembly.pipeline.runs.values()
+        return {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+
+    while True:
+        try:
+            await stores.blobs.sweep(needed, stores.store.renew_lease)
+        except (OSError, StoreUnavailable) as error:
+            log.warning("expired uploads could not be removed: %s", error)
+        await asyncio.sleep(TIDYING_SECONDS)

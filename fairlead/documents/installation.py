@@ -1,0 +1,48 @@
+"""The controllers of an installation, and its gateways."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.wire.gateway import Certificate
+
+
+class ControllerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller among those that share a database. `status`: leads, waits or gone."""
+
+    id: str
+    url: str
+    version: str
+    status: str
+    started_at: str
+    last_seen_at: str
+
+
+class HostCertificateView(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificate that a service's host shows at its gateway; `error`: why it shows none."""
+
+    host: str
+    issuer: str | None
+    expires_at: str | None
+    error: str | None
+
+
+class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway. `status`: connected or away; `message`: why it is away, or what of its settings it
+    could not apply. `key`: by which its agent logs in at nodes. `services`: the live ones that use
+    it."""
+
+    name: str
+    domain: str
+    host: str | None
+    port: int | None
+    local_socket: str | None
+    certificate: Certificate
+    default: bool
+    status: str
+    message: str | None
+    version: str | None
+    key: str | None
+    services: tuple[str, ...]
+    created_at: str
+    certificates: tuple[HostCertificateView, ...] = ()

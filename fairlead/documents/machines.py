@@ -1,0 +1,66 @@
+"""Rented machines and what they cost."""
+
+from __future__ import annotations
+
+from fairlead.documents.base import View
+from fairlead.model.costs import CostRow
+
+
+class FleetMachinesView(View, frozen=True):
+    """What machines a fleet may rent. Prices are per machine and hour; `per_hour` and `per_month`
+    are its budget, and `month_cost` what its machines have cost in this month of UTC."""
+
+    provider: str
+    min: int
+    max: int
+    spot: str
+    idle_duration: float
+    max_price: float | None
+    per_hour: float | None
+    per_month: float | None
+    month_cost: float
+
+
+class MachineView(View, frozen=True):
+    """A rented machine. `price` is per hour; `cost` is what it has cost so far. `trouble`: why the
+    last call to its provider failed."""
+
+    id: str
+    name: str
+    fleet: str
+    status: str
+    provider: str
+    instance_type: str
+    region: str
+    zone: str | None
+    spot: bool
+    price: float
+    cost: float
+    instance_id: str | None
+    end: str | None
+    message: str | None
+    trouble: str | None
+    ordered_at: str
+    joined_at: str | None
+    idle_since: str | None
+    terminated_at: str | None
+
+
+class CostsView(View, frozen=True):
+    """What rented machines have cost, the dearest first."""
+
+    rows: tuple[CostRow, ...]
+    total: float
+
+
+class OrphanView(View, frozen=True):
+    """A machine at a provider that no record knows. `ends_at` null: only an admin ends it."""
+
+    provider: str
+    instance_id: str
+    machine_id: str | None
+    created_at: str
+    seen_at: str
+    ends_at: str | None
+    is_duplicate: bool
+    quarantined: bool
