@@ -859,9 +859,11 @@ class ServiceKeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewServiceKeyView(ServiceKeyView, frozen=True, kw_only=True):
-    """`secret` is the key itself; no other answer has it."""
+    """`secret` is the key itself; no other answer has it. `live`: whether the owner has a service
+    of this name now; a key that is made earlier opens the next one."""
 
     secret: str
+    live: bool = True
 
 
 class CallerView(UserView, frozen=True, kw_only=True):

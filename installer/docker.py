@@ -84,34 +84,50 @@ class EnginePackage:
         return None if system.has_program("dockerd") else f"installed ({_PACKAGES[0]})"
 
     def apply(self, system: System) -> None:
-        if not system.has_program("apt-get"):
-            raise InstallError(
-                "--docker install knows Debian's and Ubuntu's packages only; install the engine as "
-                "its makers describe for this system, then use --docker use"
-            )
-        packages = [*_PACKAGES]
-        # Where the kernel has AppArmor, the engine needs its parser to start a container.
-        if Path("/sys/kernel/security/apparmor").exists():
-            packages.append("apparmor")
-        command = ("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
-        if system.run(*command).status:
-            # A machine from an image may have no package lists, or old ones.
-            must(system, "apt-get", "update", "-q")
-            again = system.run(*command)
-            if again.status:
-                lines = again.output.splitlines()
-                why = [line for line in lines if line.startswith("E: ")] or lines[-3:]
-                raise InstallError(
-                    f"{_PACKAGES[0]} cannot be installed: {'; '.join(why)}; give this machine a "
-                    "package repository that has it, or install an engine yourself and give "
-                    "--docker use"
-                )
+        _with_package_lists(system, "-y", *_packages())
 
     def leftover(self, system: System) -> str | None:
         return None
 
     def undo(self, system: System) -> None:
         """See the class."""
+
+
+def require_package(system: System) -> None:
+    """Raise InstallError if the engine would have to be installed and cannot be: asked before the
+    first step, so that a refusal leaves nothing on the machine."""
+    if system.has_program("dockerd"):
+        return
+    if not system.has_program("apt-get"):
+        raise InstallError(
+            "--docker install knows Debian's and Ubuntu's packages only; install the engine as "
+            "its makers describe for this system, then use --docker use"
+        )
+    _with_package_lists(system, "--simulate", *_packages())
+
+
+def _packages() -> list[str]:
+    # Where the kernel has AppArmor, the engine needs its parser to start a container.
+    has_apparmor = Path("/sys/kernel/security/apparmor").exists()
+    return [*_PACKAGES, "apparmor"] if has_apparmor else [*_PACKAGES]
+
+
+def _with_package_lists(system: System, *arguments: str) -> None:
+    """Let apt-get install these, with new package lists if the present ones do not do."""
+    command = ("apt-get", "install", "-q", "--no-install-recommends", *arguments)
+    if not system.run(*command).status:
+        return
+    # A machine from an image may have no package lists, or old ones.
+    must(system, "apt-get", "update", "-q")
+    again = system.run(*command)
+    if again.status:
+        lines = again.output.splitlines()
+        why = [line for line in lines if line.startswith("E: ")] or lines[-3:]
+        raise InstallError(
+            f"{_PACKAGES[0]} cannot be installed: {'; '.join(why)}; give this machine a "
+            "package repository that has it, or install an engine yourself and give "
+            "--docker use"
+        )
 
 
 def reload_engine(system: System) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from installer import keys, plan
+from installer import docker, keys, plan
 from installer import options as wishes
 from installer.steps import Step, at
 from installer.system import InstallError, RealSystem, System
@@ -142,6 +142,8 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
     )
     if found := plan.problems(system, wanted):
         raise InstallError("\n".join(found))
+    if wanted.docker is wishes.Docker.INSTALL and not arguments.check:
+        docker.require_package(system)
     install(system, plan.steps(bundle, wanted, linked=arguments.link), tell, check=arguments.check)
 
 

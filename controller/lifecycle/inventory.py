@@ -216,6 +216,11 @@ class NodeCapacity(Amounts, frozen=True, kw_only=True):
     images: tuple[NodeImage, ...] | None = None
     """The images that it pulls ahead; None: its engine has none, or its shim cannot."""
 
+    @property
+    def shares_ports(self) -> bool:
+        """Return whether all its jobs listen in the node's own network, as plain processes do."""
+        return EngineAbility.IMAGES in self.engine_lacks
+
 
 class QuarantinedTask(Amounts, frozen=True, kw_only=True):
     """A task on a node that this controller does not know; its allocation is occupied."""

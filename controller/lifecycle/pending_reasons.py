@@ -108,6 +108,16 @@ class LacksNetwork(_Lack, frozen=True, kw_only=True, tag="network"):
         return "a network for its run", has
 
 
+class LacksPort(_Lack, frozen=True, kw_only=True, tag="port"):
+    """Another job holds the port on a node whose jobs share its ports."""
+
+    port: int
+
+    def words(self) -> tuple[str, str]:
+        has = "another job that holds it, and no network for each job"
+        return f"port {self.port}", f"{has} (another `port`, or a node with Docker, would do)"
+
+
 class LacksGateways(_Lack, frozen=True, kw_only=True, tag="gateways"):
     def words(self) -> tuple[str, str]:
         return (
@@ -176,6 +186,7 @@ Lack = (
     | LacksGpus
     | LacksHostNetwork
     | LacksNetwork
+    | LacksPort
     | LacksGateways
     | LacksInfiniband
     | LacksPermission

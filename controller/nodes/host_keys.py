@@ -77,8 +77,10 @@ class FreshHostKey:
         if address.next_host_key is None:
             fresh = normalise((await self._shim.prepare_host_key()).key)
             address = replace(address, next_host_key=fresh)
-            if not await self._save(node.address, address):
-                return
+        # Also where the record has the key already: a connection that was cut leaves it there
+        # before its commit, and a controller that dies now would be locked out.
+        if not await self._save(node.address, address):
+            return
         assert address.next_host_key is not None
         await self._shim.use_host_key(address.next_host_key)
         alone = replace(address, host_key=address.next_host_key, next_host_key=None)

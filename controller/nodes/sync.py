@@ -85,6 +85,7 @@ class NodeSync:
         # tasks as strays.
         self._refuse_taken(health)
         await self._check_identity(shim, health)
+        await self._let_ends_commit()
         # In this order: a task that is accepted in between is in the list and not expected.
         expected = self._acknowledged()
         tasks = await shim.tasks()
@@ -100,6 +101,13 @@ class NodeSync:
         await self._listener.idle_allocations(self._node_id, self._connection)
         # Last: this makes the node CONNECTED, and it must get no job before its tasks are known.
         await self._read_node(health, asked_at)
+
+    async def _let_ends_commit(self) -> None:
+        """Wait for the ends of what a node had that was given up. Until then its tasks seem to be
+        alive, and no event would tell later that they are strays. Raises StoreUnavailable."""
+        node = self._pipeline.nodes.get(self._node_id)
+        if node is not None and node.status is NodeStatus.LOST:
+            await self._pipeline.settled()
 
     async def handle(self, event: Event) -> None:
         match event.type:

@@ -85,6 +85,8 @@ def most_in(shape: Shape, free: Room, need: Need, enough: int) -> int:
         if wanted:
             # 0.3 / 0.1 is 2.9999999999999996.
             limits.append(int(has / wanted + 1e-6) if unit is Unit.CORES else int(has // wanted))
+    if asked.port is not None and free.node.capacity.shares_ports:
+        limits.append(1)
     if asked.gpu.count:
         limits.append(len(fitting_gpus(asked.gpu, free.gpus)) // asked.gpu.count)
     return max(0, min(limits))

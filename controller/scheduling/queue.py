@@ -129,6 +129,7 @@ def member_of(state: RunState, job: Job, needs: Needs) -> Member:
         (*job.spec.rent.constraints(), *_rather_elsewhere(job)),
         host_network=_is_reached_by_peers(state, job),
         gateway=_is_reached_by_gateway(state, job),
+        port=None if job.spec.serves is None else job.spec.serves.port,
     )
     return Member(job, job.attempts[-1], need)
 

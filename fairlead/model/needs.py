@@ -158,6 +158,8 @@ class Resources(Amounts, frozen=True, kw_only=True):
     address."""
     gateway: bool = False
     """A gateway must reach the job's port on its node."""
+    port: int | None = None
+    """The port on which a replica or a dev environment listens, whoever else is on its node."""
     engine: tuple[EngineAbility, ...] = ()
     """What the node's engine must be able to do."""
     permissions: Permissions = NO_PERMISSIONS

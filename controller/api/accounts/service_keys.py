@@ -37,7 +37,7 @@ async def list_service_keys(call: Call) -> ServiceKeysAnswer:
 async def add_service_key(call: Call) -> NewServiceKeyView:
     body: ServiceKeyBody = call.body
     made = await call.service.service_keys.add(body.service, label=body.label, by=call.caller)
-    return derived(NewServiceKeyView, made.key, secret=made.secret)
+    return derived(NewServiceKeyView, made.key, secret=made.secret, live=made.live)
 
 
 async def revoke_service_key(call: Call) -> ServiceKeyView:

@@ -26,6 +26,14 @@ has nft && say nft yes
 ! has podman || say podman "$(podman --version 2>/dev/null | sed 's/.* //')"
 if has docker || has dockerd; then
     say docker "$(docker version --format '{{.Server.Version}}' 2>/dev/null || printf unreachable)"
+elif has apt-get; then
+    # Without package lists, as on some images, it is the installer that learns it.
+    for list in /var/lib/apt/lists/*_Packages*; do
+        [ -e "$list" ] || break
+        said=$(apt-get install -q --simulate --no-install-recommends docker.io 2>&1) ||
+            say docker_refused "$(printf '%s' "$said" | sed -n 's/^E: //p')"
+        break
+    done
 fi
 say gpus "$(for device in /sys/bus/pci/devices/*; do
     case $(cat "$device/vendor" "$device/class" 2>/dev/null | tr '\n' ' ') in

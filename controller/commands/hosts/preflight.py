@@ -52,6 +52,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 0
     nft: str = ""
     docker: str = ""
+    docker_refused: str = ""
+    """Why the system's packages have no Docker; empty: they have it, or that is not known."""
     podman: str = ""
     gpus: int = 0
     driver: str = ""
@@ -226,6 +228,13 @@ def _docker(facts: Facts, wish: Wish) -> HostFinding:
                 "docker",
                 "Docker is installed automatically only on Debian and Ubuntu",
                 "install docker-ce, then give --docker use",
+            )
+        if choice == "install" and facts.docker_refused:
+            return _error(
+                "docker",
+                f"the system's packages have no Docker: {facts.docker_refused}",
+                "run apt-get update there, add a package repository that has docker.io, or install "
+                "an engine and give --docker use",
             )
         if choice == "install":
             return _change("docker", "installs Docker from the system's packages")

@@ -101,7 +101,8 @@ def why_not_ready(job: Job, attempt: Attempt | None, jobs: Sequence[Job] = ()) -
     if attempt.serving.registered_at is not None:
         return None
     if attempt.status is not AttemptStatus.RUNNING:
-        why = attempt.message or attempt.waits_for
+        pending = attempt.pending_reason
+        why = attempt.message or attempt.waits_for or (pending and pending.sentence())
         return _STATUS_WORDS.get(attempt.status, f"it is {attempt.status.value}") + (
             f": {why}" if why else ""
         )

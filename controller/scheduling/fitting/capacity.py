@@ -21,7 +21,9 @@ from fairlead.wire.amounts import amounts_in
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
 """Fleets and constraints: they select the nodes that a job may use."""
 _Kinds: TypeAlias = tuple[tuple[int, int], ...]
-Shape: TypeAlias = tuple[int, int, float, *tuple[float, ...], bool, _Kinds, int, bool, bool]
+Shape: TypeAlias = tuple[
+    int, int, float, *tuple[float, ...], bool, _Kinds, int, bool, bool, tuple[int, ...]
+]
 """Everything of a node's free capacity that decides whether a job fits.
 
 The smallest shape is the best node: fewest GPUs unused, then fewest jobs starting, then most CPU.
@@ -65,11 +67,12 @@ class Needs:
         *,
         host_network: bool = False,
         gateway: bool = False,
+        port: int | None = None,
     ) -> Need:
         """Return the need of a job; `besides` are constraints that its user has not written."""
         resources = spec.resources
-        if host_network or gateway:
-            resources = replace(resources, host_network=host_network, gateway=gateway)
+        if host_network or gateway or port is not None:
+            resources = replace(resources, host_network=host_network, gateway=gateway, port=port)
         return self._one(resources, (spec.fleets, spec.constraints + besides))
 
     def like(self, need: Need) -> Need:
@@ -127,6 +130,7 @@ class Shapes:
             numbered.whole,
             is_busy(room),
             room.lacks_network,
+            room.ports,
         )
 
     def _number_all(self, capacity: NodeCapacity) -> _Numbered:

@@ -39,6 +39,7 @@ from controller.lifecycle.pending_reasons import (
     LacksInfiniband,
     LacksNetwork,
     LacksPermission,
+    LacksPort,
     StartsTooMany,
 )
 from fairlead.model.needs import NO_PERMISSIONS
@@ -177,6 +178,8 @@ class Room(Amounts, frozen=True, kw_only=True):
     victims still have theirs, that is who holds an allocation and keeps it."""
     own_network: bool = False
     """The run that is being placed has one there."""
+    ports: tuple[int, ...] = ()
+    """The ports that jobs there hold, sorted; empty where each job has ports of its own."""
 
     @property
     def has_all_networks(self) -> bool:
@@ -212,7 +215,14 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
         networks=None if capacity.networks is None else capacity.networks - len(networked),
         networked=networked,
         connected=connected,
+        ports=_held_ports(node, [a.resources for a in taken]),
     )
+
+
+def _held_ports(node: Node, taken: Iterable[Resources]) -> tuple[int, ...]:
+    if not node.capacity.shares_ports:
+        return ()
+    return tuple(sorted({one.port for one in taken if one.port is not None}))
 
 
 def less(free: Room, taken: Resources, gpus: Collection[str]) -> Room:
@@ -226,6 +236,7 @@ def less(free: Room, taken: Resources, gpus: Collection[str]) -> Room:
         gpus=tuple(gpu for gpu in free.gpus if gpu.uuid not in gpus) if gpus else free.gpus,
         starts=starts,
         empty=False,
+        ports=tuple(sorted((*free.ports, *_held_ports(free.node, [taken])))),
     )
 
 
@@ -305,6 +316,8 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
         # Below 0 where the node's limit was lowered after runs had got their networks.
         lack = LacksNetwork(free=max(free.networks or 0, 0), total=total.networks or 0)
         found.append(Shortfall(lack=lack))
+    if need.port is not None and need.port in free.ports:
+        found.append(Shortfall(lack=LacksPort(port=need.port)))
     if need.gateway and not total.gateways:
         found.append(_NO_GATEWAYS)
     if need.infiniband and not total.infiniband:

@@ -22,10 +22,14 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 class NewServiceKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key. `secret` is shown only this once; it cannot be computed from what is stored."""
+    """A new key. `secret` is shown only this once; it cannot be computed from what is stored.
+
+    `live`: whether its owner has a service of this name now.
+    """
 
     key: ServiceKey
     secret: str
+    live: bool
 
     def __repr__(self) -> str:
         return f"NewServiceKey(key={self.key!r})"
@@ -89,7 +93,7 @@ class ServiceKeys:
                 label=label,
             )
             await self._commit(Changes(service_keys=(key,)))
-        return NewServiceKey(key=key, secret=secret)
+            return NewServiceKey(key=key, secret=secret, live=self._is_live(service, owner))
 
     async def revoke(self, key_id: str, *, by: User) -> ServiceKey:
         """Revoke a key; its open requests end. Raises NotFound, StoreUnavailable."""
@@ -110,6 +114,12 @@ class ServiceKeys:
         if not owners or by.name in owners or not sees_all(by):
             return by.name
         return owners[0]
+
+    def _is_live(self, service: str, owner: str) -> bool:
+        return any(
+            run.name == service and run.user == owner and run.service is not None
+            for run in (state.run for state in self._live_runs())
+        )
 
     async def _commit(self, changes: Changes) -> None:
         await self._store.commit(changes)

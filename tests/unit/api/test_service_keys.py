@@ -50,6 +50,18 @@ async def test_a_key_of_another_users_service_is_the_owners_or_an_admins_to_make
         assert [key["id"] for key in listed["keys"]] == [made["id"]]
 
 
+async def test_a_key_says_whether_its_owner_has_such_a_service_now(server: TestServer) -> None:
+    serving = {"type": "service", "commands": ["true"], "image": "i", "port": 8000}
+    async with TestClient(server) as client:
+        ada, admin = Person(client, USER_TOKEN), Person(client, ADMIN_TOKEN)
+        await ada("POST", "/v1/runs", configuration={**serving, "name": "web"})
+        await admin("POST", "/v1/runs", configuration={**serving, "name": "theirs"})
+        await ada("POST", "/v1/runs", configuration={**HELLO, "name": "task"})
+        names = ("web", "later", "theirs", "task")
+        answers = [(await ada("POST", KEYS, service=name))[1]["live"] for name in names]
+    assert answers == [True, False, False, False]
+
+
 async def test_a_wrong_name_or_label_is_refused_with_its_field(server: TestServer) -> None:
     async with TestClient(server) as client:
         ada = Person(client, USER_TOKEN)

@@ -76,3 +76,10 @@ async def test_a_task_is_no_service(start: Fairlead, task: str) -> None:
     await of(start, "apply", "-d", "-f", task)
     result = await of(start, "service", "show", "hello")
     assert (result.status, "hello is a task, no service" in result.err) == (1, True)
+
+
+async def test_a_key_for_a_service_that_is_not_there_says_so(changed: Fairlead) -> None:
+    early = await of(changed, "service", "key", "add", "later")
+    assert early.out.startswith(b"flk_")
+    assert "has no service later now; the key opens the next one" in early.err
+    assert (await of(changed, "service", "key", "add", "web")).err == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from installer.docker import CONFIGURATION, EnginePackage, EngineSettings
+from installer.docker import CONFIGURATION, EnginePackage, EngineSettings, require_package
 from installer.keys import Keys, keys_of
 from installer.plan import Current, OldVersions
 from installer.steps import File, Folder, Link, NoFile, Step, Tree, User
@@ -28,13 +28,14 @@ class FolderSystem:
         self.answers: dict[tuple[str, ...], Done] = {}
         self.asked: list[tuple[str, ...]] = []
         self.used: Sequence[ProcessUse] = ()
+        self.missing: set[str] = set()
 
     def run(self, *argv: str) -> Done:
         self.asked.append(argv)
         return self.answers.get(argv) or self.answers.get(argv[:2], Done(0, ""))
 
     def has_program(self, name: str) -> bool:
-        return True
+        return name not in self.missing
 
     def is_booted(self) -> bool:
         return False
@@ -152,6 +153,24 @@ def test_an_engine_without_its_package_is_told_with_what_to_do(system: FolderSys
     with pytest.raises(InstallError, match=r"package docker\.io; give this machine"):
         EnginePackage().apply(system)
     assert ("apt-get", "update", "-q") in system.asked
+
+
+def test_an_engine_without_its_package_is_refused_before_anything_is_changed(
+    system: FolderSystem,
+) -> None:
+    require_package(system)
+    assert system.asked == []
+    system.missing = {"dockerd"}
+    require_package(system)
+    system.answers["apt-get", "install"] = Done(100, "E: Unable to locate package docker.io")
+    with pytest.raises(InstallError, match=r"package docker\.io; give this machine"):
+        require_package(system)
+    installs = [argv for argv in system.asked if argv[:2] == ("apt-get", "install")]
+    assert len(installs) == 3
+    assert all("--simulate" in argv for argv in installs)
+    system.missing |= {"apt-get"}
+    with pytest.raises(InstallError, match="Debian's and Ubuntu's packages only"):
+        require_package(system)
 
 
 def test_each_controller_that_is_let_in_or_shut_out_is_told(system: FolderSystem) -> None:

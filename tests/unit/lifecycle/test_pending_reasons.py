@@ -25,6 +25,7 @@ from controller.lifecycle.pending_reasons import (
     LacksGpus,
     LacksHostNetwork,
     LacksInfiniband,
+    LacksPort,
     NodeOfGangGone,
     NoFleetWithPlacement,
     NominatedNodeSilent,
@@ -100,6 +101,10 @@ SENTENCES: dict[PendingReason, str] = {
     ),
     DoesNotFit(node="n1", lacks=(LacksInfiniband(),)): (
         "needs InfiniBand; best node n1 has no /dev/infiniband"
+    ),
+    DoesNotFit(node="n1", lacks=(LacksPort(port=8000),)): (
+        "needs port 8000; best node n1 has another job that holds it, and no network for each job "
+        "(another `port`, or a node with Docker, would do)"
     ),
     DoesNotFit(node="n1", lacks=(LacksGateways(),)): (
         "needs to be reached by its gateway; best node n1 has a shim that exposes nothing to "

@@ -33,6 +33,10 @@ class Machine:
     def __init__(self) -> None:
         address = NodeAddress(shim_socket="/s", host="h", host_key=SENT)
         self.nodes = {"n1": replace(a_node("n1"), address=address)}
+        self.stored = dict(self.nodes)
+        """What a controller finds that starts now. `nodes` shows a change before its commit."""
+        self.cut_commits = 0
+        """How many commits end with the connection whose work waits for them."""
         self.key, self.next = SENT, ""
         self.effects: list[str] = []
         self.dies_at: int | None = None
@@ -45,7 +49,8 @@ class Machine:
         return self.nodes["n1"].address
 
     def done(self, effect: str) -> None:
-        assert self.key in (self.address.host_key, self.address.next_host_key), "locked out"
+        trusted = self.stored["n1"].address
+        assert self.key in (trusted.host_key, trusted.next_host_key), "locked out"
         self.effects.append(effect)
         if len(self.effects) == self.dies_at:
             raise Dead
@@ -53,6 +58,10 @@ class Machine:
     async def save_node(self, node: Node | None, node_id: str) -> None:
         assert node is not None
         self.nodes[node_id] = node
+        if self.cut_commits:
+            self.cut_commits -= 1
+            raise ShimUnavailable("cut")
+        self.stored[node_id] = node
         self.done("commit")
 
     async def prepare_host_key(self) -> HostKey:
@@ -130,7 +139,7 @@ async def test_a_controller_that_dies_at_any_step_is_followed_by_one_that_goes_o
         try:
             await machine.replaced()
         except Dead:
-            continue
+            machine.nodes = dict(machine.stored)
     machine.dies_at = None
     await machine.replaced()
     assert has_its_own(machine)
@@ -140,7 +149,18 @@ async def test_the_first_key_is_trusted_until_a_login_with_the_new_one_alone() -
     machine = Machine()
     machine.stalls = 2
     await machine.replaced()
-    assert machine.effects == ["prepare", "commit", "use", "use", "use", "login", "commit"]
+    assert machine.effects == ["prepare", *["commit", "use"] * 3, "login", "commit"]
+    assert has_its_own(machine)
+
+
+async def test_a_key_is_used_only_when_its_pin_is_committed_not_when_it_is_shown() -> None:
+    machine = Machine()
+    machine.cut_commits = 1
+    with pytest.raises(ShimUnavailable):
+        await machine.replaced()
+    assert machine.address.next_host_key is not None
+    await machine.replaced()
+    assert machine.effects == ["prepare", "commit", "use", "login", "commit"]
     assert has_its_own(machine)
 
 
@@ -175,6 +195,7 @@ async def test_what_an_admin_pins_meanwhile_stays() -> None:
     def pin_and_link(node: Node) -> NodeLink:
         pinned = replace(machine.address, host_key=machine.key, next_host_key=None, port=23)
         machine.nodes["n1"] = replace(machine.nodes["n1"], address=pinned)
+        machine.stored = dict(machine.nodes)
         return link(node)
 
     machine.link = pin_and_link  # type: ignore[method-assign]

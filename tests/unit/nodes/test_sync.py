@@ -11,6 +11,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import NodeStatus, RunState
 from controller.nodes import session as session_module
 from controller.nodes.sync import report_gone
+from controller.store.base import Changes
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AllocationState, AttemptStatus
 from fairlead.wire.shim import (
@@ -145,6 +146,33 @@ async def test_tasks_left_from_before_a_restart_are_cleared_away() -> None:
         await it.connected()
         assert it.listener.strays == [left.id]
         await eventually(lambda: it.shim.listing == {})
+
+
+async def test_a_lost_node_is_read_only_when_the_ends_of_its_jobs_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    left = task_of(state, TaskStatus.TERMINATED)
+    may_commit = asyncio.Event()
+
+    def before(it: World) -> None:
+        commit = it.store.commit
+
+        async def late(changes: Changes) -> None:
+            await may_commit.wait()
+            await commit(changes)
+
+        monkeypatch.setattr(it.store, "commit", late)
+        listing(left)(it)
+        report_gone(it.pipeline, "n1", "it was silent")
+
+    async with world(state, node=known(status=NodeStatus.LOST), before=before) as it:
+        await eventually(lambda: bool(it.link.connections))
+        for _ in range(100):  # all that the session does without the commit
+            await asyncio.sleep(0)
+        may_commit.set()
+        await eventually(lambda: it.shim.listing == {})
+        assert it.listener.strays == [left.id]
 
 
 async def test_the_same_node_again_has_lost_nothing() -> None:

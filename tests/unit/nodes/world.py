@@ -179,8 +179,8 @@ def listing(*infos: TaskInfo) -> Callable[[World], None]:
     return fill
 
 
-def known(**changes: str) -> Node:
-    return a_node(boot_id="boot", install_id="inst", status=NodeStatus.CONNECTING, **changes)
+def known(status: NodeStatus = NodeStatus.CONNECTING, **changes: str) -> Node:
+    return a_node(boot_id="boot", install_id="inst", status=status, **changes)
 
 
 def says(health: Health) -> Callable[[World], None]:

@@ -29,7 +29,10 @@ def add(service: str, /, *, label: str = "", json: Json = False) -> int:
     if json:
         output.emit_json(data)
     else:
-        output.emit(decode(data, NewServiceKeyView).secret)
+        made = decode(data, NewServiceKeyView)
+        output.emit(made.secret)
+        if not made.live:
+            output.note(f"{made.user} has no service {service} now; the key opens the next one")
     return 0
 
 

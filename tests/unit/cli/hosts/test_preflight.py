@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -125,6 +127,32 @@ def test_without_docker_it_is_installed_required_or_done_without() -> None:
     assert "without isolation" in warning.message
 
 
+def test_a_host_whose_packages_have_no_docker_is_refused_before_the_upload() -> None:
+    facts: dict[str, object] = {"docker": "", "docker_refused": "no package 'docker.io'"}
+    (error,) = found(Level.ERROR, **facts)
+    assert error.message == "the system's packages have no Docker: no package 'docker.io'"
+    assert "apt-get update" in (error.fix or "")
+    assert found(Level.ERROR, wanting(docker="none"), **facts) == []
+
+
+def test_the_script_asks_apt_whether_it_could_install_docker(tmp_path: Path) -> None:
+    apt = tmp_path / "apt-get"
+    apt.write_text('#!/bin/sh\nfor last; do :; done\necho "E: no package $last" >&2\nexit 100\n')
+    apt.chmod(0o755)
+    script = FACTS_SCRIPT.replace("/var/lib/apt/lists", str(tmp_path))
+    script = script.replace("has docker || has dockerd", "false")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert "docker_refused" not in said_by(script, PATH=path)
+    (tmp_path / "a_Packages.lz4").touch()
+    assert "docker_refused=no package docker.io\n" in said_by(script, PATH=path)
+
+
+def said_by(script: str, **env: str) -> str:
+    return subprocess.run(
+        ["sh"], input=script, env=os.environ | env, capture_output=True, text=True, check=True
+    ).stdout
+
+
 def test_podman_is_required_where_it_is_asked_for_and_docker_is_not() -> None:
     wish = wanting(docker="podman")
     assert found(Level.ERROR, wish, docker="")[0].fix == "install the packages podman, netavark"
@@ -181,8 +209,7 @@ def test_another_version_is_replaced_when_that_is_wished() -> None:
 
 
 def test_the_script_finds_out_all_that_is_judged() -> None:
-    said = subprocess.run(["sh"], input=FACTS_SCRIPT, capture_output=True, text=True, check=True)
-    facts = read_facts(said.stdout)
+    facts = read_facts(said_by(FACTS_SCRIPT))
     assert facts.cpus > 0
     assert facts.memory > 0
     assert facts.disk_data > 0
