@@ -154,7 +154,7 @@ class AwsCloud:
                 # Types and zones are worth something without it.
                 prices[region] = {}
                 notes.append(f"{region}: the price list was not told: {error}")
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError) as error:
                 prices[region] = {}
                 notes.append(f"{region}: the price list cannot be read: {error}")
         return prices, notes

@@ -63,7 +63,8 @@ def price_filters(region: str) -> list[dict[str, str]]:
 
 
 def prices_of(listed: Iterable[str]) -> dict[str, float]:
-    """Return the prices of an hour in US dollars, by type. Raises msgspec.MsgspecError."""
+    """Return the prices of an hour in US dollars, by type. Raises msgspec.MsgspecError,
+    ValueError."""
     prices: dict[str, float] = {}
     for text in listed:
         entry = msgspec.json.decode(text, type=_Listed)
@@ -71,7 +72,9 @@ def prices_of(listed: Iterable[str]) -> dict[str, float]:
             for one in term.dimensions.values():
                 price = float(one.price.get("USD", 0.0))
                 if one.unit == "Hrs" and price > 0:
-                    prices[entry.product.attributes.instance_type] = price
+                    name = entry.product.attributes.instance_type
+                    # Of two terms the dearer one counts, in any order.
+                    prices[name] = max(price, prices.get(name, 0.0))
     return prices
 
 

@@ -25,6 +25,8 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 _OWN = ("type", "cpu", "memory_gib", "gpu", "gpus", "gpu_memory_mib")
 _MAX_NAMED = 5
+_MAX_PRICE = 10_000.0
+"""A price of an hour is below it, as those of the controller's file are."""
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ def completed(
     none: defaultdict[str, list[str]] = defaultdict(list)
     found = []
     for one in types:
+        one = _credible(one)
         prices = dict(one.prices)
         for region in regions:
             if region in prices or one.name in own or region not in one.zones:
@@ -127,13 +130,23 @@ def _kept(file: Path | None) -> Reading | None:
     if file is None:
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Reading)
+        reading = msgspec.json.decode(file.read_bytes(), type=Reading)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         # The release's prices do; a controller that did not start would help nobody.
         log.warning("catalog %s cannot be read, so the release's is used: %s", file, error)
         return None
+    return msgspec.structs.replace(reading, types=tuple(map(_credible, reading.types)))
+
+
+def _credible(one: MachineType) -> MachineType:
+    """Return the type without prices that cannot be: one of 0 would be outside of every budget."""
+
+    def kept(prices: Mapping[str, float]) -> dict[str, float]:
+        return {region: price for region, price in prices.items() if 0 < price < _MAX_PRICE}
+
+    return msgspec.structs.replace(one, prices=kept(one.prices), spot=kept(one.spot))
 
 
 def _over(release: Iterable[MachineType], reading: Reading) -> list[MachineType]:

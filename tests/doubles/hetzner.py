@@ -135,12 +135,12 @@ class HetznerDouble:
             "created": datetime.now(UTC).isoformat(),
             "labels": wish["labels"],
             "public_net": {
-                "ipv4": {"ip": f"203.0.113.{number % 250}"}
+                "ipv4": {"ip": f"127.1.0.{number % 250}"}
                 if wish["public_net"]["enable_ipv4"]
                 else None,
                 "ipv6": None,
             },
-            "private_net": [{"network": one, "ip": f"10.0.0.{number % 250}"} for one in networks],
+            "private_net": [{"network": one, "ip": f"127.2.0.{number % 250}"} for one in networks],
         }
         self.servers[number] = server
         if self.loses:

@@ -29,7 +29,7 @@ from fairlead.wire.decoders import decoder_of
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _TIMEOUT = aiohttp.ClientTimeout(total=150.0, sock_connect=10.0)
 """One call, `zoneOperations.wait`, is answered after 2 minutes at the latest."""
-_FIRST_ERROR = 400
+_FIRST_ERROR, _UNAUTHENTICATED = 400, 401
 _MAX_SHOWN = 500
 T = TypeVar("T")
 
@@ -69,6 +69,9 @@ class Calls:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # TimeoutError is an OSError.
             raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
+        if status == _UNAUTHENTICATED:
+            # The token was withdrawn before its end; the file may have a new key.
+            self._credentials = None
         if status >= _FIRST_ERROR:
             raise refusal(what, status, body)
         try:
@@ -121,4 +124,5 @@ class Calls:
 
 def _first_line(error: Exception) -> str:
     """Return what the error says, without the answer that it has as a second argument."""
-    return str(error.args[0] if error.args else error).splitlines()[0][:_MAX_SHOWN]
+    lines = str(error.args[0] if error.args else error).splitlines()
+    return (lines or [type(error).__name__])[0][:_MAX_SHOWN]

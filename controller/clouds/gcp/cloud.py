@@ -571,7 +571,8 @@ class GcpCloud:
             if page.unreachables:
                 raise CloudAway(f"{path} lacks {', '.join(page.unreachables)[:200]}")
             pages.append(page)
-            token = page.next_page_token
+            # An empty one would begin again with the first page.
+            token = page.next_page_token or None
         return pages
 
     async def _call(

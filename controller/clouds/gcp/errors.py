@@ -113,15 +113,18 @@ def refusal(what: str, status: int, body: bytes) -> CloudError:
 
 def failure(what: str, faults: tuple[Fault, ...]) -> tuple[CloudError, bool]:
     """Return the error of an operation that has failed, and whether a machine of its name may be
-    there."""
+    there. The error is definite: for an hour, asking with the same request id would tell the same
+    operation again."""
     first = faults[0] if faults else Fault("INTERNAL_ERROR", "no reason")
     text = f"{what}: {first.message or 'no reason'} ({first.code})"[:_MAX_SHOWN]
-    if (known := _by_code(first.code)) is not None:
-        return known(text), first.code in _TAKEN
-    if first.code in _FAULTS:
-        # It passes, and asking with the same request id would tell it again for an hour.
-        return NoCapacity(text), True
-    return Refused(text), False
+    kind = _by_code(first.code)
+    if kind is NoCapacity or kind is QuotaReached:
+        return kind(text), False
+    if kind is CloudAway or first.code in _FAULTS:
+        return NoCapacity(text), True  # It passes.
+    if kind is _throttled:
+        return NoCapacity(text), False
+    return Refused(text), kind is NameTaken
 
 
 def _by_code(code: str) -> Callable[[str], CloudError] | None:

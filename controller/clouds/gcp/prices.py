@@ -47,7 +47,7 @@ class _Category(msgspec.Struct, frozen=True, rename="camel"):
 class _Money(msgspec.Struct, frozen=True, rename="camel"):
     units: str = "0"
     nanos: int = 0
-    currency_code: str = "USD"
+    currency_code: str = ""
 
 
 class _Rate(msgspec.Struct, frozen=True, rename="camel"):
@@ -117,12 +117,15 @@ class PriceList:
         expression = sku.pricing_info[-1].pricing_expression
         if expression.usage_unit != _UNITS[part] or len(expression.tiered_rates) != 1:
             return
-        price = expression.tiered_rates[0].unit_price
-        if price.currency_code != "USD":
+        money = expression.tiered_rates[0].unit_price
+        price = int(money.units) + money.nanos / 1e9
+        # A part that costs nothing, as in a trial, would make its type too cheap.
+        if money.currency_code != "USD" or price <= 0:
             return
         for region in sku.service_regions:
             key = (region, sku.category.usage_type == _SPOT, part, name)
-            self._prices[key] = int(price.units) + price.nanos / 1e9
+            # Of two lines about the same part the dearer one counts, in any order.
+            self._prices[key] = max(price, self._prices.get(key, 0.0))
 
 
 def _part_of(description: str) -> tuple[str, str] | None:

@@ -242,8 +242,10 @@ async def test_an_operation_that_takes_long_leaves_the_outcome_open(
         ("INTERNAL_ERROR", NoCapacity),
         ("QUOTA_EXCEEDED", QuotaReached),
         ("RESOURCE_NOT_FOUND", Refused),
-        ("RESOURCE_OPERATION_RATE_EXCEEDED", Throttled),
-        ("PERMISSIONS_ERROR", Unauthorized),
+        ("RESOURCE_OPERATION_RATE_EXCEEDED", NoCapacity),
+        ("PERMISSIONS_ERROR", Refused),
+        ("RESOURCE_ALREADY_EXISTS", Refused),
+        ("RESOURCE_NOT_READY", NoCapacity),
     ],
 )
 async def test_an_operation_that_fails_later_is_a_refusal_of_its_kind(
@@ -345,6 +347,14 @@ async def test_a_token_is_asked_for_once(world: GcpWorld, installation: str) -> 
     await world.cloud.create(order_of(world, installation))
     await world.cloud.offers()
     assert world.other_side.calls["token"] == 1
+
+
+async def test_a_token_that_is_withdrawn_is_asked_for_again(world: GcpWorld) -> None:
+    world.other_side.fails["types"] = [GoogleFailure(401, "authError")]
+    with pytest.raises(Unauthorized, match="authError"):
+        await world.cloud.offers()
+    assert await world.cloud.offers()
+    assert world.other_side.calls["token"] == 2
 
 
 async def test_a_machine_that_is_off_exists_and_has_no_address(
@@ -524,6 +534,8 @@ async def test_prices_are_the_sum_of_a_types_parts(world: GcpWorld) -> None:
         sku("E2 Sole Tenancy Instance Ram", 9.0),
         sku("E2 Instance Core", 9.0, usageUnit="s"),
         sku("E2 Instance Core", 9.0, tieredRates=[]),
+        sku("E2 Instance Core", 0.0),
+        sku("E2 Instance Core", 0.01),
     ]
     await world.cloud.refresh()
     assert world.other_side.calls["skus"] == 2

@@ -350,3 +350,23 @@ def test_prices_that_the_api_does_not_tell_are_kept_or_missing_and_said() -> Non
         "north: there is no price of none, so none is rented; give your own under prices in the "
         "controller's file",
     )
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, 20_000.0])
+def test_a_price_that_cannot_be_is_no_price(tmp_path: Path, price: float) -> None:
+    one = MachineType(
+        name="a",
+        cpu=1.0,
+        memory=1,
+        gpus=(),
+        prices={"r": price},
+        spot={"r": price},
+        zones={"r": ("r-a",)},
+    )
+    (told,), notes = completed([one], [], ["r"], ())
+    assert (told.prices, told.spot, len(notes)) == ({}, {}, 1)
+    file = tmp_path / "lab.json"
+    Catalog("gcp", file).replace(Reading(read_at=1.0, regions=("r",), types=(one,)))
+    kept = Catalog("gcp", file).reading
+    assert kept is not None
+    assert (kept.types[0].prices, kept.types[0].spot) == ({}, {})
