@@ -52,9 +52,13 @@ class CarriedOutputs:
         about = job.outputs
         if about is None:
             return Missing.LOST if job.outputs_lost else None
-        known = self._stored.get(job.attempt_id) or await self._outputs.find(job.attempt_id)
-        found = known or await self._receive(job, about)
+        known = self._stored.get(job.attempt_id)
+        if known is not None:
+            return known
+        found = await self._outputs.find(job.attempt_id) or await self._receive(job, about)
         if isinstance(found, StoredOutputs):
+            # Before the end is posted: the runner drops them when that is recorded.
+            await self._outputs.secure(job.attempt_id, found)
             self._stored[job.attempt_id] = found
         return found
 

@@ -13,7 +13,8 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import Attempt, Group, JobSpec, RunState
 from controller.lifecycle.reports import LeftClean, Report
 from controller.logs.store import LogStore, LogWriter
-from controller.outputs.store import OutputStore
+from controller.outputs.bucket import BucketError
+from controller.outputs.store import OutputStore, StoredOutputs
 from controller.pipelines import to_node
 from controller.pipelines.performers import batches, log_collection
 from controller.pipelines.performers.batches import BatchRunner
@@ -347,3 +348,30 @@ async def test_the_log_of_a_job_that_runs_is_made_durable_before_its_end(
         await synced.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_end_waits_until_the_bucket_has_its_outputs(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    about, data = a_tar("loss.txt", b"0.5")
+    secured: list[StoredOutputs] = []
+
+    async def away(attempt_id: str, stored: StoredOutputs) -> None:
+        raise BucketError("away")
+
+    async def back(attempt_id: str, stored: StoredOutputs) -> None:
+        secured.append(stored)
+
+    monkeypatch.setattr(outputs, "secure", away)
+    pipeline = OneTurn(play.state)
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
+    node.the_runner.answers = [ended(rider, about, data)]
+    with pytest.raises(BucketError):
+        await perform(context_of(play), node)
+    assert pipeline.posted == []
+    monkeypatch.setattr(outputs, "secure", back)
+    posted = await exchanged(play, logs, outputs, node, ended(rider, about, data))
+    assert [one.length for one in secured] == [len(data)]
+    assert isinstance(posted[0], reports.OutputsCollected)
