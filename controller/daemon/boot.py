@@ -11,7 +11,7 @@ import msgspec
 
 from controller import identity
 from controller.clock import SystemClock
-from controller.daemon.lease import Leading, end, keep_lease, renewal_seconds
+from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.options import CannotStart, Options
 from controller.store.base import BEFORE_BUCKET, Boot, Snapshot, Store
 from controller.vault import KeyFile, Vault
@@ -34,12 +34,8 @@ async def take_lead(options: Options, store: Store, leading: Leading) -> Known:
     boot = await store.open()
     # A long history may take longer to load than the lease lasts, at this controller and at the
     # next one, and none would ever lead.
-    keeping = asyncio.create_task(keep_lease(store, renewal_seconds(options), leading))
-    try:
+    async with lease_kept(options, store, leading):
         return await _loaded(options, store, boot)
-    finally:
-        # A lease that was lost is noticed by the first write.
-        await end(keeping)
 
 
 async def _loaded(options: Options, store: Store, boot: Boot) -> Known:

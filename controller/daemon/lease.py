@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from controller.daemon.options import Options
 from controller.store.base import Store
@@ -49,6 +50,16 @@ async def keep_lease(store: Store, every: float, leading: Leading) -> None:
         # No reason to stop: each write verifies the lease, so one that was lost meanwhile is found.
         except StoreUnavailable as error:
             log.warning("the lease could not be renewed: %s", error)
+
+
+@contextlib.asynccontextmanager
+async def lease_kept(options: Options, store: Store, leading: Leading) -> AsyncIterator[None]:
+    """Renew the lease while this block goes on. One that is lost is noticed by the first write."""
+    keeping = asyncio.create_task(keep_lease(store, renewal_seconds(options), leading))
+    try:
+        yield
+    finally:
+        await end(keeping)
 
 
 def renewal_seconds(options: Options) -> float:

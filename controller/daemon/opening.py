@@ -14,7 +14,7 @@ from controller.assembly import Assembly
 from controller.clock import SystemClock, system_chance
 from controller.daemon.boot import take_lead
 from controller.daemon.gateways import gateway_settings
-from controller.daemon.lease import Leading
+from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
 from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
@@ -62,7 +62,9 @@ async def open_parts(
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
     installation_id = known.boot.installation_id
-    own = await own_bucket(options, installation_id, closing)
+    # A bucket that does not answer is waited for longer than the lease would have left.
+    async with lease_kept(options, store, leading):
+        own = await own_bucket(options, installation_id, closing)
     stores = open_stores(options, store, own, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
     require_providers(options, snapshot)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from controller import following
-from controller.daemon import boot, lease, serving
+from controller.daemon import boot, lease, opening, serving
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
 from controller.following import Wait
@@ -220,6 +220,31 @@ async def test_the_lease_is_renewed_while_the_state_is_loaded(
     monkeypatch.setattr(lease, "LEASE_RENEWAL_SECONDS", 0.0)
     store = LoadsLong()
     await boot.take_lead(Options(data=tmp_path), store, Leading(5.0))
+    await store.close()
+
+
+async def test_the_lease_is_renewed_while_a_bucket_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = asyncio.Event()
+
+    class Renews(MemoryStore):
+        async def renew_lease(self) -> None:
+            await super().renew_lease()
+            renewed.set()
+
+    async def silent(*_: object) -> None:
+        renewed.clear()
+        async with asyncio.timeout(60):
+            await renewed.wait()
+        raise CannotStart("it was renewed")
+
+    monkeypatch.setattr(lease, "LEASE_RENEWAL_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "own_bucket", silent)
+    store = Renews()
+    async with contextlib.AsyncExitStack() as closing:
+        with pytest.raises(CannotStart, match="it was renewed"):
+            await opening.open_parts(Options(data=tmp_path), store, Leading(5.0), closing)
     await store.close()
 
 
