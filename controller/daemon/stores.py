@@ -72,12 +72,10 @@ def open_stores(
     closing: contextlib.AsyncExitStack,
 ) -> Stores:
     """Return all stores, which `closing` closes."""
-    data, of_logs = options.data, options.logs_bucket
+    data = options.data
     stores = Stores(
         store=store,
-        logs=LogStore(
-            data / "logs", None if of_logs is None else LogBucket(of_logs, installation_id)
-        ),
+        logs=LogStore(data / "logs", _log_bucket(options, own, installation_id)),
         outputs=OutputStore(
             data / "outputs",
             options.most_outputs,
@@ -93,6 +91,16 @@ def open_stores(
     closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
     closing.push_async_callback(asyncio.to_thread, stores.logs.close)
     return stores
+
+
+def _log_bucket(options: Options, own: OwnBucket | None, installation_id: str) -> LogBucket | None:
+    of_logs = options.logs_bucket
+    if of_logs is None:
+        return None
+    if own is not None and of_logs == options.bucket:
+        # It may have been away at the start, and be another installation's.
+        return LogBucket(of_logs, installation_id, own.verify)
+    return LogBucket(of_logs, installation_id)
 
 
 def metric_bucket(

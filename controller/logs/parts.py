@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,12 +80,18 @@ def cover(parts: Iterable[Part]) -> list[tuple[Part, int]]:
 
 
 class LogBucket:
-    """The logs of one installation in a bucket. Each method may raise BucketError."""
+    """The logs of one installation in a bucket. Each method may raise BucketError.
 
-    def __init__(self, bucket: Bucket, installation_id: str) -> None:
+    `verify` raises BucketError while nothing may be read or written there.
+    """
+
+    def __init__(
+        self, bucket: Bucket, installation_id: str, verify: Callable[[], None] = lambda: None
+    ) -> None:
         self._bucket = bucket
         # Its own folder: what another installation keeps in the same place is never removed.
         self._folder = f"logs/{installation_id}"
+        self._verify = verify
         self._store: S3Store | None = None
         self._is_closed = False
 
@@ -167,6 +173,7 @@ class LogBucket:
         if self._store is None:
             where = (self._bucket.name, self._bucket.endpoint, self._bucket.region)
             self._store = object_storage.open_bucket(*where, request=_REQUEST, retries=0)
+        self._verify()
         return self._store
 
 

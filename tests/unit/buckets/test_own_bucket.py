@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from controller.daemon.options import Options
+from controller.daemon.stores import open_stores
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import BucketOfAnother, OwnBucket, owner_of
+from tests.doubles.memory_store import MemoryStore
 from tests.support.object_storage import ObjectStorage
 from tests.support.ssh_daemon import free_port
 
@@ -72,3 +76,20 @@ async def test_a_bucket_that_is_away_is_a_sentence(storage: ObjectStorage) -> No
     own.close()
     with pytest.raises(BucketError, match="the controller ends"):
         await own.ask(own.get, "kind/key")
+
+
+async def test_logs_wait_for_a_bucket_that_turns_out_to_be_of_another(
+    storage: ObjectStorage, tmp_path: Path
+) -> None:
+    """It was away when the controller started."""
+    bucket = place(storage, tmp_path)
+    OwnBucket(bucket, "first").verify()
+    before = storage.objects()
+    options = Options(data=tmp_path, bucket=bucket, logs_bucket=bucket)
+    async with AsyncExitStack() as closing:
+        own = OwnBucket(bucket, "second")
+        closing.callback(own.close)
+        stores = open_stores(options, MemoryStore(), own, "second", closing)
+        with pytest.raises(BucketOfAnother):
+            await stores.logs.writer("attempt")
+    assert storage.objects() == before
