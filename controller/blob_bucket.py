@@ -12,6 +12,7 @@ accepted later has a generation that it does not remove; one that was accepted e
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -28,6 +29,8 @@ FRESH_SECONDS = KEPT_SECONDS / 2
 MAX_REMEMBERED = 10_000
 _BLOBS, _MARKS = "uploads/blobs/", "uploads/marks/"
 _SWEPT = "uploads/swept"
+_MARK = re.compile(r"[^/]+/([0-9a-f]{64})/\d+", re.ASCII)
+"""Tools that copy a bucket may leave objects of other names, for folders."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -68,6 +71,7 @@ class BlobBucket:
         if known is not None and self._now() < known.fresh_until:
             return known.size
         marks = await self._bucket.ask(self._bucket.list, f"{_MARKS}{user}/{digest}/")
+        marks = [one for one in marks if _MARK.fullmatch(f"{user}/{digest}/{one.name}")]
         if not marks:
             return None
         size, began = int(marks[0].name), self._now()
@@ -82,7 +86,7 @@ class BlobBucket:
     async def used(self, user: str, but: str, least: int) -> int:
         """Return the bytes of this user's other blobs; each counts `least` at least."""
         marks = await self._bucket.ask(self._bucket.list, f"{_MARKS}{user}/")
-        split = (one.name.split("/") for one in marks)
+        split = (one.name.split("/") for one in marks if _MARK.fullmatch(f"{user}/{one.name}"))
         return sum(max(int(size), least) for digest, size in split if digest != but)
 
     async def read(self, digest: str) -> AsyncIterator[bytes]:
@@ -92,7 +96,8 @@ class BlobBucket:
             raise FileNotFoundError(digest)
         newest = max(generations, key=lambda one: one.at)
         place = self._bucket.place(f"{_BLOBS}{digest}/{newest.name}")
-        async for piece in buckets.read(place, 0, newest.size):
+        # Not in asyncio's threads (6 with two cores): the controller's end waits for those.
+        async for piece in buckets.read(place, 0, newest.size, self._bucket.ask):
             yield piece
 
     async def sweep(
@@ -109,15 +114,17 @@ class BlobBucket:
         await still_leads()
         generations: dict[str, list[Listed]] = {}
         for one in await self._bucket.ask(self._bucket.list, _BLOBS):
-            generations.setdefault(one.name.partition("/")[0], []).append(one)
+            digest, slash, _ = one.name.partition("/")
+            if slash:
+                generations.setdefault(digest, []).append(one)
         for digest, found in generations.items():
             newest = max(found, key=lambda one: (one.at, one.name))
             for one in found:
                 if one.at < old and not (digest in wanted and one is newest):
                     await self._bucket.ask(self._bucket.delete, f"{_BLOBS}{one.name}")
         for mark in await self._bucket.ask(self._bucket.list, _MARKS):
-            digest = mark.name.split("/")[1]
-            if mark.at < old and digest not in wanted:
+            found_mark = _MARK.fullmatch(mark.name)
+            if found_mark and mark.at < old and found_mark[1] not in wanted:
                 await self._bucket.ask(self._bucket.delete, f"{_MARKS}{mark.name}")
         return set(wanted - generations.keys())
 

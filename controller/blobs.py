@@ -227,6 +227,8 @@ class BlobStore:
                     async for piece in bucket.read(digest):
                         found.update(piece)
                         await asyncio.to_thread(file.write, piece)
+                    # A power cut could else keep the name and lose the bytes (fsync(2)).
+                    await asyncio.to_thread(_sync, file.fileno(), file.flush)
                 if found.hexdigest() != digest:
                     raise BucketError(f"the bucket has other bytes than those of {digest}")
                 await asyncio.to_thread(os.replace, arriving, path)

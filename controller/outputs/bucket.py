@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -119,10 +119,16 @@ async def upload(path: Path, length: int, place: BucketObject) -> None:
         raise BucketError(f"{place} has {done.length} bytes after {length} were written")
 
 
-async def read(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
-    """Yield the bytes from `start` up to `end`, which is not among them. Raises BucketError."""
+async def read(
+    place: BucketObject,
+    start: int,
+    end: int,
+    ask: Callable[[Callable[[], bytes]], Awaitable[bytes]] = asyncio.to_thread,
+) -> AsyncIterator[bytes]:
+    """Yield the bytes from `start` up to `end`, which is not among them; `ask` runs what blocks.
+    Raises BucketError."""
     pieces = _pieces(place, start, end)
-    while piece := await asyncio.to_thread(_next, pieces, place):
+    while piece := await ask(lambda: _next(pieces, place)):
         yield piece
 
 

@@ -161,7 +161,8 @@ class OwnBucket:
             for some in obstore.list(self._opened(), prefix=prefix):
                 for found in some:
                     name, at = found["path"][len(prefix) :], found["last_modified"].timestamp()
-                    listed.append(Listed(name, found["size"], at))
+                    if name:  # some tools leave an object for the folder itself
+                        listed.append(Listed(name, found["size"], at))
         return listed
 
     def _take(self) -> str | None:

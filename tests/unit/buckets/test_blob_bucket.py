@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 
 from controller.blob_bucket import FRESH_SECONDS, KEPT_SECONDS, BlobBucket
 from controller.blobs import BlobStore, TooManyBlobs
+from controller.outputs import bucket as buckets
 from controller.outputs import own_bucket
-from controller.outputs.bucket import Bucket, BucketError
+from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.own_bucket import OwnBucket
 from fairlead.wire.blobs import Part
 from tests.support.object_storage import ObjectStorage
@@ -267,3 +269,37 @@ async def test_a_large_upload_goes_there_in_a_process_of_its_own(
     monkeypatch.setattr(AgedBucket, "list", lambda bucket, below: OwnBucket.list(bucket, below))
     await machine("a").put(DIGEST, pieces(), user="ada")
     assert await read(machine("b")) == CONTENT
+
+
+async def test_objects_that_a_copy_left_for_folders_are_no_uploads(
+    machine: _Machine, bucket: AgedBucket, wall: Wall
+) -> None:
+    blobs = machine("a")
+    await blobs.put(DIGEST, pieces(), user="ada")
+    wall.passed = KEPT_SECONDS + 60
+    folders = ("blobs", f"blobs/{DIGEST}", "marks", "marks/ada", f"marks/ada/{DIGEST}")
+    for folder in folders:
+        bucket.put(f"uploads/{folder}", b"")
+    await swept(blobs, DIGEST)
+    second = machine("b")
+    assert await second.size_for(DIGEST, "ada") == len(CONTENT)
+    assert await read(second) == CONTENT
+    other = b"y" * 3000
+    await second.put(hashlib.sha256(other).hexdigest(), pieces(other), user="ada")
+
+
+async def test_bytes_are_read_in_the_threads_of_the_bucket(
+    machine: _Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that stands still in the middle of an object holds up nothing else."""
+    threads: set[str] = set()
+    inner = buckets._next
+
+    def noted(pieces: Iterator[bytes], place: BucketObject) -> bytes:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        return inner(pieces, place)
+
+    monkeypatch.setattr(buckets, "_next", noted)
+    await machine("a").put(DIGEST, pieces(), user="ada")
+    assert await read(machine("b")) == CONTENT
+    assert threads == {"bucket"}
