@@ -367,7 +367,7 @@ async def test_an_end_waits_until_the_bucket_has_its_outputs(
     monkeypatch.setattr(outputs, "secure", away)
     pipeline = OneTurn(play.state)
     perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
-    node.the_runner.answers = [ended(rider, about, data)]
+    node.the_runner.answers = [ended(rider, about, data), RunnerUnavailable("cut")]
     with pytest.raises(BucketError):
         await perform(context_of(play), node)
     assert pipeline.posted == []
