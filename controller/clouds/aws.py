@@ -28,6 +28,7 @@ from controller.clouds.base import (
     Examined,
     Order,
     Refused,
+    keep_reading,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.pace import Pace
@@ -124,7 +125,7 @@ class AwsCloud:
         )
         types, more = completed(found, release, regions, self._config.prices)
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=(*notes, *more))
-        await asyncio.to_thread(self.catalog.replace, reading)
+        await keep_reading(self.catalog, reading)
 
     async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
         """Return the types of the region, and the zones of each by its name."""

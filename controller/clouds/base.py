@@ -6,13 +6,14 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from controller.clouds.catalog import Catalog
+from controller.clouds.catalog import Catalog, Reading
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -153,6 +154,15 @@ class Unauthorized(CloudError):
 
 class CloudAway(CloudError):
     """The provider does not answer, or its answer makes no sense: the outcome is unknown."""
+
+
+async def keep_reading(catalog: Catalog, reading: Reading) -> None:
+    """Have the catalog take what was read, from now on. Raises CloudAway: it could not be kept."""
+    try:
+        await asyncio.to_thread(catalog.replace, reading)
+    except OSError as error:
+        text = f"what was read could not be kept in --data: {error.strerror}"
+        raise CloudAway(text) from None
 
 
 async def answer_of(provider: str, call: Awaitable[T]) -> T:

@@ -76,7 +76,8 @@ def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
 
 
 def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
-    return Catalog(cloud, data / "catalogs" / f"{provider}.json")
+    # By the cloud too: a provider of another one may get the name.
+    return Catalog(cloud, data / "catalogs" / f"{provider}.{cloud}.json")
 
 
 @contextlib.contextmanager

@@ -37,14 +37,13 @@ from controller.lifecycle.machines.reconcile import (
     Found,
     Orphan,
     reconcile,
+    until_next_list,
 )
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CALLS_AT_ONCE = 16
 OFFERS_EVERY_SECONDS = 600.0
-LIST_EVERY_SECONDS = 60.0
-LIST_AT_START_SECONDS = 10.0
 _START_SECONDS = 180.0
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
@@ -282,7 +281,7 @@ class Worker:
         while True:
             await self._reconcile()
             is_new = self._clock.now() < self._began + _START_SECONDS
-            await asyncio.sleep(LIST_AT_START_SECONDS if is_new else LIST_EVERY_SECONDS)
+            await asyncio.sleep(until_next_list(self._missing, self._desk.answers(), is_new=is_new))
 
     async def _reconcile(self) -> None:
         found = await self._list()

@@ -28,6 +28,7 @@ from controller.clouds.base import (
     Order,
     QuotaReached,
     Refused,
+    keep_reading,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.gcp.calls import Calls
@@ -271,7 +272,7 @@ class GcpCloud:
         regions = tuple(self._config.regions)
         types, notes = completed(found, self.catalog.begun(regions), regions, self._config.prices)
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=notes)
-        await asyncio.to_thread(self.catalog.replace, reading)
+        await keep_reading(self.catalog, reading)
 
     async def _skus(self) -> list[Sku]:
         skus: list[Sku] = []

@@ -6,7 +6,7 @@ is asked for, so a machine on the list without a record is no machine that is be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -16,6 +16,9 @@ from controller.lifecycle.machines.model import Machine, MachineStatus
 SPARED_SECONDS = 30.0
 """A younger machine is never ended (Karpenter's rule for AWS)."""
 ORPHAN_GRACE_SECONDS = 600.0
+LIST_EVERY_SECONDS = 45.0
+LIST_SOON_SECONDS = 10.0
+"""With a list every 45 s, a machine that vanished counts as lost within a minute."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,12 @@ def reconcile(
         for machine_id in sorted(lost)
     ]
     return Reconciled(reports=tuple(reports), orphans=tuple(orphans), missing=missing)
+
+
+def until_next_list(missing: Set[str], answering: Set[str], *, is_new: bool) -> float:
+    """Return the seconds until the provider is asked again. `missing`, `answering`: as above;
+    `is_new`: whether this controller has just started."""
+    return LIST_SOON_SECONDS if is_new or missing - answering else LIST_EVERY_SECONDS
 
 
 def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) -> Orphan:

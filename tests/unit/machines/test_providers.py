@@ -11,7 +11,7 @@ import pytest
 
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
-from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized
+from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized, keep_reading
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
@@ -268,7 +268,7 @@ class Stocked(MemoryCloud):
         type_ = MachineType(name="new", cpu=1.0, memory=GIB, gpus=(), prices={"us-east1": 7.0})
         regions = ("us-central1", "us-east1", "us-west1")
         reading = Reading(read_at=NOW, regions=regions, types=(type_,), notes=("odd",))
-        await asyncio.to_thread(self.catalog.replace, reading)
+        await keep_reading(self.catalog, reading)
 
 
 async def test_refreshed_prices_are_used_at_once_and_after_a_restart(tmp_path: Path) -> None:
@@ -305,6 +305,13 @@ async def test_a_refresh_that_fails_leaves_the_prices(tmp_path: Path) -> None:
         await service.refresh("lab", USER)
     with pytest.raises(Forbidden):
         await service.offered("lab", USER)
+
+
+async def test_a_refresh_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
+    (tmp_path / "catalogs").write_text("in its way")
+    service, _ = service_of(Stocked(Catalog("gcp", tmp_path / "catalogs/lab.json")))
+    with pytest.raises(Unavailable, match="could not be kept in --data: "):
+        await service.refresh("lab", ADMIN)
 
 
 async def test_a_provider_that_tells_its_prices_is_asked_again() -> None:

@@ -11,6 +11,7 @@ from controller.lifecycle.machines.reconcile import (
     Found,
     Reconciled,
     reconcile,
+    until_next_list,
 )
 from tests.unit.machines.parts import NOW, machine
 
@@ -87,3 +88,11 @@ def test_a_list_says_nothing_of_another_provider() -> None:
 def test_what_still_runs_after_its_end_is_an_orphan() -> None:
     ended = live(status=MachineStatus.TERMINATED, terminated_at=NOW)
     assert len(judge([listed()], ended).orphans) == 1
+
+
+def test_a_provider_is_asked_again_soon_while_it_lacks_a_machine_that_is_silent() -> None:
+    some, none = frozenset({"m1"}), frozenset[str]()
+    assert until_next_list(some, none, is_new=False) == 10.0
+    assert until_next_list(some, some, is_new=False) == 45.0
+    assert until_next_list(none, some, is_new=False) == 45.0
+    assert until_next_list(none, none, is_new=True) == 10.0
