@@ -224,7 +224,7 @@ class OutputStore:
                 place = None if stored is None else stored.place or stored.moving_to
                 if place is not None:
                     if trouble is None:  # a bucket that is away is asked once in a sweep
-                        trouble = await _why_not_deleted(place)
+                        trouble = await self._why_not_removed(folder.name, place)
                     if trouble is not None:
                         left += 1
                         await self.in_thread(_keep_place_alone, folder)
@@ -238,6 +238,17 @@ class OutputStore:
         if trouble is not None:
             log.warning("%d expired outputs stay in their bucket for now: %s", left, trouble)
         return removed
+
+    async def _why_not_removed(self, attempt_id: str, place: BucketObject) -> BucketError | None:
+        """Remove a tar from its bucket, with the list that is there if the bucket is our own."""
+        own = self._own
+        if own is not None and place == own.place(_own_key(attempt_id, _ARCHIVE)):
+            try:
+                # The list first: what it names is there.
+                await own.ask(own.delete, _own_key(attempt_id, _ABOUT))
+            except BucketError as error:
+                return error
+        return await _why_not_deleted(place)
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -92,3 +93,16 @@ async def test_a_bucket_that_is_away_leaves_them_here(
     assert found.place is None
     own.close()
     await asyncio.to_thread(outputs.close)
+
+
+async def test_those_that_are_older_here_than_in_the_bucket_leave_no_list_there(
+    machine: _Machine, tmp_path: Path, target: Bucket, storage: ObjectStorage
+) -> None:
+    """They were stored before there was a bucket."""
+    outputs = machine("a")
+    await outputs.secure("attempt", await keep(outputs, "attempt", SMALL))
+    os.utime(tmp_path / "a" / "at" / "attempt", (0, 0))
+    await outputs.sweep((), time.time() - 3600)
+    assert await machine("b").find("attempt") is None
+    left = [key for key in storage.objects() if key.startswith(f"{target.prefix}/outputs/")]
+    assert left == []
