@@ -140,6 +140,8 @@ class _Exchange:
         self._links: dict[str, Links] = {}
         self._ends: dict[str, int] = {}
         """The ends of the logs that are whole here."""
+        self._damaged: set[str] = set()
+        """The attempts of whose logs nothing more can be read."""
         self._there: dict[str, CarriedJob] = {}
         """What the runner had when it last answered."""
         self._answered = False
@@ -191,6 +193,7 @@ class _Exchange:
             if id not in wanted and (one.returned or one.exit is not None)
         )
         self._ends = {id: end for id, end in self._ends.items() if id in self._there}
+        self._damaged &= self._there.keys()
         offsets = self._ends | {id: writer.end for id, writer in self._writers.items()}
         for id in stored:
             self._outputs.forget(id)
@@ -250,7 +253,7 @@ class _Exchange:
             return True
         if job.log:
             await self._append(context, job.log)
-        ended = job.exit is not None and job.log_complete
+        ended = job.exit is not None and (job.log_complete or job.attempt_id in self._damaged)
         if ended and job.exit is not None:
             if job.exit.container_stopped and context.attempt.reason is None:
                 return False  # the runner saw only a signal; the shim's events say why
@@ -277,7 +280,8 @@ class _Exchange:
 
     async def _append(self, context: AttemptContext, data: bytes) -> None:
         attempt_id = context.attempt.id
-        if attempt_id in self._ends:
+        # After a damaged frame the writer reads no other, and the rest would come for ever.
+        if attempt_id in self._ends or attempt_id in self._damaged:
             return
         writer = self._writers.get(attempt_id)
         if writer is None:
@@ -289,6 +293,7 @@ class _Exchange:
             self._storing[attempt_id].came()
         except BadFrame as error:
             log.warning("the log of attempt %s is damaged: %s", attempt_id, error)
+            self._damaged.add(attempt_id)
 
     async def _complete(self, job: CarriedJob) -> None:
         attempt_id = job.attempt_id

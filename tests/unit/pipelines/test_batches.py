@@ -7,6 +7,7 @@ import io
 import tarfile
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.lifecycle import reports
@@ -115,6 +116,23 @@ async def test_an_end_whose_log_is_not_whole_is_not_posted(
     play = carrying()
     half = CarriedJob(attempt_id=riders(play.state)[0].id, began_at=NOW, exit=END)
     assert await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(half,))) == []
+
+
+async def test_a_damaged_log_ends_where_the_damage_begins(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    rider = riders(play.state)[0]
+    sound = encode(Frame(0, 1, Stream.STDOUT, b"hello"))
+    damaged = bytearray(encode(Frame(5, 1, Stream.STDOUT, b"world")))
+    damaged[-1] ^= 1
+    more = CarriedJob(attempt_id=rider.id, began_at=NOW, started_at=NOW, log=sound + bytes(damaged))
+    over = msgspec.structs.replace(more, exit=END, log=bytes(damaged))
+    posted = await exchanged(
+        play, logs, outputs, node, BatchAnswer(jobs=(more,)), BatchAnswer(jobs=(over,))
+    )
+    assert [type(one) for one in posted][-2:] == [reports.Carried, reports.RunnerExited]
+    assert await logs.is_complete(rider.id)
 
 
 async def test_what_no_commit_knows_is_stopped_or_forgotten(
