@@ -56,17 +56,17 @@ def markdown(report: Report) -> str:
         (
             "`fairlead apply` → first log line (beside `docker run`)",
             *_seconds(median(starts.command), docker_start),
-            "≤ 2",
+            "≤ 1.2",
         ),
         (
             "`POST /v1/runs` → first log line at a WebSocket client",
             *_seconds(median(starts.api), docker_start),
-            "≤ 2",
+            "≤ 0.9",
         ),
         (
             "`fairlead apply` → job over, all cleaned up (beside `docker run --rm`)",
             *_seconds(median(starts.final), median(starts.docker_final)),
-            "",
+            "≤ 1.2",
         ),
         ("shim, idle", f"{memory.shim:.0f} MiB", "", "", "≤ 60 MiB"),
         (
