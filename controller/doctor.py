@@ -214,7 +214,7 @@ def _database(facts: Facts) -> Iterator[Finding]:
         fix = "let the controller's user own the database, or GRANT CREATE ON SCHEMA public"
         yield bad("database", "its user may not make tables, which this version must", fix)
     if database.is_pooled:
-        fix = "give the server's own address, or use session pooling"
+        fix = "give the server's own address: a pool keeps no lock of the leader"
         yield warn("database", "a pool gives each transaction another session", fix)
     told = f"{server} answers in {database.seconds * 1000:.0f} ms"
     if database.seconds > _SLOW_QUESTION:
