@@ -87,7 +87,7 @@ def markdown(report: Report) -> str:
         (
             "job's stdout → WebSocket client (beside `docker logs -f`)",
             *_rates(median(logs.websocket), docker_logs),
-            "≥ 100 MiB/s or ≥ 2",
+            "≥ 150 MiB/s",
         ),
         (
             "job's stdout → `fairlead logs -f`",

@@ -106,7 +106,7 @@ async def steady(lab: ScaleLab, base: int) -> list[Row]:
         Row(
             f"{count} jobs run: CPU",
             f"{share:.1%} of a core",
-            "≤ 10 %",
+            "≤ 5 %",
             share <= 0.10,
             "scale.cpu",
             100 * share,
@@ -114,7 +114,7 @@ async def steady(lab: ScaleLab, base: int) -> list[Row]:
         Row(
             f"{count} jobs run: RSS",
             f"{each / 1024:.0f} KiB a node ({lab.rss() >> 20} MiB in all)",
-            "≤ 120 KiB a node",
+            "≤ 100 KiB a node",
             each <= 120 * 1024,
             "scale.node",
             each / 1024,
@@ -131,7 +131,7 @@ def slope(lab: ScaleLab, base: int, at_half: int, half: int) -> list[Row]:
         Row(
             f"RSS of each of the last {later}",
             f"{each / 1024:.0f} KiB, besides {once / (1 << 20):.1f} MiB once",
-            "≤ 120 KiB a node",
+            "≤ 100 KiB a node",
             each <= 120 * 1024,
             "scale.ssh_node",
             each / 1024,

@@ -220,6 +220,7 @@ async def test_the_lease_is_renewed_while_the_state_is_loaded(
     monkeypatch.setattr(lease, "LEASE_RENEWAL_SECONDS", 0.0)
     store = LoadsLong()
     await boot.take_lead(Options(data=tmp_path), store, Leading(5.0))
+    assert renewed.is_set()
     await store.close()
 
 

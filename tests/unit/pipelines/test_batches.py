@@ -366,6 +366,7 @@ async def test_the_log_of_a_job_that_runs_is_made_durable_before_its_end(
         await synced.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    assert not await logs.is_complete(runs.attempt_id)
 
 
 async def test_an_end_waits_until_the_bucket_has_its_outputs(
