@@ -13,7 +13,7 @@ from common.proxy.headers import own_origin
 from common.proxy.site import Site
 from common.refusals import Conflict, Invalid, NotFound
 from controller.lifecycle.model import Run
-from controller.web.pages import Visit
+from controller.web.page import Visit
 from fairlead.model.dev_environment import browser_service
 
 _STATE = re.compile(r"[0-9a-f]{64}", re.ASCII)
