@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 from aiohttp import web
 
-from common.proxy.cookies import set_cookie
+from common.proxy.browsers.cookies import set_cookie
+from common.proxy.browsers.site import Site
 from common.proxy.errors import TooMany
-from common.proxy.site import Site
 from common.rate_limiter import RateLimiter
 from common.refusals import Forbidden, NotFound, ServiceError, Unauthenticated
 from controller.api.app import add_routes
