@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.cli.commands.runs.ssh import place_of
+from fairlead.cli.commands.jobs.ssh import place_of
 from fairlead.cli.openssh import (
     host_blocks,
     identity,

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.cli.commands.runs.ssh import program_of, written_config
+from fairlead.cli.commands.jobs.ssh import program_of, written_config
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView

@@ -1,6 +1,6 @@
 """`logs`: print the bytes of a job's output as the job wrote them.
 
-The command is in `logs`; see `applying` for why this is apart.
+The command is in `logs`; see `runs.applying` for why this is apart.
 """
 
 from __future__ import annotations
