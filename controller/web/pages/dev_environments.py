@@ -10,9 +10,9 @@ from controller.service.jobs.terminals import why_no_ssh
 from controller.web.page import Page, PageRoute, Visit
 from controller.web.pages.durations import lasting
 from controller.web.pages.runs import RunRow, run_row
-from fairlead.dev_environments import link, opens
 from fairlead.documents.runs import RunView
 from fairlead.queries import RunQuery
+from fairlead.summaries.dev_environments import link, opens
 
 _MAX_RUNS = 1000
 
