@@ -141,6 +141,7 @@ class BlobStore:
                     await self._bucket.mark(digest, size, user)
                 await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
         except BaseException:
+            # Also when the client hangs up, which cancels its request.
             with suppress(OSError):
                 arriving.unlink(missing_ok=True)
             raise

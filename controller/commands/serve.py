@@ -437,6 +437,7 @@ def prepare_for_many_nodes() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
+    # What is loaded so far lives as long as the process: collections pass it over from now on.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
