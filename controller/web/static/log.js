@@ -28,6 +28,7 @@ export class LogView {
     this.marks = null; // finds what is searched for in a row
     this.matches = [];
     this.match = -1;
+    this.sought = null; // the offset that the reader went to last
     this.busy = false;
     this.generation = 0;
     this.closed = new AbortController();
@@ -173,6 +174,7 @@ export class LogView {
   // Show another part of the log; what was shown before goes. `look` scrolls to what is wanted.
   async show(place, { keepFollowing = false, look = () => (this.view.scrollTop = 0) } = {}) {
     if (!keepFollowing) this.unfollow();
+    this.sought = place.near ?? null;
     const generation = ++this.generation;
     try {
       const found = await this.window(place);
@@ -221,9 +223,11 @@ export class LogView {
 
   async showOffset(offset) {
     const isHere = () => this.chunks.some((chunk) => chunk.start <= offset && offset < chunk.end);
+    this.sought = offset;
     if (isHere()) this.unfollow();
     else await this.show({ near: offset }, { look: () => this.lookAt(offset) });
-    if (isHere()) this.lookAt(offset); // in the middle, now that there are rows above
+    // In the middle, now that there are rows above. The reader may have gone on while they came.
+    if (this.sought === offset && isHere()) this.lookAt(offset);
   }
 
   lookAt(offset) {
