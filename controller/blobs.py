@@ -38,8 +38,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from common import shared_folders
-from common.durable import sync_folder
+from common.files import shared_folders
+from common.files.durable import sync_folder
 from controller.blob_bucket import KEPT_SECONDS, BlobBucket
 from controller.outputs.bucket import BucketError
 from fairlead.wire.blobs import MAX_PARTS, Part

@@ -20,8 +20,8 @@ from contextlib import suppress
 
 import msgspec
 
-from common import reaper
-from common.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes import reaper
+from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
 from entrypoint import main as entrypoint
 from entrypoint.process_memory import ProcessMemory
 

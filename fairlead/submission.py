@@ -133,7 +133,7 @@ def with_code(
     configuration = _with_sets(configuration, base, name, document)
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
-    from fairlead.upload import send_code  # few runs bring code
+    from fairlead.files.upload import send_code  # few runs bring code
 
     try:
         return send_code(rest, configuration, base, environ, tell)
@@ -147,7 +147,7 @@ def _with_sets(configuration: object, base: Path, name: str, document: Document 
     if not isinstance(configuration, dict) or not isinstance(sweep, dict) or "file" not in sweep:
         return configuration
     from fairlead.configuration.parse import parse
-    from fairlead.set_files import with_sets  # few sweeps have a file
+    from fairlead.files.set_files import with_sets  # few sweeps have a file
 
     try:
         filled = {**configuration, "sweep": with_sets(sweep, base)}
@@ -175,7 +175,7 @@ def with_code_digested(
     configuration = _with_sets(configuration, base, name, document)
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
-    from fairlead.upload import digested  # few runs bring code
+    from fairlead.files.upload import digested  # few runs bring code
 
     try:
         return digested(configuration, base, environ)
@@ -195,7 +195,7 @@ def with_code_unsent(
     configuration = _with_sets(configuration, base, name, document)
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
-    from fairlead.upload import as_if_sent  # few runs bring code
+    from fairlead.files.upload import as_if_sent  # few runs bring code
 
     try:
         return as_if_sent(configuration, base, environ)

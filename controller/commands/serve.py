@@ -16,9 +16,9 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Settings
 from common.proxy.forwarding import ProxyLimits
-from common.proxy.site import Site
 from common.refusals import Invalid
 from controller import __version__
 from controller.commands.database_url import find_database

@@ -125,7 +125,13 @@ class NodeSession:
         self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
     ) -> None:
         sync = NodeSync(
-            self._node_id, self._pipeline, self._listener, self._clock, connection, self._fence
+            self._node_id,
+            self._pipeline,
+            self._listener,
+            self._clock,
+            connection,
+            self._fence,
+            wake=lambda: self.look(),
         )
         attendance = Attendance(
             self._node_id,
@@ -203,7 +209,7 @@ class NodeSession:
         """
         await self.up.wait()
         async with self._pipeline.watch(self._node_id) as changed:
-            sync.wake = self.look = changed.set
+            self.look = changed.set
             # Cleared before the node is read: a change during the requests wakes this loop again.
             while True:
                 changed.clear()

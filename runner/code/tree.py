@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from common.durable import write_all
+from common.files.durable import write_all
 from runner.code.archive import Entry, Kind, Parts, TarReader, shown, unpacked
 from runner.code.errors import ArchiveLimits, BadArchive
 

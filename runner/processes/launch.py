@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
+from common.files.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import JobSpec, SubmitRequest, script, script_after
 from runner.errors import CannotStart

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from common import reaper
-from common.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes import reaper
+from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
 
 ANSWER_SECONDS = 5.0
 """Seconds within which it answers, also while it loads."""

@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from common.durable import sync_folder, write_durably, write_quickly
+from common.files.durable import sync_folder, write_durably, write_quickly
 from common.threads import to_the_end
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused

@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy, to_services
 from common.proxy.forwarding import ProxyLimits
-from common.proxy.site import Site
 from common.proxy.view import Replica, Service
 from common.tokens import digest
 from controller.lifecycle.model import Role

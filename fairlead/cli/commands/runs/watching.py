@@ -21,10 +21,9 @@ from fairlead.cli.commands.runs import applying
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
 from fairlead.errors import FairleadError
+from fairlead.files.ssh_keys import public_keys
 from fairlead.model.statuses import FINAL_RUN_STATUSES
-from fairlead.progress import why
 from fairlead.rest import ControllerClient, decode
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import (
     completed,
     given_variables,
@@ -34,6 +33,7 @@ from fairlead.submission import (
     with_code_digested,
     with_overrides,
 )
+from fairlead.summaries.progress import why
 
 POLL_SECONDS = 0.5
 REST = 10
