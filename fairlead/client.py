@@ -870,6 +870,7 @@ def _ending_after(
         return
     limited = rest.another()
     timer = threading.Timer(timeout, limited.close)
+    # Python waits for other threads before it ends.
     timer.daemon = True
     timer.start()
     try:

@@ -183,6 +183,7 @@ class Forwarding:
         try:
             asyncio.run(self._until_stopped())
         except asyncio.CancelledError:
+            # `stop` ends it in this way.
             pass
         except Exception as error:
             if self._opened.done():

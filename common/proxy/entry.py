@@ -108,7 +108,7 @@ class Proxy:
         try:
             require_plain(request)
             with self._hang_ups.watched(request):
-                if self._hang_ups.in_flight > self._limits.most_in_flight:
+                if self._hang_ups.in_flight > self._limits.max_in_flight:
                     raise NoReplica("the proxy has too many requests at the moment; try again soon")
                 if is_model:
                     return await self._model(request, raw)

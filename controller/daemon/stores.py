@@ -85,13 +85,13 @@ def open_stores(
         logs=logs,
         outputs=OutputStore(
             data / "outputs",
-            options.most_outputs,
+            options.max_outputs,
             own=own if options.outputs_bucket is None else None,
         ),
         blobs=BlobStore(
             data / "blobs",
-            most_bytes=options.most_upload,
-            most_of_user=options.most_uploads_of_user,
+            max_bytes=options.max_upload,
+            max_of_user=options.max_uploads_of_user,
             bucket=None if own is None else BlobBucket(own),
         ),
     )

@@ -66,8 +66,8 @@ class NodeSession:
         self._was_sent = settings.was_sent
         self._failure = settings.failure
         # Each failed connection counts as a failed probe, so none may come later than a probe does.
-        most_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
-        self._backoff = Backoff(FIRST_WAIT_SECONDS, most_wait, chance.jitter)
+        max_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
+        self._backoff = Backoff(FIRST_WAIT_SECONDS, max_wait, chance.jitter)
         self._silence = Silence(
             settings.monotonic or asyncio.get_running_loop().time,
             self._failure,

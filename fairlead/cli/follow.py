@@ -315,6 +315,7 @@ class _Attachment:
             try:
                 work()
             except BaseException as error:
+                # The main thread raises it: here it would end this thread alone.
                 self._inbox.put(_Failed(error))
 
         threading.Thread(target=guarded, daemon=True).start()

@@ -102,6 +102,7 @@ class ForkServer:
     def _start(self) -> None:
         if self._socket is not None or self._failures >= MAX_FAILURES:
             return
+        # It keeps messages apart, and tells when the other end is gone (unix(7)).
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:

@@ -77,20 +77,20 @@ def wait_for_change(
 ) -> bool:
     """Wait until two looks in a row see the same, and not what was `seen`: between them an editor
     may still write. A look that fails is told. Return False once `ended` is set."""
-    before, told, pause = seen, "", POLL_SECONDS
+    before, problem, pause = seen, "", POLL_SECONDS
     while not ended.wait(pause):
         began = time.monotonic()
         try:
             now = look()
         except (FairleadError, CliError, OSError) as error:
-            if str(error) != told:
-                told = str(error)
-                tell(told)
+            if str(error) != problem:
+                problem = str(error)
+                tell(problem)
             continue
         pause = max(POLL_SECONDS, (REST - 1) * (time.monotonic() - began))
         if now == before != seen:
             return True
-        before, told = now, ""
+        before, problem = now, ""
     return False
 
 
