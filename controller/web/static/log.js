@@ -560,7 +560,6 @@ export class LogView {
           const next = this.matches.findIndex((match) => match >= from);
           if (next >= 0) await this.goTo(next);
         }
-        if (searching.signal.aborted) return;
         if (isDone || many) break;
       }
       if (isLeft()) return;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
 
-from tests.e2e.dashboard.conftest import LIVE, visit
+from tests.e2e.dashboard.conftest import LIVE, PATIENCE, visit
+from tests.e2e.dashboard.test_browser import CHANGED, address_of, submit
 from tests.support.waiting import LONG
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import submission
@@ -23,6 +25,12 @@ WINDOWS, SEARCHES, FOLLOWED = "**/logs/window*", "**/logs/search*", "**/logs/ws*
 AT_END = "view => view.scrollHeight - view.scrollTop - view.clientHeight < 40"
 ROW = 10
 """Bytes of a line of the log."""
+TWO_QUESTIONS = """() => {
+    document.getElementById("act-stop").click();
+    document.querySelector("#confirm button[value=yes]").click();
+    document.getElementById("act-suspend").click();
+}"""
+"""In one go, as quick clicks are heard by a page that is busy."""
 SCROLL_AND_DRAW = """(view) => {
     view.scrollTop = 0;
     window.drawNow();
@@ -104,7 +112,8 @@ def frame(word: str, number: int) -> dict[str, Any]:
 
 
 class Log:
-    """The log on the page of a run with two running jobs; the test answers for the controller."""
+    """The log on the page of a run with ten jobs, of which the one with the number 7 failed; the
+    test answers for the controller."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -133,10 +142,9 @@ class Log:
 
 @pytest.fixture
 async def log(chromium: Browser, controller: Controller, site: TestServer) -> AsyncIterator[Log]:
-    await controller.store.commit(submission(a_sweep(2)))
-    address = str(site.make_url("")).rstrip("/")
-    page = await visit(chromium, controller, address, "admin")
-    yield Log(page, address)
+    await controller.store.commit(submission(a_sweep(10)))
+    page = await visit(chromium, controller, address_of(site), "admin")
+    yield Log(page, address_of(site))
     await page.unroute_all(behavior="ignoreErrors")
 
 
@@ -153,13 +161,22 @@ async def test_a_late_part_of_another_log_changes_nothing_in_the_one_that_is_sho
     await give(page, await log.windows.next(), window("second"))
     await expect(log.part("place")).to_have_attribute("max", "1000")
 
-    await log.part("time").fill("2026-11-28T10:00:00")
-    timed = await log.windows.next("at=")
-    first = await log.choose(0)
-    await give(page, timed, window("second", lines=0, log_end=1000))
-    await expect(log.part("follow")).to_be_checked()
-    await give(page, first, window("first"))
+    time, nothing = log.part("time"), window("second", lines=0, log_end=1000)
+    await time.fill("2999-01-01T10:00:00")
+    await give(page, await log.windows.next("at=2999"), nothing)
+    end = await log.windows.next()
+    await time.fill("2998-01-01T10:00:00")
+    late = await log.windows.next("at=2998")
+    await time.fill("2020-01-01T10:00:00")
+    early = await log.windows.next("at=2020")
+    await give(page, end, window("second"))
+    await give(page, late, nothing)
+    await give(page, early, window("second", 20, 80))
+    await expect(log.here).to_have_text("second 20")
     await expect(status).to_have_text("")
+    await give(page, await log.windows.next("before=200"), window("second", 0, 20, 1000))
+    first = await log.choose(0)
+    await give(page, first, window("first"))
 
     await log.part("search").fill("first 3")
     await log.part("search").press("Enter")
@@ -246,3 +263,111 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     await expect(follow).not_to_be_checked()  # although it is not connected yet
     await give(page, above, window("line", 62, log_end=2220))
     assert log.sockets.empty()
+
+
+async def test_a_list_shows_what_the_reader_chose_last(log: Log) -> None:
+    """Whatever was asked for before a choice comes after it."""
+    page, parts, rows = log.page, Held(), log.page.locator("#jobs a[id^=job-]")
+    await give(page, await log.open(), window("line"))
+    await page.locator(LIVE).wait_for()
+    await page.route(lambda url: url.partition("?")[0].endswith("/runs/sweep"), parts)
+
+    await page.evaluate(CHANGED)
+    refresh = await parts.next("sweep")
+    await page.locator(".states a", has_text="failed").click()
+    await give(page, await parts.next("sweep?state=failed"))
+    await expect(rows).to_have_text(["main/7"])
+    await give(page, refresh)
+    await expect(page).to_have_url(re.compile("state=failed"))
+    await give(page, await parts.next("state=failed"))  # what changed is asked for again
+    await expect(rows).to_have_text(["main/7"])
+
+    await page.locator(".states a", has_text="running").click()
+    running = await parts.next("sweep?state=running")
+    await page.get_by_label("Find").evaluate(
+        "one => { one.focus(); one.value = 'node-3'; one.form.requestSubmit(); }"
+    )
+    await give(page, running)
+    await give(page, await parts.next("state=running"))
+    await expect(rows).to_have_text(["main/3"])
+
+    await page.locator(".states a", has_text="failed").click()
+    failed = await parts.next("state=failed")
+    await page.get_by_role("button", name="Abort").last.click()
+    await give(page, failed)
+    await page.route("**/job-3/abort", lambda route: route.fulfill(status=204))
+    async with page.expect_request("**/job-3/abort"):
+        await page.get_by_role("button", name="Yes").click()
+    await give(page, await parts.next("state=failed"))  # now that its button may go
+    await expect(rows).to_have_count(0)
+
+
+async def test_a_filter_of_the_runs_outlives_a_refresh_that_was_asked_for_before(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    await controller.store.commit(submission(a_sweep(2)))
+    page, parts = await visit(chromium, controller, address_of(site), "admin"), Held()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    rows = page.locator("#rows a[data-row]")
+    await expect(rows).to_have_text(["sweep"])
+    await page.route(lambda url: url.partition("?")[0].endswith("/dashboard/runs"), parts)
+    await page.evaluate("document.getElementById('rows').dispatchEvent(new CustomEvent('changed'))")
+    refresh = await parts.next()
+    await page.get_by_label("Band").select_option("batch")
+    await give(page, await parts.next("band=batch"))
+    await expect(rows).to_have_count(0)
+    await give(page, refresh)
+    await expect(rows).to_have_count(0)
+    assert faults == []
+
+
+async def test_each_question_and_each_click_is_acted_on_once(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    page, posts = await visit(chromium, controller, address_of(site), "admin"), Held()
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    await page.locator(LIVE).wait_for()
+    await page.route(lambda url: "/actions/" in url or url.endswith(("/scale", "/logout")), posts)
+
+    await page.evaluate(TWO_QUESTIONS)
+    await expect(page.locator("#confirm")).to_contain_text("Suspend train?")
+    stop = await posts.next("/actions/stop")
+    await page.get_by_role("button", name="Cancel").click()
+    await stop.fulfill(status=204)
+
+    wanted = page.locator("#scale-main")
+    await wanted.fill("3")
+    await page.get_by_role("button", name="Scale").click()
+    await page.get_by_role("button", name="Yes").click()
+    scale = await posts.next("/scale")
+    await wanted.fill("5")
+    await give(page, scale)  # and the page shows 3 jobs, or 1, when it is refreshed
+    await page.evaluate(CHANGED)
+    await expect(page.locator("a[id^=job-]")).to_have_count(3)
+    await expect(wanted).to_have_value("5")
+
+    sent: list[str] = []
+    page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
+    await page.get_by_role("button", name="Log out").evaluate(
+        "one => { one.click(); one.click(); }"
+    )
+    await give(page, await posts.next("/logout"), {})
+    assert len(sent) == 1
+
+
+async def test_a_link_logs_in_once_also_when_it_is_clicked_twice_or_follows_another(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    token = next(one for one in controller.service.gate.tokens if one.user == "admin")
+    code = controller.service.login_links.make(token).code
+    page = await chromium.new_page()
+    page.set_default_timeout(PATIENCE)
+    await page.goto(f"{address_of(site)}/dashboard/enter#an-old-one")
+    await expect(page.locator("#who.refusal")).to_be_visible()
+    await page.goto(f"{address_of(site)}/dashboard/enter#{code}")
+    button = page.get_by_role("button", name="Log in")
+    await button.dblclick()
+    await page.locator(LIVE).wait_for()
+    await page.context.close()
