@@ -6,20 +6,22 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
 
 from tests.e2e.dashboard.conftest import LIVE, PATIENCE, visit
-from tests.e2e.dashboard.test_browser import CHANGED, address_of, submit
+from tests.e2e.dashboard.test_browser import CHANGED, TASK, address_of, submit
 from tests.support.waiting import LONG
 from tests.unit.api.conftest import Controller
 from tests.unit.store.samples import submission
 from tests.unit.web.test_jobs import a_sweep
 
 pytestmark = pytest.mark.e2e
+
+T = TypeVar("T")
 
 WINDOWS, SEARCHES, FOLLOWED = "**/logs/window*", "**/logs/search*", "**/logs/ws*"
 AT_END = "view => view.scrollHeight - view.scrollTop - view.clientHeight < 40"
@@ -31,6 +33,32 @@ TWO_QUESTIONS = """() => {
     document.getElementById("act-suspend").click();
 }"""
 """In one go, as quick clicks are heard by a page that is busy."""
+TWO_PAGES = """async (script) => {
+    const { Hub } = await import(script);
+    const pages = [[], []].map((told) => ({ told, postMessage: (one) => told.push(one) }));
+    const streams = [];
+    window.fetch = async () => {
+        const { readable, writable } = new TransformStream();
+        const writer = writable.getWriter();
+        const bytes = new TextEncoder();
+        streams.push((name, said) =>
+            writer.write(bytes.encode(`event: ${name}\\ndata: ${JSON.stringify(said)}\\n\\n`)));
+        return { ok: true, body: readable };
+    };
+    const hub = new Hub();
+    const heard = async (page, many) => {
+        while (page.told.length < many) await new Promise((done) => setTimeout(done));
+    };
+    hub.follow(pages[0], { follow: { one: "a-1" }, token: "t" });
+    streams[0]("hello", { version: "v", mark: "a-1", now: 1, broken: {} });
+    await heard(pages[0], 1);
+    hub.follow(pages[1], { follow: { two: "a-1" }, token: "t" });
+    streams[0]("beat", { mark: "a-9", now: 2 });
+    await heard(pages[0], 2);
+    hub.close();
+    return pages[1].told;
+}"""
+"""What the second page is told before its stream begins."""
 SCROLL_AND_DRAW = """(view) => {
     view.scrollTop = 0;
     window.drawNow();
@@ -47,6 +75,12 @@ DRAW_BY_HAND = """
 """What is drawn some time after a frame came is drawn when the test says so."""
 
 
+async def taken(queue: asyncio.Queue[T]) -> T:
+    """Return what comes next; the limit is for a test that fails."""
+    async with asyncio.timeout(LONG):
+        return await queue.get()
+
+
 class Held:
     """The answers to some requests of a page, each of which waits until the test gives it."""
 
@@ -57,8 +91,7 @@ class Held:
         await self._routes.put(route)
 
     async def next(self, part: str = "") -> Route:
-        async with asyncio.timeout(LONG):
-            route = await self._routes.get()
+        route = await taken(self._routes)
         assert part in route.request.url
         return route
 
@@ -234,7 +267,7 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     above = await log.windows.next("before=1400")
     await give(page, above, window("line", 40, 100, log_end=2200))  # the job goes on to print
     await give(page, await log.windows.next("offset=2000"), window("line", 200, 20))
-    socket = await log.sockets.get()
+    socket = await taken(log.sockets)
     await expect(log.rows.last).to_have_text("line 219")
     assert await log.view.evaluate(AT_END)
 
@@ -248,7 +281,7 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
 
     await follow.check()
     await give(page, await log.windows.next(), window("line", 121))
-    socket = await log.sockets.get()
+    socket = await taken(log.sockets)
     await page.evaluate("delete window.drawNow")
     socket.send(json.dumps(frame("line", 221)))
     await page.wait_for_function("!!window.drawNow")
@@ -371,3 +404,72 @@ async def test_a_link_logs_in_once_also_when_it_is_clicked_twice_or_follows_anot
     await button.dblclick()
     await page.locator(LIVE).wait_for()
     await page.context.close()
+
+
+async def test_a_terminal_and_plots_are_those_that_were_asked_for_last(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train", like={**TASK, "ssh": "embedded"})
+    page = await visit(chromium, controller, address_of(site), "admin")
+    sockets: asyncio.Queue[WebSocketRoute] = asyncio.Queue()
+    may_connect, sizes = asyncio.Event(), asyncio.Queue[str | bytes]()
+
+    async def connect(socket: WebSocketRoute) -> None:
+        socket.on_message(sizes.put_nowait)
+        socket.on_close(lambda _code, _reason: None)  # the test tells the page of it
+        sockets.put_nowait(socket)
+        await may_connect.wait()
+
+    histories = Held()
+    await page.route("**/metrics/history*", histories)
+    await page.route_web_socket("**/terminal*", connect)
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    await page.locator(LIVE).wait_for()
+    form, screen = page.locator("[data-terminal-part=form]"), page.locator(".xterm-screen")
+    status, close = page.locator("#terminal [role=status]"), page.locator("#terminal [type=button]")
+
+    span, told = page.locator("[data-plots-part=span]"), page.locator("#plots [role=status]")
+    await span.scroll_into_view_if_needed()
+    hour = await histories.next("seconds=3600")
+    async with page.expect_event("requestfailed", lambda one: one == hour.request):
+        await span.select_option("900")
+    await hour.abort()
+    await give(page, await histories.next("seconds=900"), {"jobs": [], "until": None})
+    await expect(told).to_have_text("Nothing was measured in this time.")
+
+    await form.evaluate("one => { one.requestSubmit(); one.requestSubmit(); }")
+    first = await taken(sockets)
+    await expect(status).to_have_text("Connecting \N{HORIZONTAL ELLIPSIS}")
+    await expect(screen).to_have_count(1)
+    assert sockets.empty()
+    width = await screen.evaluate("one => one.clientWidth")
+    await page.set_viewport_size({"width": 640, "height": 720})
+    await page.wait_for_function(
+        "width => document.querySelector('.xterm-screen').clientWidth < width", arg=width
+    )
+    await page.locator("[data-log-part=search]").focus()
+    may_connect.set()
+    await expect(status).to_contain_text("Connected")
+    assert set(json.loads(await taken(sizes))) == {"columns", "rows"}
+    await expect(page.locator("[data-log-part=search]")).to_be_focused()
+
+    await page.locator("[data-terminal-part=open]").click()
+    await taken(sockets)
+    await expect(status).to_contain_text("Connected")
+    await first.close()
+    await page.evaluate("new Promise((done) => setTimeout(done))")
+    await expect(status).to_contain_text("Connected")
+    await close.focus()
+    await close.click()
+    await expect(status).to_have_text("The connection was closed.")
+    await expect(page.locator("[data-terminal-part=open]")).to_be_focused()
+
+
+async def test_a_page_that_waits_for_a_stream_of_its_own_misses_no_change(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    """A beat of the stream that other pages have says nothing of this page's run."""
+    page = await visit(chromium, controller, address_of(site), "admin")
+    script = await page.evaluate("document.querySelector('script[src*=worker]').src")
+    told = await page.evaluate(TWO_PAGES, script.replace("worker", "stream"))
+    assert told == [{"state": "live", "now": 2}]
