@@ -182,9 +182,10 @@ async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_t
     await expect(count).to_have_text("1 of 1")
     await expect(marks).to_have_text(["step ", "1234", " loss"])
 
+    await page.get_by_label("Regular expression").check()
+    await expect(count).to_have_text("1 of 1")  # it is searched for again, and leads to its match
     await page.get_by_role("button", name="Start").click()
     await expect(page.locator(".log-text").first).to_have_text("step 0 loss 0.000")
-    await page.get_by_label("Regular expression").check()
     await search.fill(r"^step 1\d00 loss 0\.1[0-2]00$")
     await search.press("Enter")
     await expect(count).to_have_text("1 of 3")
