@@ -13,7 +13,7 @@ import logging
 import os
 import tarfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from common import shared_folders
 from common.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
+from controller.outputs.bucket_threads import BucketThreads
 from controller.outputs.own_bucket import OwnBucket
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.sizes import OutputsAbout
@@ -43,6 +44,7 @@ _PRIVATE = 0o600
 _MAX_OVERHEAD = 1 << 29
 """Bytes of headers and padding in a tar of as many files as a node sends."""
 _THREADS = 2
+_BUCKET_THREADS = 8
 _STILL_READ_SECONDS = 60.0
 """How long a tar stays here after it came to its bucket: a download that was told of it may be
 about to open it."""
@@ -122,8 +124,10 @@ class OutputStore:
         self._own = own
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
+        self._bucket_threads = BucketThreads(_BUCKET_THREADS, "outputs-bucket")
 
     def close(self) -> None:
+        self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
     def place_in(self, bucket: Bucket, attempt_id: str) -> BucketObject:
@@ -137,7 +141,7 @@ class OutputStore:
         if self._own is not None:
             await self._own.ask(self._own.verify)
         else:
-            await bucket.check(target)
+            await self._bucket_threads.ask(bucket.check, target)
 
     async def writer(self, attempt_id: str) -> OutputsWriter:
         """Return a writer that goes on where the last one stopped; there is one at a time."""
@@ -161,6 +165,13 @@ class OutputStore:
         """
         if self._own is not None and stored.place is None:
             await self.move(attempt_id, self._own.place(_own_key(attempt_id, _ARCHIVE)))
+
+    def read(self, place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yield the bytes of a tar in a bucket from `start` up to `end`, which is not among them.
+
+        Raises BucketError.
+        """
+        return bucket.read(place, start, end, self._bucket_threads.ask)
 
     def archive(self, attempt_id: str) -> Path:
         return self._folder_of(attempt_id) / _ARCHIVE
@@ -203,7 +214,7 @@ class OutputStore:
 
     async def _leave(self, place: BucketObject) -> None:
         """Remove what an upload to another bucket may have left."""
-        error = await _why_not_deleted(place)
+        error = await self._why_not_deleted(place)
         if error is not None:
             log.warning("an object of an interrupted upload may stay for good: %s", error)
 
@@ -248,7 +259,14 @@ class OutputStore:
                 await own.ask(own.delete, _own_key(attempt_id, _ABOUT))
             except BucketError as error:
                 return error
-        return await _why_not_deleted(place)
+        return await self._why_not_deleted(place)
+
+    async def _why_not_deleted(self, place: BucketObject) -> BucketError | None:
+        try:
+            await self._bucket_threads.ask(bucket.delete, place)
+        except BucketError as error:
+            return error
+        return None
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
@@ -256,14 +274,6 @@ class OutputStore:
 
     def _folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id
-
-
-async def _why_not_deleted(place: BucketObject) -> BucketError | None:
-    try:
-        await bucket.delete(place)
-    except BucketError as error:
-        return error
-    return None
 
 
 def _open(folder: Path) -> tuple[BinaryIO, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controller.outputs import bucket, own_bucket
+from controller.outputs import own_bucket
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
 from controller.outputs.store import OutputStore
@@ -53,11 +53,12 @@ async def test_a_controller_with_an_empty_disk_has_them(
     stored = await keep(outputs, "attempt", SMALL)
     assert await machine("b").find("attempt") is None
     await outputs.secure("attempt", stored)
-    found = await machine("b").find("attempt")
+    other = machine("b")
+    found = await other.find("attempt")
     assert found is not None
     assert found.place is not None
     assert found.files == stored.files
-    read = b"".join([piece async for piece in bucket.read(found.place, 0, found.length)])
+    read = b"".join([piece async for piece in other.read(found.place, 0, found.length)])
     assert read == SMALL
 
 
