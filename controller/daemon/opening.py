@@ -22,6 +22,7 @@ from controller.daemon.providers import machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
+from controller.outputs.own_bucket import OwnBucket
 from controller.pipelines.performers.cluster import secret_of
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
@@ -29,6 +30,7 @@ from controller.service.accounts.users import Gate
 from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
+from controller.shipping.positions import Positions
 from controller.shipping.shipper import Shipper
 from controller.store.base import Store
 from controller.store.errors import StoreError
@@ -106,19 +108,25 @@ async def open_parts(
         assembly=assembly,
         service=service,
         dashboard=dashboard,
-        shipper=_shipper(options, stores, assembly, service),
+        shipper=_shipper(options, stores, own, assembly, service),
         metric_bucket=metric_bucket(options, history, own, known.boot),
         join=join,
     )
 
 
 def _shipper(
-    options: Options, stores: Stores, assembly: Assembly, service: ControllerService
+    options: Options,
+    stores: Stores,
+    own: OwnBucket | None,
+    assembly: Assembly,
+    service: ControllerService,
 ) -> Shipper | None:
     if options.receivers is None:
         return None
     live = assembly.pipeline.runs.values()
-    shipper = Shipper(options.receivers, live, system_chance().jitter)
+    positions = Positions(options.data / "shipped", own)
+    jitter = system_chance().jitter
+    shipper = Shipper(options.receivers, live, stores.logs.read, positions, jitter)
     stores.logs.stored = shipper.stored
     assembly.pipeline.listen(shipper)
     service.numbers.add(shipper.families)

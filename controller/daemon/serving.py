@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -28,6 +29,8 @@ from controller.relay import Relay
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
             await until_stopped(work, stop)
 
 
-async def until_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> None:
+async def until_stopped(work: asyncio.Task[T], stop: asyncio.Event) -> None:
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
