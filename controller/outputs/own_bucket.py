@@ -51,7 +51,7 @@ class OwnBucket:
     """The bucket of one installation. Every method may raise BucketError."""
 
     def __init__(self, bucket: Bucket, installation_id: str) -> None:
-        self._bucket = bucket
+        self.bucket = self._bucket = bucket
         self._installation_id = installation_id
         self._store: S3Store | None = None
         self._is_own = False

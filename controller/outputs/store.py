@@ -3,7 +3,8 @@
 A tar arrives next to its place and is checked before it is moved there, so what is listed is whole.
 Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
 move on to a bucket; the list stays here and says where the tar is. With a bucket of the
-installation's own, each tar and each list is put there before they count as collected.
+installation's own, each tar and each list is put there before they count as collected; large tars
+may go to another bucket even then, and their lists name it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,13 @@ class WaitingOutputs(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
 
 
+class LargeOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Tars of more than `above` bytes go to this bucket and not to the installation's own."""
+
+    bucket: Bucket
+    above: int
+
+
 class OutputsWriter:
     """Writes one attempt's tar; `at` is where it goes on. Every method may raise OSError."""
 
@@ -114,7 +122,11 @@ class OutputStore:
     """The outputs of all attempts below one folder. Every method may raise OSError."""
 
     def __init__(
-        self, folder: Path, limit: int = DEFAULT_LIMIT, own: OwnBucket | None = None
+        self,
+        folder: Path,
+        limit: int = DEFAULT_LIMIT,
+        own: OwnBucket | None = None,
+        large: LargeOutputs | None = None,
     ) -> None:
         self.limit = limit
         self.came = asyncio.Event()
@@ -122,6 +134,7 @@ class OutputStore:
         self.waiting = WaitingOutputs()
         self._folder = folder
         self._own = own
+        self._large = large
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
         self._bucket_threads = BucketThreads(_BUCKET_THREADS, "outputs-bucket")
@@ -130,17 +143,20 @@ class OutputStore:
         self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
-    def place_in(self, bucket: Bucket, attempt_id: str) -> BucketObject:
-        """Return where a tar goes; `bucket`: the one for large outputs."""
-        if self._own is not None:
-            return self._own.place(_own_key(attempt_id, _ARCHIVE))
-        return bucket.object(f"{attempt_id}/{_ARCHIVE}")
+    def place_in(self, target: Bucket, attempt_id: str, length: int) -> BucketObject:
+        """Return where a tar of this length goes; `target`: the bucket where there is no own
+        one."""
+        if self._own is None:
+            return target.object(f"{attempt_id}/{_ARCHIVE}")
+        if self._large is not None and length > self._large.above:
+            return self._large.bucket.object(f"{attempt_id}/{_ARCHIVE}")
+        return self._own.place(_own_key(attempt_id, _ARCHIVE))
 
     async def check(self, target: Bucket) -> None:
-        """Try whether the bucket for large outputs can be used. Raises BucketError."""
+        """Try whether the buckets for outputs can be used. Raises BucketError."""
         if self._own is not None:
             await self._own.ask(self._own.verify)
-        else:
+        if self._own is None or self._large is not None:
             await self._bucket_threads.ask(bucket.check, target)
 
     async def writer(self, attempt_id: str) -> OutputsWriter:
@@ -164,7 +180,7 @@ class OutputStore:
         Raises BucketError.
         """
         if self._own is not None and stored.place is None:
-            await self.move(attempt_id, self._own.place(_own_key(attempt_id, _ARCHIVE)))
+            await self.move(attempt_id, self.place_in(self._own.bucket, attempt_id, stored.length))
 
     def read(self, place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
         """Yield the bytes of a tar in a bucket from `start` up to `end`, which is not among them.
@@ -207,7 +223,11 @@ class OutputStore:
         if self._own is None:
             await bucket.upload(archive, moved.length, moved.place)
             return
-        await self._own.put_file(archive, moved.length, _own_key(attempt_id, _ARCHIVE))
+        key = _own_key(attempt_id, _ARCHIVE)
+        if moved.place == self._own.place(key):
+            await self._own.put_file(archive, moved.length, key)
+        else:
+            await bucket.upload(archive, moved.length, moved.place)
         # The list comes last: what it names is there.
         about = msgspec.json.encode(moved)
         await self._own.ask(self._own.put, _own_key(attempt_id, _ABOUT), about)
@@ -253,7 +273,7 @@ class OutputStore:
     async def _why_not_removed(self, attempt_id: str, place: BucketObject) -> BucketError | None:
         """Remove a tar from its bucket, with the list that is there if the bucket is our own."""
         own = self._own
-        if own is not None and place == own.place(_own_key(attempt_id, _ARCHIVE)):
+        if own is not None:
             try:
                 # The list first: what it names is there.
                 await own.ask(own.delete, _own_key(attempt_id, _ABOUT))
@@ -379,9 +399,21 @@ def _sweep_own(own: OwnBucket, needed: Collection[str], written_before: float) -
         latest[folder] = max(one.at, latest.get(folder, one.at))
     # The list first: what it names is there.
     for one in sorted(listed, key=lambda one: one.name):
-        folder = one.name.rpartition("/")[0]
+        folder, _, name = one.name.rpartition("/")
         if latest[folder] < written_before and folder.rpartition("/")[2] not in needed:
+            if name == _ABOUT:
+                _delete_elsewhere(own, f"{_OWN}{one.name}")
             own.delete(f"{_OWN}{one.name}")
+
+
+def _delete_elsewhere(own: OwnBucket, key: str) -> None:
+    """Remove the tar of an expired list from the bucket for large outputs. Before the list, unlike
+    all others: nothing else names it. Raises BucketError."""
+    data = own.get(key)
+    stored = None if data is None else _decoded(data, key)
+    place = None if stored is None else stored.place
+    if place is not None and place != own.place(f"{key.removesuffix(_ABOUT)}{_ARCHIVE}"):
+        bucket.delete(place)
 
 
 def _larger_than(folder: Path, size: int) -> dict[str, int]:
