@@ -48,6 +48,8 @@ WAIT = 0.5
 MAX_SENT = 32 << 20
 """Bytes of jobs in one request, of which a runner takes 64 MiB at most; the others follow in the
 next one."""
+PAST_ALL = (1 << 63) - 1
+"""The offset that asks for nothing more of a log."""
 NO_BATCHES = 404
 """The status with which a runner answers that knows no batches: it runs none of the jobs."""
 
@@ -195,6 +197,8 @@ class _Exchange:
         self._ends = {id: end for id, end in self._ends.items() if id in self._there}
         self._damaged &= self._there.keys()
         offsets = self._ends | {id: writer.end for id, writer in self._writers.items()}
+        # A runner answers at once while it has more of a log than this says.
+        offsets |= dict.fromkeys(self._damaged, PAST_ALL)
         for id in stored:
             self._outputs.forget(id)
         return BatchRequest(

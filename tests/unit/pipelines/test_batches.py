@@ -133,6 +133,8 @@ async def test_a_damaged_log_ends_where_the_damage_begins(
     )
     assert [type(one) for one in posted][-2:] == [reports.Carried, reports.RunnerExited]
     assert await logs.is_complete(rider.id)
+    asked = node.the_runner.batches[1].offsets[rider.id]
+    assert asked > END.log_end, "a runner that has more of the log would answer at once"
 
 
 async def test_what_no_commit_knows_is_stopped_or_forgotten(
