@@ -247,6 +247,8 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     """How many GPUs the job has; 0 also from a controller of an older version."""
     reuse_container: bool = False
     """Other jobs may run in its container after it (docs/rules.md 11.14)."""
+    restarts: int = 0
+    """How many attempts of this job there were before; 0 also from an older controller."""
 
     @property
     def leaves_something(self) -> bool:
@@ -278,7 +280,14 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration", "gpus")
+_FIRST_SAID = (
+    "job_count",
+    "group_job_count",
+    "monitoring_descriptor",
+    "stop_duration",
+    "gpus",
+    "restarts",
+)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
