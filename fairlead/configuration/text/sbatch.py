@@ -63,8 +63,8 @@ _END = "FAIRLEAD_END_OF_SCRIPT"
 CODE_FOLDER = "/workflow"
 """Where code goes that cannot be in the working folder."""
 _FOLDERS_OF_SYSTEMS = frozenset(
-    "/ /boot /dev /dev/shm /etc /home /media /mnt /opt /root /run /srv /tmp /usr /var /var/tmp".split()
-)
+    ["/", "/dev", "/dev/shm", "/etc", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv"]
+) | {"/tmp", "/usr", "/var", "/var/tmp"}
 """Code goes only to an empty folder, and in an image these are none."""
 
 
