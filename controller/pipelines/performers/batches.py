@@ -16,6 +16,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle import reports
+from controller.lifecycle.attempts import end_signal
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import RunState
 from controller.lifecycle.sweeps import carrying
@@ -37,7 +38,9 @@ from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import (
     BatchRequest,
     CarriedJob,
+    CarriedSignal,
     CarriedStop,
+    SignalRequest,
     SubmitRequest,
 )
 from runner.client import RunnerError, RunnerUnavailable
@@ -162,7 +165,7 @@ class _Exchange:
         news = await _all_or_none(
             self._take(wanted[id], one) for id, one in self._there.items() if id in wanted
         )
-        posted = any(news) | self._note_lost(wanted)
+        posted = any(news) | self._note_lost(wanted) | self._note_signalled(request)
         self._answered = True
         if answer.dirty is not None and not carrying.is_closed(carrier.attempt, self._clock.now()):
             posted = True
@@ -189,6 +192,7 @@ class _Exchange:
         unbegun = (one for one in fresh if one.attempt.running_at is None)
         jobs = tuple(_within(MAX_SENT, self._requests(unbegun)))
         stop = (*self._stops(wanted, closed=closed), *self._strays(wanted))
+        signals = tuple(self._signals(wanted))
         stored = tuple(
             id
             for id, one in self._there.items()
@@ -204,6 +208,7 @@ class _Exchange:
         return BatchRequest(
             jobs=jobs,
             stop=stop,
+            signals=signals,
             stored=stored,
             offsets=offsets,
             outputs=self._outputs.offsets(),
@@ -234,9 +239,22 @@ class _Exchange:
             attempt = one.attempt
             if attempt.reason is not None:
                 grace = max(0.0, (attempt.remove_at or now) - now)
-                yield CarriedStop(attempt_id=id, signal=one.job.spec.stop_signal, grace=grace)
+                spec = one.job.spec
+                delay = end_signal.stop_delay(one.state.run, attempt, spec.signal, now)
+                yield CarriedStop(attempt_id=id, signal=spec.stop_signal, grace=grace, delay=delay)
             elif closed and attempt.status is AttemptStatus.SUBMITTED and self._may_wait(id):
                 yield CarriedStop(attempt_id=id, unbegun=True)
+
+    def _signals(self, wanted: dict[str, AttemptContext]) -> Iterable[CarriedSignal]:
+        now = self._clock.now()
+        for id, context in wanted.items():
+            attempt, signal = context.attempt, context.job.spec.signal
+            for one in attempt.signalled:
+                if one.sent:
+                    continue
+                left = end_signal.ends_in(context.state.run, attempt, one, signal, now)
+                request = SignalRequest(id=one.id, cause=one.cause.value, ends_in=left)
+                yield CarriedSignal(attempt_id=id, request=request)
 
     def _may_wait(self, attempt_id: str) -> bool:
         there = self._there.get(attempt_id)
@@ -315,6 +333,16 @@ class _Exchange:
                 await writer.close()
         await self._logs.complete(attempt_id)
         self._ends[attempt_id] = end
+
+    def _note_signalled(self, request: BatchRequest) -> bool:
+        sent = [one for one in request.signals if one.attempt_id in self._there]
+        for one in sent:
+            self._pipeline.post(
+                reports.JobSignalled(
+                    run_id=self._run_id, attempt_id=one.attempt_id, ids=(one.request.id,)
+                )
+            )
+        return bool(sent)
 
     def _note_lost(self, wanted: dict[str, AttemptContext]) -> bool:
         """Post the end of what runs by our records and is unknown to its runner; as after a
