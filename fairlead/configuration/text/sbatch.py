@@ -597,6 +597,7 @@ _OPTIONS: Mapping[str, Callable[[_Job, str], None]] = {
 _WITHOUT: Mapping[str, str] = {
     "account": "there are no accounts: each run is its user's",
     "qos": "give the YAML a band and a priority",
+    "nice": "give the YAML a priority",
     "constraint": "give the YAML constraints on attributes of nodes, such as rack EQ r1",
     "nodelist": "give the YAML constraints: [node EQ NAME]",
     "exclude": "give the YAML constraints: [node NE NAME]",
