@@ -80,6 +80,44 @@ def test_what_is_on_order_counts() -> None:
     assert look(waiting(4, cpu=1.0), shop(offer()), machine()).orders == ()
 
 
+def _silent(cluster: Cluster, **more: Any) -> Machine:
+    """Return a machine whose node has been one, and is only connected again."""
+    cluster.set_node(node("m1", fleet="burst", status=NodeStatus.CONNECTING, **more))
+    return machine(status=MachineStatus.JOINED, joined_at=NOW - 60.0)
+
+
+def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
+    cluster = waiting(1, cpu=1.0)
+    assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
+
+
+def test_what_is_on_a_machine_that_is_connected_again_stays_taken() -> None:
+    cluster = Cluster(fleets=(fleet(),))
+    cluster.set_node(node("m1", fleet="burst"))
+    cluster.submit("busy", cpu=4.0)
+    cluster.turn()
+    assert cluster.pipeline.index.taken
+    back = _silent(cluster)
+    cluster.submit("next", cpu=1.0)
+    assert types(look(cluster, shop(offer()), back)) == ["small"]
+
+
+@pytest.mark.parametrize("more", [{"cordoned": True}, {"draining": True}])
+def test_a_closed_machine_that_is_connected_again_does_not_count(more: dict[str, bool]) -> None:
+    cluster = waiting(1, cpu=1.0)
+    assert types(look(cluster, shop(offer()), _silent(cluster, **more))) == ["small"]
+
+
+def test_a_gang_waits_for_a_machine_that_is_connected_again() -> None:
+    cluster, machines = gang_of_three(MachineStatus.JOINED)
+    zone = {"zone": "north-1"}
+    back = node("last", fleet="burst", attributes=zone, status=NodeStatus.CONNECTING)
+    cluster.set_node(back)
+    found = look(cluster, shop(offer()), *machines)
+    assert (found.orders, found.reasons) == ((), {})
+    assert found.awaiting == {"m0", "m1", "last"}
+
+
 def test_a_machine_that_closes_does_not_count() -> None:
     closing = machine(status=MachineStatus.TERMINATING)
     assert types(look(waiting(1), shop(offer()), closing)) == ["small"]
