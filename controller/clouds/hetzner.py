@@ -8,6 +8,7 @@ A machine that powers itself off goes on costing money there, until the controll
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from controller.clouds.base import (
     Created,
     Described,
     Examined,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -49,6 +51,7 @@ _GIB = 1 << 30
 _GB = 10**9
 _ARCHITECTURE = "x86"
 _MAX_SHOWN = 500
+_FINGERPRINT = 12
 _NO_CAPACITY = frozenset({"placement_error", "resource_unavailable"})
 _UNAUTHORIZED = frozenset({"forbidden", "token_readonly", "unauthorized"})
 _OPEN = frozenset({"conflict", "locked", "maintenance", "service_error", "timeout", "unavailable"})
@@ -163,16 +166,25 @@ class HetznerCloud:
             await self._session.close()
             self._session = None
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str:
+        """Return the project's name in the controller's file, or what its token is known by: the
+        API tells no project."""
+        if self._config.project is not None:
+            return self._config.project
+        digest = hashlib.sha256(self._token().encode()).hexdigest()
+        return f"token-{digest[:_FINGERPRINT]}"
+
+    async def offers(self) -> KnownOffers:
         pages = await self._pages(_ServerTypes, "server_types")
-        return [
+        offers = (
             self._offer(one, price)
             for page in pages
             for one in page.server_types
             if one.architecture == _ARCHITECTURE and one.deprecation is None
             for price in one.prices
             if price.location in self._config.locations
-        ]
+        )
+        return KnownOffers(offers=tuple(offers))
 
     def _offer(self, one: _ServerType, price: _LocalPrice) -> Offer:
         return Offer(
@@ -276,7 +288,7 @@ class HetznerCloud:
 
     async def _never_rented(self) -> list[Examined]:
         """Return what the controller's file names in vain."""
-        offered = {one.region for one in await self.offers()}
+        offered = {one.region for one in (await self.offers()).offers}
         field = f"providers.{self._name}.locations"
         return [
             Examined(
@@ -325,6 +337,13 @@ class HetznerCloud:
             number = page.meta.pagination.next_page
         return pages
 
+    def _token(self) -> str:
+        """Raises CloudAway."""
+        try:
+            return self._config.token()
+        except (OSError, ValueError) as error:
+            raise CloudAway(f"providers.{self._name}.token_file: {error}"[:_MAX_SHOWN]) from None
+
     async def _call(
         self,
         type_: type[T],
@@ -343,11 +362,11 @@ class HetznerCloud:
                 f"{self._config.endpoint}/{path}",
                 params=asked,
                 json=content,
-                headers={"Authorization": f"Bearer {self._config.token()}"},
+                headers={"Authorization": f"Bearer {self._token()}"},
             ) as answer:
                 status, body = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # TimeoutError is an OSError; a file without a token gives a ValueError.
+            # TimeoutError is an OSError.
             raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
         if status >= _FIRST_ERROR:
             raise _refusal(what, status, body)

@@ -72,7 +72,13 @@ def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
     from controller.clouds.exec import ExecCloud
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
-    return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
+    return ExecCloud(
+        name,
+        config.command,
+        abilities=abilities,
+        timeout=config.timeout,
+        account=config.account,
+    )
 
 
 def _catalog(cloud: str, provider: str, data: Path) -> Catalog:

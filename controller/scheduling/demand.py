@@ -32,6 +32,7 @@ from controller.lifecycle.renting_reasons import (
     ProviderAway,
     QuotaOfProvider,
     ReusesOnly,
+    is_definite,
 )
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
@@ -281,8 +282,7 @@ class _Look:
             reason = self._serve_one(unit, unit.members[0], fleets)
         if reason is not None:
             self._reasons |= {member.attempt.id: reason for member in unit.members}
-        # A provider that does not answer refuses nothing, and grants nothing.
-        if not isinstance(reason, ProviderAway):
+        if is_definite(reason):
             self._answer(unit, reason)
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
@@ -376,35 +376,43 @@ class _Look:
         if policy.provider not in self._shop.offers:
             detail = self._shop.away.get(policy.provider, "its offers are not known yet")
             return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
+        unknown = self._unknown(policy)
         offers = market.allowed(policy, self._shop.offers[policy.provider])
         known = [one for one in offers if _is_for(need, one)]
         if not known:
             every = [one for one in self._shop.offers[policy.provider] if _is_for(need, one)]
-            return NoOffer(fleet=fleet.name, lacks=market.why_none_allowed(policy, every))
+            lacks = market.why_none_allowed(policy, every)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         bins = [_fresh(fleet, offer) for offer in known]
         enough = [one for one in bins if _has_least(policy, one.room)]
         if not enough:
             lacks = "no offer has the `machines.resources` of its file"
-            return NoOffer(fleet=fleet.name, lacks=lacks)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         if need is None:
             return [one.offer for one in enough]
         holding = [one.offer for one in enough if one.holds(need)]
-        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough))
+        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough), unknown=unknown)
+
+    def _unknown(self, policy: MachinesPolicy) -> str | None:
+        return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
 
     def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity | QuotaOfProvider:
         known = [one for offer in tried if (one := self._shop.penalties.of(offer)) is not None]
+        unknown = self._unknown(_policy(fleet))
         first = min(one.until for one in known)
         if all(one.end is MachineEnd.QUOTA_REACHED for one in known):
             return QuotaOfProvider(
                 fleet=fleet.name,
                 detail=known[0].message or "it does not say which",
                 next_at=first,
+                unknown=unknown,
             )
         return NoCapacity(
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
             next_at=first,
             detail=None if known[0].end is MachineEnd.NO_CAPACITY else known[0].message,
+            unknown=unknown,
         )
 
     # -- a gang -----------------------------------------------------------------------------
@@ -452,7 +460,7 @@ class _Look:
         plans = list(self._plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
-            return NoOffer(fleet=fleet.name, lacks=lacks)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._unknown(_policy(fleet)))
         refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
             offers_ = [one.offer for one in plan.new]
@@ -637,7 +645,7 @@ def _is_asked(unit: Unit, fleet: Fleet) -> bool:
 
 def _first_or_away(first: MachineReason | None, next_: MachineReason) -> MachineReason:
     """Return the first fleet's refusal, or that of a provider that may still grant a machine."""
-    return next_ if first is None or isinstance(next_, ProviderAway) else first
+    return next_ if first is None or not is_definite(next_) else first
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

@@ -60,7 +60,9 @@ class Calls:
         what = f"{method} {url.partition('://')[2].partition('/')[2]}"
         headers = {"Authorization": f"Bearer {await self._token()}"}
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+            # Each machine that is being made has a call that waits; the worker limits all others.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector)
         try:
             async with self._session.request(
                 method, url, params=asked, json=content, headers=headers

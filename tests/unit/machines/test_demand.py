@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
-from controller.lifecycle.machines.market import Market, Penalties
+from controller.lifecycle.machines.market import Market, Penalties, Supply
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
     Constraint,
@@ -186,7 +186,25 @@ def test_an_offer_that_fits_nothing_is_explained() -> None:
 
 def test_a_provider_that_tells_nothing_is_explained() -> None:
     found = look(waiting(1), shop(away={"lab": "connection refused"}))
-    assert sentences(found) == {"provider lab of fleet burst does not answer: connection refused"}
+    assert sentences(found) == {"provider lab of fleet burst rents nothing now: connection refused"}
+
+
+def test_a_zone_that_tells_nothing_keeps_no_other_from_being_rented() -> None:
+    market = shop(offer(), unknown={"lab": {"north-2": "403"}})
+    assert types(look(waiting(1), market)) == ["small"]
+
+
+def test_offers_that_are_not_known_are_named_and_refuse_nothing() -> None:
+    market = shop(offer(), unknown={"lab": {"north-2": "403", "south-1": "down"}})
+    market.penalties.add(offer(), MachineEnd.NO_CAPACITY, NOW)
+    for cluster in (waiting(1, cpu=99.0), waiting(1), waiting(1, fleet(zones=("west",)))):
+        (sentence,) = sentences(look(cluster, market))
+        assert ("those in north-2 (403), those in south-1 (down)" in sentence) is (
+            "availability_zones" not in sentence
+        )
+    found = look(waiting(1, fleet(regions=("north",)), cpu=99.0), market)
+    assert "of the offers, those in north-2 (403) are not known" in sentences(found).pop()
+    assert [one.why for one in found.answers] == [None]
 
 
 def test_jobs_of_another_fleet_buy_nothing() -> None:
@@ -587,7 +605,7 @@ def test_a_plan_says_why_nothing_is_rented() -> None:
     state = cluster.states.popitem()[1]
     cluster.pipeline.index.run_changed(state.run.id, None)
     rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", [offer(price=1.5)])
+    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     found = rentals.rent_of(state, NOW)
     assert found.machines == ()
     assert "`machines.max_price`" in found.why[0]
@@ -604,7 +622,7 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     state = cluster.states.popitem()[1]
     cluster.pipeline.index.run_changed(state.run.id, None)
     rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", [offer(price=1.5)])
+    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     assert rentals.rent_of(state, NOW) == PlannedRent(
         per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
     )

@@ -11,10 +11,17 @@ import pytest
 
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
-from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized, keep_reading
+from controller.clouds.base import (
+    CloudAway,
+    KnownOffers,
+    NoCapacity,
+    Throttled,
+    Unauthorized,
+    keep_reading,
+)
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
 from controller.pipelines.rentals import Pinned
@@ -26,7 +33,7 @@ from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
 from tests.support.waiting import eventually
-from tests.unit.machines.parts import GIB, NOW, offer, rentals_of
+from tests.unit.machines.parts import GIB, NOW, machine, offer, rentals_of
 
 ADMIN = User(name="root", role=Role.ADMIN, created_at=0.0)
 USER = User(name="ada", role=Role.USER, created_at=0.0)
@@ -38,7 +45,7 @@ def cheap_and_dear() -> MemoryCloud:
     )
 
 
-def service_of(cloud: MemoryCloud) -> tuple[ProviderService, MachineManager]:
+def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService, MachineManager]:
     settings = MachineSettings(
         clouds={"lab": cloud},
         boot_data=lambda one: one.name,
@@ -49,7 +56,7 @@ def service_of(cloud: MemoryCloud) -> tuple[ProviderService, MachineManager]:
         return True
 
     manager = MachineManager(
-        rentals_of(CapacityIndex()),
+        rentals_of(CapacityIndex(), *machines),
         {},
         settings,
         ManualClock(),
@@ -98,6 +105,26 @@ async def test_a_check_tells_what_does_not() -> None:
     assert fault.fault == "internal error (ValueError); see the log"
     (_, none) = await service_of(MemoryCloud())[0].check("lab", ADMIN)
     assert none.fault is not None
+
+
+async def test_a_check_names_the_offers_that_are_not_known_and_the_account() -> None:
+    cloud = cheap_and_dear()
+    cloud.unknown, cloud.uses = {"north-2": "403 forbidden"}, "lab-1"
+    service, _ = service_of(cloud)
+    _, unknown, account, _ = await service.check("lab", ADMIN)
+    assert (unknown.what, unknown.fault) == ("offers in north-2", "403 forbidden")
+    assert (account.what, account.fault) == ("account lab-1", None)
+    assert (await service.offered("lab", ADMIN)).notes == ("north-2: not known: 403 forbidden",)
+
+
+async def test_a_check_names_the_machines_of_another_account() -> None:
+    cloud = cheap_and_dear()
+    cloud.uses = "second"
+    service, manager = service_of(cloud, machine(account="first"))
+    _, account, _ = await service.check("lab", ADMIN)
+    assert "machine m1: it is in account first of provider lab" in (account.fault or "")
+    await service.refresh("lab", ADMIN)
+    assert manager._rentals.offers_of("lab") == ()
 
 
 async def test_only_an_admin_checks_and_only_what_is_there() -> None:
@@ -259,9 +286,10 @@ class Stocked(MemoryCloud):
         super().__init__()
         self.catalog = catalog
 
-    async def offers(self) -> list[Offer]:
+    async def offers(self) -> KnownOffers:
         types = self.catalog.types()
-        return [offer(one.name, price=price) for one in types for price in one.prices.values()]
+        prices = ((one.name, price) for one in types for price in one.prices.values())
+        return KnownOffers(offers=tuple(offer(name, price=price) for name, price in prices))
 
     async def refresh(self) -> None:
         self._called("refresh")
