@@ -6,14 +6,13 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from controller.clouds.catalog import Catalog, Reading
+from controller.clouds.catalog import CannotKeep, Catalog, Reading
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -204,10 +203,9 @@ async def known_of(
 async def keep_reading(catalog: Catalog, reading: Reading) -> None:
     """Have the catalog take what was read, from now on. Raises CloudAway: it could not be kept."""
     try:
-        await asyncio.to_thread(catalog.replace, reading)
-    except OSError as error:
-        text = f"what was read could not be kept in --data: {error.strerror}"
-        raise CloudAway(text) from None
+        await catalog.replace(reading)
+    except CannotKeep as error:
+        raise CloudAway(f"what was read could not be kept in the database: {error}") from None
 
 
 async def answer_of(provider: str, call: Awaitable[T]) -> T:
