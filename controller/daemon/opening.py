@@ -18,7 +18,7 @@ from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
 from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import machine_settings, require_providers
+from controller.daemon.providers import Catalogs, machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
@@ -83,7 +83,12 @@ async def open_parts(
         routes=routes,
         nodes=node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
-        machines=machine_settings(options, known.key, None if join is None else join.point),
+        machines=machine_settings(
+            options,
+            known.key,
+            None if join is None else join.point,
+            Catalogs(store, snapshot.catalogs),
+        ),
         listeners=() if shipper is None else (shipper,),
     )
     history = MetricHistory(options.data / METRICS_NAME)
