@@ -59,7 +59,8 @@ def main() -> None:
 def one_round(client: Client, image: str, trials: int, ask: Ask, tell: Tell) -> None:
     """Run so many trials at once, and tell the loss of each as it ends."""
     asked = [dict(ask()) for _ in range(trials)]
-    task = Task(image=image or None, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
+    resources = {"cpu": 0.1, "memory": "128MB"}
+    task = Task.of({"image": image or None, "commands": [TRAIN], "resources": resources})
     run = client.sweep(task, asked)
     for number, loss in losses(run):
         tell(number, loss)

@@ -450,7 +450,8 @@ async def test_a_terminal_and_plots_are_those_that_were_asked_for_last(
     await page.locator("[data-log-part=search]").focus()
     may_connect.set()
     await expect(status).to_contain_text("Connected")
-    assert set(json.loads(await taken(sizes))) == {"columns", "rows"}
+    size = await taken(sizes)
+    assert set(json.loads(size)) == {"columns", "rows"}
     await expect(page.locator("[data-log-part=search]")).to_be_focused()
 
     await page.locator("[data-terminal-part=open]").click()
