@@ -126,7 +126,21 @@ class Wait:
         leader = None if sight is None else sight.leader
         if sight is not None and leader is not None and sight.is_alive(leader):
             self._compare(leader)
+        if sight is not None:
+            self._refuse_double(sight)
         return sight
+
+    def _refuse_double(self, sight: Sight) -> None:
+        """Raises StoreUnusable if an older controller, which still works, has this one's URL. Each
+        would take connections to the other one for its own, and hold them."""
+        own = next((peer for peer in sight.peers if peer.id == self._peers.id), None)
+        for peer in sight.peers if own is not None else ():
+            # One that was killed before this one was started was not seen since.
+            if peer.url == own.url and peer.started_at < own.started_at < peer.seen_at:
+                raise StoreUnusable(
+                    f"another controller of this database works with --url {peer.url}: give each "
+                    "its own, at which the others reach it"
+                )
 
     def _compare(self, peer: Peer) -> None:
         """Raises StoreUnusable if this controller and the other one can't take each other's

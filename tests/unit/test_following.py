@@ -123,6 +123,23 @@ async def test_versions_more_than_one_step_apart_are_refused_by_name(
         await wait.begin()
 
 
+@pytest.mark.parametrize(("seen_later", "is_refused"), [(3.0, True), (-1.0, False)])
+async def test_the_later_one_of_two_with_the_same_url_is_refused(
+    seen_later: float, is_refused: bool
+) -> None:
+    """One that was killed leaves a row with the URL of its successor."""
+    peers, now = Planted(), time.time()
+    own = msgspec.structs.replace(at(peers.url, peers.id, leads=False), started_at=now - 5)
+    other = msgspec.structs.replace(
+        at(peers.url, "o", leads=False), started_at=now - 60, seen_at=now - 5 + seen_later
+    )
+    peers = Planted(seen(own, other, may_lead=True))
+    peers.id = own.id
+    refused = pytest.raises(StoreUnusable, match="works with --url http://own:1: give each its own")
+    with refused if is_refused else contextlib.nullcontext():
+        assert await Wait(peers, asyncio.Event()).until_it_may_lead(NotingRelay())
+
+
 @pytest.mark.parametrize("keys", ["other", "k2"])
 async def test_other_keys_than_those_of_a_living_controller_are_refused(keys: str) -> None:
     wait = Wait(Planted(sight(keys=keys)), asyncio.Event())
