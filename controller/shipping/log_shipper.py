@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from controller.aio import Backoff
 from controller.shipping.log_copies import Line, LineCutter, Origin
@@ -49,13 +50,11 @@ class LogShipper:
     def __init__(
         self,
         sink: Sink[Line],
-        read: Read,
         positions: Positions,
         jitter: Callable[[], float],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._sink = sink
-        self._read = read
         self._positions = positions
         self._now = now
         self._attempts: dict[str, _Attempt] = {}
@@ -101,12 +100,12 @@ class LogShipper:
                 attempt.acknowledged = max(attempt.acknowledged, line.safe)
                 self._forget_if_done(attempt)
 
-    async def run(self) -> None:
+    async def run(self, read: Read) -> None:
         """Send what is left of before, and what comes, until cancelled."""
         while not await self._try("how far they came is not known", self.load):
             await self._retry.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._catch_up_always())
+            group.create_task(self._catch_up_always(read))
             group.create_task(self._save_always())
 
     async def load(self) -> None:
@@ -124,12 +123,12 @@ class LogShipper:
                 attempt.begin_at(position.at)
         self._is_loaded = True
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, read: Read) -> None:
         """Cut what the logs have of the attempts that are behind, as far as there is room. Raises
         OSError."""
         for attempt in [one for one in self._attempts.values() if one.is_behind]:
             while attempt.is_behind and self._sink.room.is_set():
-                await self._catch_up(attempt)
+                await self._catch_up(attempt, read)
 
     async def save(self) -> None:
         """Raises OSError."""
@@ -154,11 +153,11 @@ class LogShipper:
             return False
         return True
 
-    async def _catch_up_always(self) -> None:
+    async def _catch_up_always(self, read: Read) -> None:
         while True:
             await self._behind.wait()
             await self._sink.room.wait()
-            if await self._try("a log can't be read now", self.catch_up):
+            if await self._try("a log can't be read now", partial(self.catch_up, read)):
                 self._retry.reset()
             else:
                 await self._retry.wait()
@@ -170,9 +169,9 @@ class LogShipper:
             await asyncio.sleep(SAVE_SECONDS)
             await self._try("how far they came could not be saved", self.save)
 
-    async def _catch_up(self, attempt: _Attempt) -> None:
+    async def _catch_up(self, attempt: _Attempt, read: Read) -> None:
         began = attempt.next
-        async with aclosing(self._read(attempt.origin.attempt, began)) as pieces:
+        async with aclosing(read(attempt.origin.attempt, began)) as pieces:
             async for piece in pieces:
                 try:
                     for frame in Decoder().feed(piece):

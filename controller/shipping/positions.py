@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import write_quickly
+from common.files.durable import write_quickly
 from controller.outputs.own_bucket import OwnBucket
 from controller.shipping.log_copies import Origin
 from fairlead.wire.decoders import decoder_of

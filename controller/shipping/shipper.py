@@ -86,7 +86,6 @@ class Shipper:
         self,
         receivers: Receivers,
         live: Iterable[RunState],
-        read: Read,
         positions: Positions,
         jitter: Callable[[], float],
         now: Callable[[], float] = time.time,
@@ -105,7 +104,7 @@ class Shipper:
                 read=log_copies.read_otlp,
                 done=self._done,
             )
-            self.log_shipper = LogShipper(self.logs, read, positions, jitter, now)
+            self.log_shipper = LogShipper(self.logs, positions, jitter, now)
         if receivers.traces is not None:
             self.traces = Sink(
                 receivers.traces,
@@ -118,12 +117,14 @@ class Shipper:
         self._jobs: dict[str, tuple[Job, ...]] = {}
         self.committed(tuple(live))
 
-    async def run(self) -> None:
-        """Send until cancelled."""
+    async def run(self, read: Read) -> None:
+        """Send until cancelled. `read` gives what is stored of a log."""
         async with asyncio.TaskGroup() as group:
-            for one in (self.logs, self.traces, self.log_shipper):
+            for one in (self.logs, self.traces):
                 if one is not None:
                     group.create_task(one.run())
+            if self.log_shipper is not None:
+                group.create_task(self.log_shipper.run(read))
 
     def committed(self, touched: Sequence[RunState]) -> None:
         """Hear of a turn (TurnListener)."""

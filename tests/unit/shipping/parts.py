@@ -128,7 +128,6 @@ async def shipper(
     *,
     logs: str | None = None,
     traces: str | None = None,
-    log: Log | None = None,
     saved: Saved | None = None,
     live: Iterable[RunState] = (RUNNING,),
 ) -> Shipper:
@@ -137,8 +136,7 @@ async def shipper(
         traces=None if traces is None else parse_traces(traces),
         headers={"Authorization": "Bearer canary"},
     )
-    read, positions = (log or Log()).read, saved or Saved()
-    made = Shipper(receivers, live, read, positions, lambda: 0.0, lambda: NS / 1e9)
+    made = Shipper(receivers, live, saved or Saved(), lambda: 0.0, lambda: NS / 1e9)
     if made.log_shipper is not None:
         await made.log_shipper.load()
     return made
