@@ -134,7 +134,9 @@ class Wait:
         """Raises StoreUnusable if an older controller, which still works, has this one's URL. Each
         would take connections to the other one for its own, and hold them."""
         own = next((peer for peer in sight.peers if peer.id == self._peers.id), None)
-        for peer in sight.peers if own is not None else ():
+        if own is None:
+            return
+        for peer in sight.peers:
             # One that was killed before this one was started was not seen since.
             if peer.url == own.url and peer.started_at < own.started_at < peer.seen_at:
                 raise StoreUnusable(
