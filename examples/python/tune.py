@@ -60,8 +60,10 @@ def main() -> None:
 def one_round(client: Client, image: str, trials: int, ask: Ask, tell: Tell) -> None:
     """Run so many trials at once, and tell the loss of each as it ends."""
     asked = [dict(ask()) for _ in range(trials)]
-    where: TaskFields = {"image": image} if image else {}
-    task = Task(**where, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
+    fields: TaskFields = {"commands": [TRAIN], "resources": {"cpu": 0.1, "memory": "128MB"}}
+    if image:
+        fields["image"] = image
+    task = Task(**fields)
     run = client.sweep(task, asked)
     for number, loss in losses(run):
         tell(number, loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,9 @@ def test_each_field_of_skypilot_is_converted_as_its_row_says(left: str, right: s
     assert meant, "the row names a field that comes of it"
     data = {**BESIDE, "commands": ["true"], **meant}
     given = {name: made[name] for name in meant}
-    filled = (with_environment(one, {"HF_TOKEN": "x"}, {}) for one in (data, {**data, **given}))
+    filled: Iterator[Any] = (
+        with_environment(one, {"HF_TOKEN": "x"}, {}) for one in (data, {**data, **given})
+    )
     if "files" in meant:
         assert given == meant
         return
