@@ -20,6 +20,7 @@ from controller.logs.search import LogSearch, Wanted, search
 from controller.logs.segments import SegmentWriter, Written
 from controller.logs.windows import KnownLog, LogWindow
 from controller.outputs.bucket import BucketError
+from controller.outputs.bucket_threads import BucketThreads
 from fairlead.queries import WindowQuery
 from fairlead.wire.frames import Decoder, Frame
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+HearStored = Callable[[str, list[Frame]], None]
 
 THREADS = 4
 BUCKET_THREADS = 8
@@ -39,6 +42,9 @@ REMEMBERED_LOGS = 16
 REMEMBERED_FINALS = 10_000
 """So many final attempts are remembered: a reader that begins just as one becomes final must learn
 of it."""
+
+
+def _nobody_hears(attempt_id: str, frames: list[Frame]) -> None: ...
 
 
 class _Follow:
@@ -147,10 +153,13 @@ class LogStore:
     """The logs of all attempts below one folder, which is a copy where there is a bucket.
 
     Complete logs that were here before the bucket stay here. With a bucket, every method may raise
-    BucketError.
+    BucketError. `stored` hears of frames that were stored; it must not wait.
     """
 
-    def __init__(self, folder: Path, bucket: LogBucket | None = None) -> None:
+    def __init__(
+        self, folder: Path, bucket: LogBucket | None = None, stored: HearStored = _nobody_hears
+    ) -> None:
+        self.stored = stored
         self._folder = folder
         self._bucket = bucket
         self._copies: dict[str, _Copy] = {}
@@ -160,21 +169,18 @@ class LogStore:
         self._why_away = ""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         # Of its own: what waits for a slow bucket keeps no log from the disk.
-        self._bucket_pool = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="log-parts")
+        self._bucket_threads = BucketThreads(BUCKET_THREADS, "log-parts")
         self._follows: dict[str, _Follow] = {}
         self._newest = NewestPieces()
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
-        self.stored: Callable[[str, list[Frame]], None] = lambda attempt_id, frames: None
-        """Hears of frames that were stored; it must not wait."""
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
-        # A bucket that doesn't answer must not hold up the next leader, and no thread go on for
-        # long: the process ends when all of them have.
+        # A bucket that doesn't answer must not hold up the next leader.
         if self._bucket is not None:
             self._bucket.close()
-        self._bucket_pool.shutdown(wait=False, cancel_futures=True)
+        self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
     @property
@@ -325,7 +331,7 @@ class LogStore:
         began = time.monotonic()
         if began < self._away_until:
             raise BucketError(self._why_away)
-        copy.running = running = self._bucket_pool.submit(call, *args, **kwargs)
+        copy.running = running = self._bucket_threads.submit(call, *args, **kwargs)
         try:
             return await asyncio.wrap_future(running)
         except BucketError as error:
@@ -424,8 +430,7 @@ class LogStore:
 
     async def in_bucket_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that asks the bucket."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._bucket_pool, lambda: call(*args, **kwargs))
+        return await self._bucket_threads.ask(call, *args, **kwargs)
 
     def folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id
