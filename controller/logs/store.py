@@ -417,7 +417,7 @@ class LogStore:
             del self._known[next(iter(self._known))]
         return known
 
-    def wake(self, attempt_id: str, written: Written | None) -> None:
+    def wake(self, attempt_id: str, written: Written | None = None) -> None:
         follow = self._follows.get(attempt_id)
         if follow is not None:
             if written is not None:
