@@ -56,15 +56,16 @@ def make_app(
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
     leads: Callable[[], bool] = lambda: True,
+    first: Sequence[Middleware] = (),
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
     those whose pages may use the API; `mounts` add routes that are not the API's; changes are
-    refused while `leads` is false."""
+    refused while `leads` is false; `first` comes before all of it."""
     origins = origins or Origins()
     # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
     app = web.Application(
-        middlewares=[*before, _errors_as_json, origins.middleware, _only_while(leads)],
+        middlewares=[*first, *before, _errors_as_json, origins.middleware, _only_while(leads)],
         client_max_size=MAX_BODY_BYTES,
     )
     app[STREAMS] = set()
@@ -124,6 +125,7 @@ def make_runner(
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
     leads: Callable[[], bool] = lambda: True,
+    first: Sequence[Middleware] = (),
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -132,7 +134,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins, mounts, leads),
+        make_app(service, proxy, origins, mounts, leads, first),
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=HEAD_SECONDS,
