@@ -70,7 +70,7 @@ def make_app(
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
-    app.on_response_prepare.append(_not_for_tabs)
+    app.on_response_prepare.append(not_for_tabs)
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
@@ -82,7 +82,7 @@ def make_app(
     return app
 
 
-async def _not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:
+async def not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:
     """Keep the API's answers, which hold what users wrote, out of caches and out of documents."""
     if request.path.startswith(_OF_THE_API) and FROM_REPLICA not in response:
         for name, value in _API_HEADERS.items():

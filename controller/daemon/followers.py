@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 
 from controller import identity
+from controller.clock import SystemClock
 from controller.daemon.lease import end
 from controller.daemon.listening import certificate_of
 from controller.daemon.options import CannotStart, Options
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.reads import Reads
 from controller.pipelines.performers.cluster import secret_of
+from controller.store.reading import StoreReader
 
 
 async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Follower | None:
@@ -22,9 +25,13 @@ async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Foll
     if tls is None:
         return None
     certificate = certificate_of(options)
-    opened = Follower(
-        tls.follower, None if certificate is None else certificate.context, options.proxy.domain
-    )
+    context = None if certificate is None else certificate.context
+    reads = None
+    if options.database is not None:
+        store = StoreReader(options.database.reader)
+        closing.push_async_callback(store.close)
+        reads = Reads(store, SystemClock())
+    opened = Follower(tls.follower, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)
     await opened.start()
     if certificate is not None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -17,14 +18,18 @@ from aiohttp.typedefs import Handler
 from common.http import HEAD_SECONDS, is_our_failure
 from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
+from controller.api.app import not_for_tabs
 from controller.api.http.errors import as_response
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
+from controller.forwarding.reads import NeedsLeader, Reads
 from controller.relay import Leader
+from controller.store.errors import StoreError
 from controller.web.assets import STATIC_PATH, Assets
 
 SHUTDOWN_SECONDS = 0.5
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
@@ -36,14 +41,14 @@ class Follower:
         links: ssl.SSLContext,
         certificate: ssl.SSLContext | None,
         service_domain: str | None = None,
-        assets: Assets | None = None,
+        reads: Reads | None = None,
     ) -> None:
         self._links = LeaderLinks(links)
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
         self._runner = web.AppRunner(
-            make_app(self.forwarder, service_domain, assets),
+            make_app(self.forwarder, service_domain, reads),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=HEAD_SECONDS,
@@ -89,27 +94,46 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def make_app(
-    forwarder: Forwarder, service_domain: str | None = None, assets: Assets | None = None
+    forwarder: Forwarder, service_domain: str | None = None, reads: Reads | None = None
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
-    all paths of its names."""
-    own = Assets() if assets is None else assets
+    all paths of its names. `reads`: what is answered from the database."""
+    assets = Assets()
     domain = service_domain or LOCAL_DOMAIN
 
+    def is_ours(request: web.Request) -> bool:
+        return not forwarder.is_leading and service_of_host(request.host, domain) is None
+
     async def static(request: web.Request) -> web.StreamResponse:
-        if service_of_host(request.host, domain) is None:
-            found = await asyncio.to_thread(own.response, request)
+        if is_ours(request):
+            found = await asyncio.to_thread(assets.response, request)
             if found is not None:
                 return found
         return await forwarder.forward(request)
+
+    def from_the_database(answer: Answer) -> Answer:
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            # The leader judges pages of other origins, and what is odd.
+            is_plain = "Origin" not in request.headers and not request.body_exists
+            if is_plain and is_ours(request):
+                try:
+                    return await answer(request)
+                except (NeedsLeader, StoreError):
+                    pass
+            return await forwarder.forward(request)
+
+        return endpoint
 
     async def no_link(request: web.Request) -> web.StreamResponse:
         """A follower of another controller believes that this one leads."""
         raise web.HTTPServiceUnavailable
 
     app = web.Application(middlewares=[_errors_as_json])
+    app.on_response_prepare.append(not_for_tabs)
     app.on_response_prepare.append(tidy)
     app.router.add_get(LINK_PATH, no_link)
     app.router.add_get(STATIC_PATH, static)
+    for path, answer in ({} if reads is None else reads.routes).items():
+        app.router.add_route("GET", path, from_the_database(answer))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app

@@ -24,6 +24,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store import schema
+from controller.store.accounts import StoredToken, User
 from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, StoredEvent
 from controller.store.rows import (
     ALLOCATION,
@@ -129,6 +130,34 @@ def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState 
     allowed = sa.true() if user is None else _runs.user == user
     by_id = sa.select(schema.runs).where(_runs.id == key, allowed)
     return _first(connection, by_id) or _newest(connection, sa.and_(_runs.name == key, allowed))
+
+
+def as_live(connection: sa.Connection, states: Sequence[RunState]) -> list[RunState]:
+    """Return the states, those of live runs as a controller that leads has them in memory."""
+    ids = [state.run.id for state in states if state.run.status not in FINAL_RUN_STATUSES]
+    live: dict[str, RunState] = {}
+    for chunk in _chunks(ids):
+        of_these = sa.select(schema.runs).where(_runs.id.in_(chunk))
+        for state in _assemble(connection, of_these, present=True):
+            live[state.run.id] = recent(state)
+    return [live.get(state.run.id, state) for state in states]
+
+
+def account(connection: sa.Connection, digest: str) -> tuple[User, StoredToken] | None:
+    """Return the token with this digest and its user."""
+    of_digest = sa.select(schema.tokens).where(schema.tokens.c.digest == digest)
+    for row in _rows(connection, of_digest):
+        token = TOKEN.value(row)
+        of_name = sa.select(schema.users).where(schema.users.c.name == token.user)
+        for of_user in _rows(connection, of_name):
+            return USER.value(of_user), token
+    return None
+
+
+def node_names(connection: sa.Connection) -> dict[str, str]:
+    """Return the names of all nodes by id."""
+    query = sa.select(schema.nodes.c.id, schema.nodes.c.name)
+    return {row.id: row.name for row in connection.execute(query)}
 
 
 def find_submissions(
