@@ -216,12 +216,12 @@ def _database(facts: Facts) -> Iterator[Finding]:
     if database.is_pooled:
         fix = "give the server's own address: a pool keeps no lock of the leader"
         yield warn("database", "a pool gives each transaction another session", fix)
-    told = f"{server} answers in {database.seconds * 1000:.0f} ms"
+    state = f"{server} answers in {database.seconds * 1000:.0f} ms"
     if database.seconds > _SLOW_QUESTION:
         fix = "move the controllers next to the server: each turn takes several such answers"
-        yield warn("database", told, fix)
+        yield warn("database", state, fix)
     else:
-        yield ok("database", told)
+        yield ok("database", state)
 
 
 def _schema(facts: Facts) -> Iterator[Finding]:
@@ -277,12 +277,12 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         return
     off = database.clock_offset
     word = "ahead of" if off > 0 else "behind"
-    told = f"this machine's clock is {abs(off):.1f} s {word} the database's"
+    state = f"this machine's clock is {abs(off):.1f} s {word} the database's"
     fix = "synchronize the clocks of both machines (timedatectl set-ntp true)"
     if abs(off) > MAX_CLOCK_DIFFERENCE:
-        yield bad("clock", f"{told}: the controller refuses to start", fix)
+        yield bad("clock", f"{state}: the controller refuses to start", fix)
     elif abs(off) > _MAX_DRIFT:
-        yield warn("clock", told, fix)
+        yield warn("clock", state, fix)
     else:
         yield ok("clock", "this machine's and the database's clock agree within 1 s")
 
@@ -396,12 +396,12 @@ def _value(facts: Facts) -> Iterator[Finding]:
         lost += ["uploads", "outputs", "the history of use"]
         if setup.logs_bucket is None:
             lost.append("logs")
-    told = f"{setup.data} alone has {', '.join(lost)}"
+    state = f"{setup.data} alone has {', '.join(lost)}"
     if setup.bucket is None and setup.url is not None:
         fix = "give --bucket: a controller on another machine then has all but the keys"
-        yield warn("value", told, fix)
+        yield warn("value", state, fix)
     else:
-        yield ok("value", f"{told}: keep a copy of that")
+        yield ok("value", f"{state}: keep a copy of that")
 
 
 def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fairlead.keepalives import notice_the_gone
+from fairlead.connections.keepalives import notice_the_gone
 
 log = logging.getLogger(__name__)
 

@@ -72,6 +72,7 @@ class SshForwards:
         """Close a forward. Connections through it stay until they end."""
         client = self._clients.get(node_id)
         if client is not None and not client.has_ended:
+            # The client may end meanwhile, and its forwards with it.
             with contextlib.suppress(ForwardFailed):
                 await client.order("cancel", "-L", f"{local}:{remote}")
         await asyncio.to_thread(local.unlink, missing_ok=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import write_durably
+from common.files.durable import write_durably
 from controller.lifecycle.machines.model import GpuOffer
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 from common.links import host_keys
 from controller import identity
 from controller.assembly import Assembly
-from controller.clock import SystemClock, system_chance
+from controller.clock import Chance, SystemClock, system_chance
 from controller.daemon.boot import take_lead
 from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
@@ -30,7 +30,7 @@ from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
 from controller.shipping.shipper import Shipper
-from controller.store.base import Store
+from controller.store.base import Snapshot, Store
 from controller.store.errors import StoreError
 from controller.tls import CertificateUnusable
 from controller.traffic.routes import RouteTable
@@ -65,8 +65,9 @@ async def open_parts(
     # A bucket that does not answer is waited for longer than the lease would have left.
     async with lease_kept(options, store, leading):
         own = await own_bucket(options, installation_id, closing)
-    stores = open_stores(options, store, own, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
+    shipper = _shipper(options, snapshot, chance)
+    stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
     gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
@@ -81,11 +82,12 @@ async def open_parts(
         nodes=node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
         machines=machine_settings(options, known.key, None if join is None else join.point),
+        listeners=() if shipper is None else (shipper,),
     )
     history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
-        _live_parts(assembly, progress),
+        _live_parts(assembly, progress, shipper),
         _service_settings(options, known.key, None if join is None else join.point),
         gate=gate,
         vault=known.vault,
@@ -106,26 +108,21 @@ async def open_parts(
         assembly=assembly,
         service=service,
         dashboard=dashboard,
-        shipper=_shipper(options, stores, assembly, service),
+        shipper=shipper,
         metric_bucket=metric_bucket(options, history, own, known.boot),
         join=join,
     )
 
 
-def _shipper(
-    options: Options, stores: Stores, assembly: Assembly, service: ControllerService
-) -> Shipper | None:
+def _shipper(options: Options, snapshot: Snapshot, chance: Chance) -> Shipper | None:
     if options.receivers is None:
         return None
-    live = assembly.pipeline.runs.values()
-    shipper = Shipper(options.receivers, live, system_chance().jitter)
-    stores.logs.stored = shipper.stored
-    assembly.pipeline.listen(shipper)
-    service.numbers.add(shipper.families)
-    return shipper
+    return Shipper(options.receivers, snapshot.runs, chance.jitter)
 
 
-def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
+def _live_parts(
+    assembly: Assembly, progress: PullsInProgress, shipper: Shipper | None
+) -> LiveParts:
     return LiveParts(
         pipeline=assembly.pipeline,
         connect=assembly.nodes.connection,
@@ -135,6 +132,7 @@ def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
         autoscaler=assembly.autoscaler,
         gateways=assembly.gateways,
         machines=assembly.machines,
+        numbers=() if shipper is None else (shipper.families,),
     )
 
 

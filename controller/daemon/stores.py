@@ -20,6 +20,7 @@ from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
 from controller.outputs.store import OutputStore
 from controller.outputs.uploads import OutputUploads
 from controller.service import Stores
+from controller.shipping.shipper import Shipper
 from controller.store import peers
 from controller.store.base import Boot, Store
 from controller.store.lease import LEASE_SECONDS
@@ -70,21 +71,27 @@ def open_stores(
     own: OwnBucket | None,
     installation_id: str,
     closing: contextlib.AsyncExitStack,
+    shipper: Shipper | None = None,
 ) -> Stores:
-    """Return all stores, which `closing` closes."""
+    """Return all stores, which `closing` closes. `shipper` hears of the frames of logs."""
     data = options.data
+    bucket = _log_bucket(options, own, installation_id)
+    if shipper is None:
+        logs = LogStore(data / "logs", bucket)
+    else:
+        logs = LogStore(data / "logs", bucket, shipper.stored)
     stores = Stores(
         store=store,
-        logs=LogStore(data / "logs", _log_bucket(options, own, installation_id)),
+        logs=logs,
         outputs=OutputStore(
             data / "outputs",
-            options.most_outputs,
+            options.max_outputs,
             own=own if options.outputs_bucket is None else None,
         ),
         blobs=BlobStore(
             data / "blobs",
-            most_bytes=options.most_upload,
-            most_of_user=options.most_uploads_of_user,
+            max_bytes=options.max_upload,
+            max_of_user=options.max_uploads_of_user,
             bucket=None if own is None else BlobBucket(own),
         ),
     )

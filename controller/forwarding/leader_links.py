@@ -13,7 +13,7 @@ from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, PROTOCOL
 from controller.relay import CONNECT_SECONDS, Leader
-from fairlead.keepalives import notice_the_gone
+from fairlead.connections.keepalives import notice_the_gone
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from common import log_segments, shared_folders
-from common.durable import sync_folder, write_all
+from common.files import log_segments, shared_folders
+from common.files.durable import sync_folder, write_all
 from fairlead.wire.frames import (
     BadFrame,
     Decoder,

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+HearStored = Callable[[str, list[Frame]], None]
+
 THREADS = 4
 BUCKET_THREADS = 8
 SLOW_SECONDS = 5.0
@@ -38,6 +40,9 @@ REMEMBERED_LOGS = 16
 REMEMBERED_FINALS = 10_000
 """So many final attempts are remembered: a reader that begins just as one becomes final must learn
 of it."""
+
+
+def _nobody_hears(attempt_id: str, frames: list[Frame]) -> None: ...
 
 
 class _Follow:
@@ -146,10 +151,13 @@ class LogStore:
     """The logs of all attempts below one folder, which is a copy where there is a bucket.
 
     Complete logs that were here before the bucket stay here. With a bucket, every method may raise
-    BucketError.
+    BucketError. `stored` hears of frames that were stored; it must not wait.
     """
 
-    def __init__(self, folder: Path, bucket: LogBucket | None = None) -> None:
+    def __init__(
+        self, folder: Path, bucket: LogBucket | None = None, stored: HearStored = _nobody_hears
+    ) -> None:
+        self.stored = stored
         self._folder = folder
         self._bucket = bucket
         self._copies: dict[str, _Copy] = {}
@@ -163,8 +171,6 @@ class LogStore:
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
-        self.stored: Callable[[str, list[Frame]], None] = lambda attempt_id, frames: None
-        """Hears of frames that were stored; it must not wait."""
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:

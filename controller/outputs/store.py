@@ -22,8 +22,8 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from common import shared_folders
-from common.durable import sync_folder, write_durably
+from common.files import shared_folders
+from common.files.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.own_bucket import OwnBucket

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import sync_folder, write_beside
+from common.files.durable import sync_folder, write_beside
 from common.relay import BUFFER_BYTES, RelayEnd
 from common.sockets import BACKLOG
 from fairlead.wire.errors import Refused

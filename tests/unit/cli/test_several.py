@@ -14,7 +14,7 @@ from controller.lifecycle.reports import Preempted
 from controller.service.jobs.logs import KeptLogs
 from fairlead.cli.output import LineWriter
 from fairlead.model.reasons import Reason
-from fairlead.progress import exit_status
+from fairlead.summaries.progress import exit_status
 from fairlead.wire.frames import Frame, Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode

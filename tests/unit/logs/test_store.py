@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.durable import write_all
+from common.files.durable import write_all
 from controller.logs import segments
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore, LogWriter
