@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from common.proxy.body import Body, body_of
+from common.proxy.entry import CLIENT_GONE
 from common.proxy.forwarding import FROM_REPLICA, HangUps
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.tunnel import tunnel
@@ -89,6 +90,8 @@ class Forwarder:
                     return await self._exchange(exchange)
                 except _MayBeSentAgain:
                     continue
+                except ConnectionError:
+                    return web.Response(status=CLIENT_GONE)
 
     async def _exchange(self, exchange: _Exchange) -> web.StreamResponse:
         try:

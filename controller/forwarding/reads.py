@@ -1,13 +1,14 @@
 """Reads that a follower answers from the database, as the leader would.
 
-The leader answers a write after its commit, and these reads begin after they were asked for: so
-whoever wrote reads his own writes, at any controller, without a word about it between the two. It
-keeps nothing between two requests.
+The leader answers a write after its commit, and a read begins its transaction after it was asked
+for: so whoever wrote reads his own writes, at any controller, without a word about it between the
+two. Nothing is kept between two requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from controller.lifecycle.model import RunState
 from controller.service.accounts.users import Gate
 from controller.service.runs.lookup import RunReader
 from controller.store.accounts import User
-from controller.store.reading import StoreReader
+from controller.store.reading import Moment, StoreReader
 from fairlead.model.statuses import OutputsState
 from fairlead.queries import AttemptQuery, EventQuery, Query, RunQuery
 
@@ -56,6 +57,7 @@ class _Read(msgspec.Struct, frozen=True):
 
     request: web.Request
     user: User
+    moment: Moment
     runs: RunReader
 
     def query(self, shape: type[Q]) -> Q:
@@ -84,33 +86,37 @@ class Reads:
             "/v1/events": self._events,
         }
 
-    async def _begin(self, request: web.Request) -> _Read:
+    @asynccontextmanager
+    async def _begun(self, request: web.Request) -> AsyncIterator[_Read]:
+        """Begin a read of the token's user. Raises Unauthenticated."""
         given = token_of(request)
-        found = await self._store.account(digest(given)) if given else None
-        users, tokens = ((), ()) if found is None else ((found[0],), (found[1],))
-        gate = Gate(users, tokens, self._clock)
-        user = gate.users[gate.token_of(given).user]
-        # A new one each time: it keeps the run that it read last.
-        return _Read(request, user, RunReader(_NoLiveRuns(), self._store))
+        async with self._store.moment() as moment:
+            found = await moment.account(digest(given)) if given else None
+            users, tokens = ((), ()) if found is None else ((found[0],), (found[1],))
+            gate = Gate(users, tokens, self._clock)
+            user = gate.users[gate.token_of(given).user]
+            # A new reader each time: it keeps the run that it read last.
+            yield _Read(request, user, moment, RunReader(_NoLiveRuns(), moment))
 
     async def _list_runs(self, request: web.Request) -> web.Response:
-        read = await self._begin(request)
-        query = read.query(RunQuery)
-        states = await read.runs.page(one_more(query), user=read.user)
-        names = await self._store.node_names()
+        async with self._begun(request) as read:
+            query = read.query(RunQuery)
+            states = await read.runs.page(one_more(query), user=read.user)
+            names = await read.moment.node_names()
         states, cursor = cut(states, query.limit, lambda state: state.run.id)
         summaries = tuple(run_summary(state, names) for state in states)
         return json_response(RunsAnswer(runs=summaries, next_cursor=cursor))
 
     async def _run(self, request: web.Request) -> web.Response:
-        read = await self._begin(request)
-        state = await read.run()
-        run = state.run
-        # The address of a service is its gateway's.
-        if run.service is not None or run.policy.dev_environment is not None:
-            raise NeedsLeader
-        children = await read.runs.family(state)
-        view = run_view(state, await self._store.node_names(), children, with_ended=True)
+        async with self._begun(request) as read:
+            state = await read.run()
+            run = state.run
+            # The address of a service is its gateway's.
+            if run.service is not None or run.policy.dev_environment is not None:
+                raise NeedsLeader
+            children = await read.runs.family(state)
+            names = await read.moment.node_names()
+        view = run_view(state, names, children, with_ended=True)
         # The bytes of a collection that goes on are in no database.
         last = [attempt for job in view.jobs for attempt in job.attempts[-1:]]
         if any(one.outputs.state is OutputsState.COLLECTING for one in last):
@@ -118,24 +124,25 @@ class Reads:
         return json_response(view)
 
     async def _submission(self, request: web.Request) -> web.Response:
-        run = (await (await self._begin(request)).run()).run
+        async with self._begun(request) as read:
+            run = (await read.run()).run
         return json_response(
             RunSubmission(id=run.id, name=run.name, configuration=run.configuration)
         )
 
     async def _attempts(self, request: web.Request) -> web.Response:
-        read = await self._begin(request)
-        state = await read.run()
-        query = read.query(AttemptQuery)
-        found = await read.runs.attempts(state, one_more(query))
+        async with self._begun(request) as read:
+            state = await read.run()
+            query = read.query(AttemptQuery)
+            found = await read.runs.attempts(state, one_more(query))
+            names = await read.moment.node_names()
         found, cursor = cut(found, query.limit, lambda attempt: attempt.id)
-        names = await self._store.node_names()
         views = tuple(past_attempt_view(attempt, names) for attempt in found)
         return json_response(AttemptsAnswer(attempts=views, next_cursor=cursor))
 
     async def _events(self, request: web.Request) -> web.Response:
-        read = await self._begin(request)
-        query = read.query(EventQuery)
-        found = await read.runs.events(one_more(query), user=read.user)
+        async with self._begun(request) as read:
+            query = read.query(EventQuery)
+            found = await read.runs.events(one_more(query), user=read.user)
         found, cursor = cut(found, query.limit, lambda event: str(event.seq))
         return json_response(EventsAnswer(events=tuple(map(event_view, found)), next_cursor=cursor))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -13,36 +16,97 @@ from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import StoredEvent
-from controller.store.errors import StoreError, StoreUnavailable
+from controller.store.errors import StoreUnavailable
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 T = TypeVar("T")
 MAX_WAITING = 32
-"""Reads that wait for the connection. More are refused at once: the leader has them in memory."""
+"""Requests that wait for the connection. More are refused at once: the leader has the state in
+memory."""
+AWAY_SECONDS = 1.0
+"""For so long after a failure nobody waits for the database: each would else, one after another."""
+_VERSION = sa.text("SELECT version_num FROM alembic_version")
 
 
 class StoreReader:
-    """Committed state, as the leader has it after its last turn. Each read is one transaction, and
-    raises StoreUnavailable, also if the database has the schema of another version."""
+    """Committed state, as the leader has it after its last turn."""
 
     def __init__(self, make_engine: Callable[[], sa.Engine]) -> None:
         self._make_engine = make_engine
         self._engine: sa.Engine | None = None
         # A connection serves one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-follower")
+        self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
+        self._away_until = -math.inf
+
+    @asynccontextmanager
+    async def moment(self) -> AsyncIterator[Moment]:
+        """Return the state at one moment, within this block. Raises StoreUnavailable, also if the
+        database has the schema of another version, or many wait for it."""
+        if self._waiting >= MAX_WAITING:
+            raise StoreUnavailable("many reads wait for the database already")
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                now = asyncio.get_running_loop().time
+                if now() < self._away_until:
+                    raise StoreUnavailable("the database could not be read just now")
+                moment = Moment(self._thread)
+                try:
+                    try:
+                        await moment.do(lambda: moment.begin(self._opened()))
+                    except StoreUnavailable:
+                        self._away_until = now() + AWAY_SECONDS
+                        raise
+                    yield moment
+                finally:
+                    # Also when its request was cancelled: the thread goes on with what it does.
+                    await asyncio.shield(asyncio.wrap_future(self._thread.submit(moment.end)))
+        finally:
+            self._waiting -= 1
+
+    def _opened(self) -> sa.Engine:
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.dispose)
+
+
+class Moment:
+    """One transaction that only reads. Each method may raise StoreUnavailable."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        self._connection: sa.Connection | None = None
+
+    def begin(self, engine: sa.Engine) -> None:
+        """Blocking, as `end` is."""
+        self._connection = connection = engine.connect()
+        found = connection.execute(_VERSION).scalar_one_or_none()
+        if found != schema.SCHEMA_VERSION:
+            raise StoreUnavailable("the database has the schema of another version")
+
+    def end(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sa.exc.SQLAlchemyError):
+                connection.close()
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
-        def find(connection: sa.Connection) -> list[RunState]:
-            found = queries.find_run(connection, key, user)
-            return queries.as_live(connection, [] if found is None else [found])
-
-        return next(iter(await self._read(find)), None)
+        return await self._read(
+            lambda connection: queries.find_run(connection, key, user, as_live=True)
+        )
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:
         return await self._read(
-            lambda connection: queries.as_live(connection, queries.list_runs(connection, query))
+            lambda connection: queries.list_runs(connection, query, as_live=True)
         )
 
     async def events(self, query: EventQuery) -> list[StoredEvent]:
@@ -59,31 +123,18 @@ class StoreReader:
         """Return the names of all nodes by id."""
         return await self._read(queries.node_names)
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._thread.shutdown)
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await asyncio.to_thread(engine.dispose)
-
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
         def read() -> T:
-            if self._engine is None:
-                self._engine = self._make_engine()
-            with self._engine.begin() as connection:
-                if schema.version(connection) != schema.SCHEMA_VERSION:
-                    raise StoreUnavailable("the database has the schema of another version")
-                return query(connection)
+            if self._connection is None:
+                raise StoreUnavailable("this moment is over")
+            return query(self._connection)
 
-        if self._waiting >= MAX_WAITING:
-            raise StoreUnavailable("many reads wait for the database already")
-        self._waiting += 1
+        return await self.do(read)
+
+    async def do(self, call: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
-        except StoreError:
-            raise
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except sa.exc.DBAPIError as error:
+            raise as_store_error(error) from error
         except sa.exc.SQLAlchemyError as error:
-            if isinstance(error, sa.exc.DBAPIError):
-                raise as_store_error(error) from error
             raise StoreUnavailable(str(error)) from error
-        finally:
-            self._waiting -= 1

@@ -35,12 +35,14 @@ class ALeader:
         self.writes = 0
         self.goes_on = asyncio.Event()
         self.begun = asyncio.Event()
+        self.flood_ended = asyncio.Event()
         app = web.Application(
             middlewares=[] if self.links is None else [self.links.middleware],
             client_max_size=1 << 30,
         )
         app.router.add_route("*", "/seen{rest:.*}", self._seen)
         app.router.add_get("/log", self._log)
+        app.router.add_get("/flood", self._flood)
         app.router.add_get("/ws", self._ws)
         app.router.add_get("/wait", self._wait)
         app.router.add_post("/v1/{what}", self._write)
@@ -71,6 +73,15 @@ class ALeader:
         await self.goes_on.wait()
         await response.write(b"second")
         return response
+
+    async def _flood(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        try:
+            await response.prepare(request)
+            while True:
+                await response.write(BIG)
+        finally:
+            self.flood_ended.set()
 
     async def _ws(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=["fairlead"])
@@ -364,6 +375,23 @@ async def test_an_answer_that_is_cut_is_cut_for_the_client_too(bed: Bed) -> None
         _abort(leader)
         with pytest.raises(aiohttp.ClientError):
             await answer.content.read()
+
+
+async def test_a_client_that_leaves_ends_its_request_at_the_leader(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    server = leader.runner.server
+    assert server is not None
+    before = len(server.connections)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(bed.url.rpartition(":")[2]))
+    writer.write(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readexactly(1 << 16)
+    assert len(server.connections) > before
+    writer.transport.abort()
+    await leader.flood_ended.wait()
+    assert [one for one in caplog.records if one.name.startswith("controller")] == []
 
 
 async def test_the_dashboards_files_are_answered_without_a_leader(bed: Bed) -> None:

@@ -56,7 +56,8 @@ class Bed:
     def __init__(self, leader: TestClient[Any, Any], follower: TestClient[Any, Any]) -> None:
         self.leader = leader
         self.follower = follower
-        self.forwarder = NotedForwarder()
+        self.forwarder: NotedForwarder
+        self.reader: StoreReader
 
     async def submit(self, name: str, token: str = USER_TOKEN, **more: Any) -> str:
         body = {"configuration": {**TASK, **more}, "name": name}
@@ -104,7 +105,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
         TestClient(TestServer(app)) as follower,
     ):
         made = Bed(leader, follower)
-        made.forwarder = forwarder
+        made.forwarder, made.reader = forwarder, reader
         yield made
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
@@ -181,8 +182,9 @@ async def test_a_live_run_is_read_as_a_leader_has_it_in_memory(tmp_path: Path) -
     (live,) = (await store.load()).runs
     # What decisions need is more than the recent attempts, which are stored of an ended run.
     assert await store.find_run(state.run.id) != live
-    assert await reader.find_run(state.run.id) == live
-    assert await reader.list_runs(RunQuery()) == [live]
+    async with reader.moment() as moment:
+        assert await moment.find_run(state.run.id) == live
+        assert await moment.list_runs(RunQuery()) == [live]
     await reader.close()
     await store.close()
 
@@ -221,9 +223,13 @@ async def test_what_only_the_leader_knows_is_left_to_it(bed: Bed) -> None:
 async def test_a_database_of_another_version_or_that_is_away_is_left_to_the_leader(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.store.schema.SCHEMA_VERSION", "another")
+    monkeypatch.setattr("controller.store.reading.schema.SCHEMA_VERSION", "another")
     assert await asked(bed, "/v1/runs") == TO_THE_LEADER
     monkeypatch.undo()
+    # Nobody waits for a database that has just failed.
+    assert await asked(bed, "/v1/runs") == TO_THE_LEADER
+    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)
+    bed.reader._away_until = 0.0
     assert await asked(bed, "/v1/runs") == 200
     away = StoreReader(lambda: sa.create_engine(f"sqlite:///{tmp_path / 'none' / 'none'}"))
     app = make_app(NotedForwarder(), None, Reads(away, SystemClock()))
