@@ -70,6 +70,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """That of --bucket."""
     logs_bucket: Bucket | None = None
     """That of --logs-bucket."""
+    outputs_bucket: Bucket | None = None
+    """That of --outputs-bucket."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -369,9 +371,12 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
         named = f"{found.bucket} ({found.option})"
         is_own = found.option == "--bucket"
         if found.why is not None:
+            rights = "list, put, get, copy and delete"
+            if found.option == "--outputs-bucket":
+                rights = "put, get and delete"
             fix = (
                 "check the name, the endpoint, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-                "AWS_REGION, and let the keys list, put, get, copy and delete below the prefix"
+                f"AWS_REGION, and let the keys {rights} below the prefix"
             )
             yield bad("bucket", f"{named} cannot be used: {found.why}", fix)
         elif is_own and found.owner not in (None, own):
@@ -393,7 +398,9 @@ def _value(facts: Facts) -> Iterator[Finding]:
     if facts.database.kind == "sqlite":
         lost.append("the database")
     if setup.bucket is None:
-        lost += ["uploads", "outputs", "the history of use"]
+        has_all = setup.outputs_bucket is None
+        outputs = "outputs" if has_all else "small outputs and all lists of outputs"
+        lost += ["uploads", outputs, "the history of use"]
         if setup.logs_bucket is None:
             lost.append("logs")
     state = f"{setup.data} alone has {', '.join(lost)}"
@@ -516,9 +523,16 @@ def gather(setup: Setup) -> Facts:
 
 
 def _bucket_facts(setup: Setup, installation: str | None) -> tuple[BucketFacts, ...]:
-    named = (("--bucket", setup.bucket), ("--logs-bucket", setup.logs_bucket))
+    named = (
+        ("--bucket", setup.bucket),
+        ("--logs-bucket", setup.logs_bucket),
+        ("--outputs-bucket", setup.outputs_bucket),
+    )
     return tuple(
-        bucket_facts(bucket, option, installation) for option, bucket in named if bucket is not None
+        # Outputs alone need no list.
+        bucket_facts(bucket, option, installation, lists=option != "--outputs-bucket")
+        for option, bucket in named
+        if bucket is not None
     )
 
 

@@ -19,7 +19,13 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.dstack import marked
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.source import Document, SourceError, load
-from fairlead.errors import ConnectionLost, FairleadError, InvalidConfiguration, UsageError
+from fairlead.errors import (
+    ApiError,
+    ConnectionLost,
+    FairleadError,
+    InvalidConfiguration,
+    UsageError,
+)
 from fairlead.follow import Outages, Patience, Tell, follow_run
 from fairlead.rest import ControllerClient, decode
 
@@ -80,13 +86,24 @@ def checked_if_it_fails(document: Document, configuration: object) -> Iterator[N
     """Explain the failure of a submission by what is wrong with the file, if something is.
 
     The controller checks each configuration; only its refusal is worth the check here, which knows
-    the line.
+    the line. What only the controller can know, such as the runs that there are, gets its line too.
     """
     try:
         yield
-    except FairleadError:
+    except FairleadError as error:
         require_valid(document, configuration)
+        if isinstance(error, ApiError) and error.status in (400, 404):
+            raise in_its_file(error, document, error.field or "") from None
         raise
+
+
+def in_its_file(error: ApiError, document: Document, field: str) -> FairleadError:
+    """Return the refusal with the file and the line of this field; as it is if the file has no such
+    field."""
+    if not field or field.partition(".")[0].partition("[")[0] not in document.lines:
+        return error
+    message = str(error).removeprefix(f"{error.field}: ")
+    return InvalidConfiguration(document.explain(ConfigurationError(field, message)))
 
 
 def with_overrides(document: Document, assignments: Sequence[str]) -> Document:

@@ -124,6 +124,8 @@ def _account(folder: Path) -> Iterator[Account]:
     daemon.spawn()
     daemon.wait_ready(answers)
     try:
+        # The controller asks which account it uses; it must ask this one.
+        os.environ["AWS_ENDPOINT_URL_STS"] = url
         with _front(url) as front:
             yield Account(url, front)
     finally:

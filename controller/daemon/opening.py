@@ -18,10 +18,11 @@ from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
 from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import machine_settings, require_providers
+from controller.daemon.providers import Catalogs, machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
+from controller.outputs.own_bucket import OwnBucket
 from controller.pipelines.performers.cluster import secret_of
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
@@ -29,6 +30,7 @@ from controller.service.accounts.users import Gate
 from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
+from controller.shipping.positions import Positions
 from controller.shipping.shipper import Shipper
 from controller.store.base import Snapshot, Store
 from controller.store.errors import StoreError
@@ -66,7 +68,7 @@ async def open_parts(
     async with lease_kept(options, store, leading):
         own = await own_bucket(options, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
-    shipper = _shipper(options, snapshot, chance)
+    shipper = _shipper(options, own, snapshot, chance)
     stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -81,7 +83,12 @@ async def open_parts(
         routes=routes,
         nodes=node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
-        machines=machine_settings(options, known.key, None if join is None else join.point),
+        machines=machine_settings(
+            options,
+            known.key,
+            None if join is None else join.point,
+            Catalogs(store, snapshot.catalogs),
+        ),
         listeners=() if shipper is None else (shipper,),
     )
     history = MetricHistory(options.data / METRICS_NAME)
@@ -114,10 +121,13 @@ async def open_parts(
     )
 
 
-def _shipper(options: Options, snapshot: Snapshot, chance: Chance) -> Shipper | None:
+def _shipper(
+    options: Options, own: OwnBucket | None, snapshot: Snapshot, chance: Chance
+) -> Shipper | None:
     if options.receivers is None:
         return None
-    return Shipper(options.receivers, snapshot.runs, chance.jitter)
+    positions = Positions(options.data / "shipped", own)
+    return Shipper(options.receivers, snapshot.runs, positions, chance.jitter)
 
 
 def _live_parts(

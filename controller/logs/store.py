@@ -19,6 +19,7 @@ from controller.logs.search import LogSearch, Wanted, search
 from controller.logs.segments import SegmentWriter
 from controller.logs.windows import KnownLog, LogWindow
 from controller.outputs.bucket import BucketError
+from controller.outputs.bucket_threads import BucketThreads
 from fairlead.queries import WindowQuery
 from fairlead.wire.frames import Decoder, Frame
 
@@ -167,18 +168,17 @@ class LogStore:
         self._why_away = ""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         # Of its own: what waits for a slow bucket keeps no log from the disk.
-        self._bucket_pool = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="log-parts")
+        self._bucket_threads = BucketThreads(BUCKET_THREADS, "log-parts")
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
-        # A bucket that doesn't answer must not hold up the next leader, and no thread go on for
-        # long: the process ends when all of them have.
+        # A bucket that doesn't answer must not hold up the next leader.
         if self._bucket is not None:
             self._bucket.close()
-        self._bucket_pool.shutdown(wait=False, cancel_futures=True)
+        self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
     @property
@@ -328,7 +328,7 @@ class LogStore:
         began = time.monotonic()
         if began < self._away_until:
             raise BucketError(self._why_away)
-        copy.running = running = self._bucket_pool.submit(call, *args, **kwargs)
+        copy.running = running = self._bucket_threads.submit(call, *args, **kwargs)
         try:
             return await asyncio.wrap_future(running)
         except BucketError as error:
@@ -419,8 +419,7 @@ class LogStore:
 
     async def in_bucket_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that asks the bucket."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._bucket_pool, lambda: call(*args, **kwargs))
+        return await self._bucket_threads.ask(call, *args, **kwargs)
 
     def folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id

@@ -1,7 +1,7 @@
 """Look for the best parameters with Optuna: it asks for some at a time, and is told what they gave.
 
     pip install fairlead optuna
-    python tune.py [IMAGE]
+    python tune.py [IMAGE]      # python tune.py "" where nodes have no containers
 
 Each round of trials is a sweep, and its jobs run at once. A job writes its loss to its output
 folder; `run.results()` yields the trials as they end, and a job that failed is told as such.
@@ -59,7 +59,7 @@ def main() -> None:
 def one_round(client: Client, image: str, trials: int, ask: Ask, tell: Tell) -> None:
     """Run so many trials at once, and tell the loss of each as it ends."""
     asked = [dict(ask()) for _ in range(trials)]
-    task = Task(image=image, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
+    task = Task(image=image or None, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
     run = client.sweep(task, asked)
     for number, loss in losses(run):
         tell(number, loss)

@@ -247,6 +247,8 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     """How many GPUs the job has; 0 also from a controller of an older version."""
     reuse_container: bool = False
     """Other jobs may run in its container after it (docs/rules.md 11.14)."""
+    restarts: int = 0
+    """How many attempts of this job there were before; 0 also from an older controller."""
 
     @property
     def leaves_something(self) -> bool:
@@ -278,7 +280,14 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration", "gpus")
+_FIRST_SAID = (
+    "job_count",
+    "group_job_count",
+    "monitoring_descriptor",
+    "stop_duration",
+    "gpus",
+    "restarts",
+)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -428,7 +437,16 @@ class CarriedStop(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     signal: str | None = None
     grace: float = 10.0
+    delay: float = 0.0
     unbegun: bool = False
+
+
+class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """Send this job of a batch its `signal` as SignalRequest does; one that has not begun, or has
+    ended, gets none."""
+
+    attempt_id: str
+    request: SignalRequest
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,12 +456,14 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     `jobs`: a job that the runner has already is not run again. `stored`: jobs whose end the
     controller has for good; the runner forgets them. `offsets`: how much of each log the controller
     has; `outputs`: how much of each tar of outputs. `outputs_limit`: the most bytes of content that
-    are kept of a job; None: its outputs are not stored. The answer comes at once when there is
-    news, else within `wait` seconds.
+    are kept of a job; None: its outputs are not stored. `signals` are
+    sent before `stop` is obeyed. The answer comes at once when there is news, else within `wait`
+    seconds.
     """
 
     jobs: tuple[SubmitRequest, ...] = ()
     stop: tuple[CarriedStop, ...] = ()
+    signals: tuple[CarriedSignal, ...] = ()
     stored: tuple[str, ...] = ()
     offsets: dict[str, int] = {}
     outputs: dict[str, int] = {}

@@ -161,6 +161,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
         case ControllerStarted():
             rollout.start_timeout_anew(draft)
             readiness.start_registrations_anew(draft)
+            allocations.hold_declared_ports(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():

@@ -61,5 +61,30 @@ def test_a_runner_that_adopts_orphans_looks_at_other_processes_only_while_it_has
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+LEFT = """
+import os, signal, subprocess, time
+from common.reaper import adopt_orphans
+from runner.job import outcome
+adopt_orphans()
+def left():
+    return outcome.left_behind(os.getpid() + 1, adopts_orphans=True)
+assert not left(), "nothing was started"
+# Its parent and its session's leader end at once, and its environment is empty: no list names it.
+hidden = "setsid sh -c 'env -i sleep 600 >/dev/null 2>&1 & echo $!'"
+orphan = int(subprocess.run(["sh", "-c", hidden], stdout=-1).stdout)
+assert left()
+os.kill(orphan, signal.SIGKILL)
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+assert not left(), "what has ended is no process, although nobody has waited for it"
+os.waitpid(orphan, 0)
+assert not left()
+"""
+
+
+def test_what_a_job_left_is_seen_whatever_its_session_and_parents() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
