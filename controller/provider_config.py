@@ -67,6 +67,8 @@ _SUBNETWORKS = "a subnetwork's name, or projects/PROJECT/regions/REGION/subnetwo
 _CREDENTIALS = (
     "the absolute path of a credentials file of Google Cloud, such as a service account's key"
 )
+_ACCOUNTS = "a name of 1 to 60 characters without spaces, by which records of machines know it"
+_ACCOUNT = re.compile(r"[!-~]{1,60}")
 _ADDRESSES = "public or private: the address at which the controller reaches the machines"
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -86,6 +88,7 @@ class _ExecFields(_Fields, frozen=True, kw_only=True):
         Duration | None,
         Field(f"{DURATION_ALLOWED}: how long a new machine may be missing from its list"),
     ] = None
+    account: Annotated[str | None, Field(_ACCOUNTS)] = None
 
 
 class _AwsRegionFields(_Fields, frozen=True, kw_only=True):
@@ -115,6 +118,7 @@ class _HetznerFields(_Fields, frozen=True, kw_only=True):
     type: Annotated[Literal["hetzner"], Field("hetzner: the cloud of Hetzner makes the machines")]
     token_file: Annotated[str, Field(_TOKENS)]
     locations: Annotated[tuple[str, ...], Field("a list of locations, such as [fsn1, nbg1]")]
+    project: Annotated[str | None, Field(_ACCOUNTS)] = None
     image: Annotated[int | str, Field("the id of a snapshot of Fairlead, or an image's name")]
     ssh_keys: Annotated[tuple[int | str, ...], Field("a list of ids or names of SSH keys")] = ()
     firewalls: Annotated[tuple[int, ...], Field("a list of ids of firewalls")] = ()
@@ -173,12 +177,14 @@ class _QemuFields(_Fields, frozen=True, kw_only=True):
 
 
 class ExecProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider that is a program. Times in seconds."""
+    """A provider that is a program. Times in seconds. `account`: a name for the account that the
+    program uses."""
 
     command: tuple[str, ...]
     timeout: float = 300.0
     idempotent: bool = False
     visible_after: float = 60.0
+    account: str | None = None
     regions: None = None
     """A program's offers name its regions."""
 
@@ -206,9 +212,11 @@ class AwsProvider(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A project at Hetzner. `locations`: those in which machines may be."""
+    """A project at Hetzner. `locations`: those in which machines may be. `project` None: it is
+    known by its token."""
 
     token_file: Path
+    project: str | None = None
     locations: tuple[str, ...]
     image: int | str
     ssh_keys: tuple[int | str, ...] = ()
@@ -348,7 +356,15 @@ def _exec(within: str, data: dict[str, Any]) -> ExecProvider:
         timeout=plain.timeout if timeout is None else float(timeout),
         idempotent=written.idempotent,
         visible_after=plain.visible_after if visible_after is None else float(visible_after),
+        account=_account(f"{within}.account", written.account),
     )
+
+
+def _account(field: str, written: str | None) -> str | None:
+    """Raises ConfigurationError."""
+    if written is not None and not _ACCOUNT.fullmatch(written):
+        raise ConfigurationError(field, f"{written!r} is no such name", _ACCOUNTS)
+    return written
 
 
 def _aws(within: str, data: dict[str, Any]) -> AwsProvider:
@@ -468,6 +484,7 @@ def _hetzner(within: str, data: dict[str, Any]) -> HetznerProvider:
     _check_endpoint(within, written.endpoint)
     return msgspec.structs.replace(
         plain,
+        project=_account(f"{within}.project", written.project),
         ssh_keys=written.ssh_keys,
         firewalls=written.firewalls,
         networks=written.networks,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -148,14 +148,16 @@ def with_code(
     of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
     """
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import send_code  # few runs bring code
+    from fairlead.files.upload import send_code  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return send_code(rest, configuration, base, environ, tell)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
+
+
+def _brings_code(configuration: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(configuration, dict) and bool({"repos", "files"} & configuration.keys())
 
 
 def _with_sets(configuration: object, base: Path, name: str, document: Document | None) -> object:
@@ -164,20 +166,22 @@ def _with_sets(configuration: object, base: Path, name: str, document: Document 
     if not isinstance(configuration, dict) or not isinstance(sweep, dict) or "file" not in sweep:
         return configuration
     from fairlead.configuration.parse import parse
-    from fairlead.set_files import with_sets  # few sweeps have a file
+    from fairlead.files.set_files import with_sets  # few sweeps have a file
 
-    try:
+    with _explained(name, document):
         filled = {**configuration, "sweep": with_sets(sweep, base)}
         parse(filled)
+        return filled
+
+
+@contextmanager
+def _explained(name: str, document: Document | None) -> Iterator[None]:
+    """Name the line of the document in what is wrong with it."""
+    try:
+        yield
     except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
-    return filled
-
-
-def _invalid(
-    error: ConfigurationError, name: str, document: Document | None
-) -> InvalidConfiguration:
-    return InvalidConfiguration(document.explain(error) if document else f"{name}: {error}")
+        explained = document.explain(error) if document else f"{name}: {error}"
+        raise InvalidConfiguration(explained) from None
 
 
 def with_code_digested(
@@ -190,14 +194,12 @@ def with_code_digested(
     """Return the configuration as `with_code` would; nothing is sent. Raises
     InvalidConfiguration."""
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import digested  # few runs bring code
+    from fairlead.files.upload import digested  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return digested(configuration, base, environ)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
 
 
 def with_code_unsent(
@@ -210,14 +212,12 @@ def with_code_unsent(
     """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
     InvalidConfiguration."""
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import as_if_sent  # few runs bring code
+    from fairlead.files.upload import as_if_sent  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return as_if_sent(configuration, base, environ)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
 
 
 def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:

@@ -26,9 +26,11 @@ from controller.clouds.base import (
     Created,
     Described,
     Examined,
+    KnownOffers,
     Order,
     Refused,
     keep_reading,
+    known_of,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.pace import Pace
@@ -100,16 +102,24 @@ class AwsCloud:
 
     # -- offers -----------------------------------------------------------------------------
 
-    async def offers(self) -> Sequence[Offer]:
-        found: list[Offer] = []
+    async def account(self) -> str:
+        return await self._calls.account()
+
+    async def offers(self) -> KnownOffers:
         types = self.catalog.types()
-        for region, where in self._config.regions.items():
+
+        async def of(region: str) -> list[Offer]:
+            where = self._config.regions[region]
             prices = {one.name: self._price(one, region) for one in types}
             spot = await self._spot.of(region, [name for name, price in prices.items() if price])
-            for one in types:
-                if (price := prices[one.name]) is not None:
-                    found += self._offers_of(one, region, where, price, spot)
-        return found
+            return [
+                offer
+                for one in types
+                if (price := prices[one.name]) is not None
+                for offer in self._offers_of(one, region, where, price, spot)
+            ]
+
+        return await known_of(self._config.regions, of)
 
     async def refresh(self) -> None:
         regions = tuple(self._config.regions)

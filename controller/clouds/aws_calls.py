@@ -15,10 +15,13 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from controller.clouds.aws_errors import refusal
+from controller.clouds.base import CloudError
 from controller.provider_config import AwsProvider
 
 _THREADS = 16
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
+_ACCOUNT_EVERY_SECONDS = 60.0
+_WHO = "get_caller_identity"
 _PRICES_REGION = "us-east-1"
 """It has the price list of all regions."""
 T = TypeVar("T")
@@ -33,6 +36,9 @@ class Calls:
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[tuple[str, str], Any] = {}
+        self._account: str | None = None
+        self._account_fault: tuple[float, CloudError] | None = None
+        """Until when the account is not asked for again, and why."""
 
     async def close(self) -> None:
         # What waits is cancelled; a call that is under way ends by its timeouts, and Python would
@@ -69,6 +75,25 @@ class Calls:
             return [entry for page in pages for entry in page.get("PriceList", ())]
 
         return await self._in_thread(_PRICES_REGION, "get_products", work)
+
+    async def account(self) -> str:
+        """Return the id of the account. Raises CloudError."""
+        loop, region = asyncio.get_running_loop(), next(iter(self._config.regions))
+        if self._account is None:
+            # Without a way to STS, each list would wait for it.
+            if self._account_fault is not None and loop.time() < self._account_fault[0]:
+                raise self._account_fault[1]
+            try:
+                self._account = await self._in_thread(region, _WHO, self._caller)
+            except CloudError as error:
+                self._account_fault = loop.time() + _ACCOUNT_EVERY_SECONDS, error
+                raise
+        return self._account
+
+    def _caller(self) -> str:
+        # It needs no permission. The session keeps its credentials, so the account stays.
+        region = next(iter(self._config.regions))
+        return str(self._client(region, "sts").get_caller_identity()["Account"])
 
     async def quota(self, region: str, code: str) -> float:
         """Return the account's quota of EC2 with this code. Raises CloudError."""

@@ -1,4 +1,4 @@
-"""The seam to a provider of machines: six calls, the refusals that they may raise, and what a
+"""The seam to a provider of machines: seven calls, the refusals that they may raise, and what a
 provider can do. Callers ask for abilities and never for a provider's name.
 
 Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix seconds.
@@ -6,14 +6,13 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from controller.clouds.catalog import Catalog, Reading
+from controller.clouds.catalog import CannotKeep, Catalog, Reading
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -57,15 +56,34 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider makes the machine, and tells later whether it could. `outcome` waits for that,
+    and raises what `create` raises."""
+
+    outcome: Callable[[], Awaitable[Created]]
+
+
+class KnownOffers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider rents out, as far as it tells. `unknown`: why the offers of a region or zone
+    are not known, by its name."""
+
+    offers: tuple[Offer, ...]
+    unknown: Mapping[str, str] = {}
+
+
 class Cloud(Protocol):
     """One provider."""
 
     abilities: Abilities
 
-    async def offers(self) -> Sequence[Offer]:
-        """Return everything that the provider rents out, with prices."""
+    async def account(self) -> str | None:
+        """Return the account, project or folder in which all other calls find their machines; None:
+        the provider does not tell it."""
 
-    async def create(self, order: Order) -> Created:
+    async def offers(self) -> KnownOffers:
+        """Return what the provider rents out, with prices. Raises when it tells nothing at all."""
+
+    async def create(self, order: Order) -> Created | Accepted:
         """Make the machine with the tags of installation, machine and fleet.
 
         Raises NoCapacity, QuotaReached, Refused: no machine was made. Any other error: it is not
@@ -156,13 +174,38 @@ class CloudAway(CloudError):
     """The provider does not answer, or its answer makes no sense: the outcome is unknown."""
 
 
+async def made_by(cloud: Cloud, order: Order) -> Created:
+    """Return the machine once the provider has made it. Raises what `create` raises."""
+    begun = await cloud.create(order)
+    return begun if isinstance(begun, Created) else await begun.outcome()
+
+
+async def known_of(
+    places: Iterable[str], ask: Callable[[str], Awaitable[Iterable[Offer]]]
+) -> KnownOffers:
+    """Return the offers of these regions or zones. One that refuses, or is away, keeps no other
+    from being rented. Raises the first error when none tells its offers."""
+    offers: list[Offer] = []
+    unknown: dict[str, str] = {}
+    first: CloudError | None = None
+    is_told = False
+    for place in places:
+        try:
+            offers += await ask(place)
+            is_told = True
+        except CloudError as error:
+            unknown[place], first = str(error), first or error
+    if first is not None and not is_told:
+        raise first
+    return KnownOffers(offers=tuple(offers), unknown=unknown)
+
+
 async def keep_reading(catalog: Catalog, reading: Reading) -> None:
     """Have the catalog take what was read, from now on. Raises CloudAway: it could not be kept."""
     try:
-        await asyncio.to_thread(catalog.replace, reading)
-    except OSError as error:
-        text = f"what was read could not be kept in --data: {error.strerror}"
-        raise CloudAway(text) from None
+        await catalog.replace(reading)
+    except CannotKeep as error:
+        raise CloudAway(f"what was read could not be kept in the database: {error}") from None
 
 
 async def answer_of(provider: str, call: Awaitable[T]) -> T:

@@ -3,7 +3,7 @@
 A release has a file for each cloud, with a line for each type. Its columns after the GPUs are
 regions, with the price of an hour on demand; an empty one says that the type is not rented there,
 or that its price is not known. What `fairlead offers refresh` reads from a provider's API takes
-precedence in the regions that it has, and is kept in the controller's data folder.
+precedence in the regions that it has, and is kept in the database, for each controller that leads.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import csv
 import importlib.resources
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from common.durable import write_durably
 from controller.lifecycle.machines.model import GpuOffer
 
 log = logging.getLogger(__name__)
@@ -52,13 +50,22 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Catalog:
-    """The catalog of one provider. `file` keeps what was read; None: nothing is kept."""
+Keep = Callable[[str], Awaitable[None]]
+"""Keeps the text of a reading. Raises CannotKeep."""
 
-    def __init__(self, cloud: str, file: Path | None = None) -> None:
+
+class CannotKeep(Exception):
+    """What was read cannot be kept now; the message says why."""
+
+
+class Catalog:
+    """The catalog of one provider. `kept`: the text of what was read last, by any controller;
+    `keep` keeps another one. None: nothing is kept."""
+
+    def __init__(self, cloud: str, kept: str | None = None, keep: Keep | None = None) -> None:
         self._release = load(cloud)
-        self._file = file
-        self.reading = _kept(file)
+        self._keep = keep
+        self.reading = _read(cloud, kept)
 
     def types(self) -> list[MachineType]:
         """Return the types: as read in the regions that were read, else as the release has them."""
@@ -70,11 +77,10 @@ class Catalog:
         """Return the types of the release with its prices in these regions."""
         return [_within(one, set(regions)) for one in self._release]
 
-    def replace(self, reading: Reading) -> None:
-        """Take what was read from now on. Blocking. Raises OSError."""
-        if self._file is not None:
-            self._file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_durably(self._file, msgspec.json.encode(reading), 0o600)
+    async def replace(self, reading: Reading) -> None:
+        """Take what was read from now on. Raises CannotKeep."""
+        if self._keep is not None:
+            await self._keep(msgspec.json.encode(reading).decode())
         self.reading = reading
 
 
@@ -126,16 +132,14 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(sorted(names)[:_MAX_NAMED])} and {len(names) - _MAX_NAMED} other types"
 
 
-def _kept(file: Path | None) -> Reading | None:
-    if file is None:
+def _read(cloud: str, kept: str | None) -> Reading | None:
+    if kept is None:
         return None
     try:
-        reading = msgspec.json.decode(file.read_bytes(), type=Reading)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
+        reading = msgspec.json.decode(kept, type=Reading)
+    except msgspec.MsgspecError as error:
         # The release's prices do; a controller that did not start would help nobody.
-        log.warning("catalog %s cannot be read, so the release's is used: %s", file, error)
+        log.warning("a catalog of %s cannot be read, so the release's is used: %s", cloud, error)
         return None
     return msgspec.structs.replace(reading, types=tuple(map(_credible, reading.types)))
 

@@ -22,6 +22,7 @@ from controller.clouds.base import (
     CloudError,
     Created,
     Described,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -112,7 +113,8 @@ _ERRORS: Mapping[str, type[CloudError]] = {
 
 
 class ExecCloud:
-    """A provider behind a program. `timeout`: seconds that one call may take."""
+    """A provider behind a program. `timeout`: seconds that one call may take. `account`: what the
+    operator calls the account that the program uses."""
 
     def __init__(
         self,
@@ -121,15 +123,20 @@ class ExecCloud:
         *,
         abilities: Abilities,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        account: str | None = None,
     ) -> None:
         self.abilities = abilities
         self._name = name
         self._command = tuple(command)
         self._timeout = timeout
+        self._account = account
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str | None:
+        return self._account
+
+    async def offers(self) -> KnownOffers:
         answer = await self._call(_OffersAnswer, "offers")
-        return [self._offer(one) for one in answer.offers]
+        return KnownOffers(offers=tuple(map(self._offer, answer.offers)))
 
     def _offer(self, offered: _OfferAnswer) -> Offer:
         return Offer(

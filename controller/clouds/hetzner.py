@@ -8,11 +8,11 @@ A machine that powers itself off goes on costing money there, until the controll
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 
 from controller.clouds.base import (
@@ -22,6 +22,7 @@ from controller.clouds.base import (
     Created,
     Described,
     Examined,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -29,6 +30,7 @@ from controller.clouds.base import (
     Throttled,
     Unauthorized,
 )
+from controller.clouds.rest import Rest
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
@@ -42,19 +44,20 @@ FLEET_LABEL = "fairlead-fleet"
 MAX_USER_DATA = 32 << 10
 _VISIBLE_AFTER_SECONDS = 30.0
 _THROTTLED_SECONDS = 10.0
-_TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+_CALL_SECONDS = 60.0
 _PER_PAGE = 50
 _MAX_NAME = 63
 _GIB = 1 << 30
 _GB = 10**9
 _ARCHITECTURE = "x86"
 _MAX_SHOWN = 500
+_FINGERPRINT = 12
 _NO_CAPACITY = frozenset({"placement_error", "resource_unavailable"})
 _UNAUTHORIZED = frozenset({"forbidden", "token_readonly", "unauthorized"})
 _OPEN = frozenset({"conflict", "locked", "maintenance", "service_error", "timeout", "unavailable"})
 _NAME_TAKEN = "uniqueness_error"
 _NOT_FOUND = "not_found"
-_FIRST_ERROR, _FIRST_SERVER_ERROR, _TOO_MANY = 400, 500, 429
+_FIRST_SERVER_ERROR, _TOO_MANY = 500, 429
 T = TypeVar("T")
 
 
@@ -156,23 +159,30 @@ class HetznerCloud:
         self.abilities = Abilities(idempotent=True, visible_after=_VISIBLE_AFTER_SECONDS)
         self._name = name
         self._config = config
-        self._session: aiohttp.ClientSession | None = None
+        self._rest = Rest(_refusal, _CALL_SECONDS)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._rest.close()
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str:
+        """Return the project's name in the controller's file, or what its token is known by: the
+        API tells no project."""
+        if self._config.project is not None:
+            return self._config.project
+        digest = hashlib.sha256(self._token().encode()).hexdigest()
+        return f"token-{digest[:_FINGERPRINT]}"
+
+    async def offers(self) -> KnownOffers:
         pages = await self._pages(_ServerTypes, "server_types")
-        return [
+        offers = (
             self._offer(one, price)
             for page in pages
             for one in page.server_types
             if one.architecture == _ARCHITECTURE and one.deprecation is None
             for price in one.prices
             if price.location in self._config.locations
-        ]
+        )
+        return KnownOffers(offers=tuple(offers))
 
     def _offer(self, one: _ServerType, price: _LocalPrice) -> Offer:
         return Offer(
@@ -276,7 +286,7 @@ class HetznerCloud:
 
     async def _never_rented(self) -> list[Examined]:
         """Return what the controller's file names in vain."""
-        offered = {one.region for one in await self.offers()}
+        offered = {one.region for one in (await self.offers()).offers}
         field = f"providers.{self._name}.locations"
         return [
             Examined(
@@ -325,6 +335,13 @@ class HetznerCloud:
             number = page.meta.pagination.next_page
         return pages
 
+    def _token(self) -> str:
+        """Raises CloudAway."""
+        try:
+            return self._config.token()
+        except (OSError, ValueError) as error:
+            raise CloudAway(f"providers.{self._name}.token_file: {error}"[:_MAX_SHOWN]) from None
+
     async def _call(
         self,
         type_: type[T],
@@ -334,27 +351,10 @@ class HetznerCloud:
         content: Mapping[str, Any] | None = None,
     ) -> T:
         """Raises CloudError."""
-        what = f"{method} /{path}"
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        try:
-            async with self._session.request(
-                method,
-                f"{self._config.endpoint}/{path}",
-                params=asked,
-                json=content,
-                headers={"Authorization": f"Bearer {self._config.token()}"},
-            ) as answer:
-                status, body = answer.status, await answer.read()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            # TimeoutError is an OSError; a file without a token gives a ValueError.
-            raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
-        if status >= _FIRST_ERROR:
-            raise _refusal(what, status, body)
-        try:
-            return decoder_of(type_).decode(body or b"{}")
-        except msgspec.MsgspecError as error:
-            raise CloudAway(f"{what} gave a wrong answer: {error}") from None
+        url, what = f"{self._config.endpoint}/{path}", f"{method} /{path}"
+        return await self._rest.call(
+            type_, method, url, self._token(), what=what, asked=asked, content=content
+        )
 
 
 def _name_of(order: Order) -> str:

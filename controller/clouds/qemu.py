@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -19,6 +20,7 @@ from controller.clouds.base import (
     Created,
     Described,
     Examined,
+    KnownOffers,
     NoCapacity,
     Order,
     Refused,
@@ -48,14 +50,18 @@ class QemuCloud:
         self, name: str, config: QemuProvider, *, start_seconds: float = _START_SECONDS
     ) -> None:
         self._name = name
+        self._folder = os.path.normpath(config.folder)
         self._types = config.types
         self._most = config.most
         self._start_seconds = start_seconds
         self._guests = Guests(config)
         self._lock = asyncio.Lock()
 
-    async def offers(self) -> Sequence[Offer]:
-        return [
+    async def account(self) -> str:
+        return self._folder
+
+    async def offers(self) -> KnownOffers:
+        offers = (
             Offer(
                 provider=self._name,
                 instance_type=name,
@@ -66,7 +72,8 @@ class QemuCloud:
                 disk=disk_for_jobs(one.disk, image=_IMAGE),
             )
             for name, one in self._types.items()
-        ]
+        )
+        return KnownOffers(offers=tuple(offers))
 
     async def create(self, order: Order) -> Created:
         size = self._types.get(order.offer.instance_type)

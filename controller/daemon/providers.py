@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import asyncssh
 
 from controller import identity
 from controller.clouds.base import Cloud
-from controller.clouds.catalog import Catalog
+from controller.clouds.catalog import CannotKeep, Catalog
 from controller.daemon.options import CannotStart, Options
 from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineSettings
@@ -23,7 +22,8 @@ from controller.provider_config import (
     QemuProvider,
 )
 from controller.service.machines.user_data import JoinPoint, UserData, render
-from controller.store.base import Snapshot
+from controller.store.base import Changes, Snapshot, Store, StoredCatalog
+from controller.store.errors import StoreError
 
 
 def require_providers(options: Options, snapshot: Snapshot) -> None:
@@ -46,20 +46,40 @@ def require_providers(options: Options, snapshot: Snapshot) -> None:
         )
 
 
-def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
+class Catalogs:
+    """The catalogs that were read, in the database: each controller that leads has the same."""
+
+    def __init__(self, store: Store, stored: Iterable[StoredCatalog]) -> None:
+        self._store = store
+        self._stored = {one.name: one.content for one in stored}
+
+    def of(self, cloud: str, provider: str) -> Catalog:
+        # By the cloud too: a provider of another one may get the name.
+        name = f"{provider}.{cloud}"
+
+        async def keep(content: str) -> None:
+            changes = Changes(catalogs=(StoredCatalog(name=name, content=content),))
+            try:
+                await self._store.commit(changes)
+            except StoreError as error:
+                raise CannotKeep(str(error)) from error
+
+        return Catalog(cloud, self._stored.get(name), keep)
+
+
+def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
     """Return a provider. Only the modules of those that the controller's file names are loaded.
-    `data`: the controller's folder, where the catalogs that were read are kept.
 
     Raises CannotStart.
     """
     if isinstance(config, AwsProvider):
         with _library_of(name, "aws"):
             from controller.clouds.aws import AwsCloud
-        return AwsCloud(name, config, catalog=_catalog("aws", name, data))
+        return AwsCloud(name, config, catalog=catalogs.of("aws", name))
     if isinstance(config, GcpProvider):
         with _library_of(name, "gcp"):
             from controller.clouds.gcp.cloud import GcpCloud
-        return GcpCloud(name, config, catalog=_catalog("gcp", name, data))
+        return GcpCloud(name, config, catalog=catalogs.of("gcp", name))
     if isinstance(config, HetznerProvider):
         from controller.clouds.hetzner import HetznerCloud
 
@@ -72,12 +92,13 @@ def make_cloud(name: str, config: ProviderConfig, data: Path) -> Cloud:
     from controller.clouds.exec import ExecCloud
 
     abilities = Abilities(idempotent=config.idempotent, visible_after=config.visible_after)
-    return ExecCloud(name, config.command, abilities=abilities, timeout=config.timeout)
-
-
-def _catalog(cloud: str, provider: str, data: Path) -> Catalog:
-    # By the cloud too: a provider of another one may get the name.
-    return Catalog(cloud, data / "catalogs" / f"{provider}.{cloud}.json")
+    return ExecCloud(
+        name,
+        config.command,
+        abilities=abilities,
+        timeout=config.timeout,
+        account=config.account,
+    )
 
 
 @contextlib.contextmanager
@@ -93,7 +114,7 @@ def _library_of(provider: str, extra: str) -> Iterator[None]:
 
 
 def machine_settings(
-    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None
+    options: Options, key: asyncssh.SSHKey, join: JoinPoint | None, catalogs: Catalogs
 ) -> MachineSettings | None:
     """None: the file names no provider, and nothing of machines is loaded or runs."""
     if not options.providers:
@@ -121,8 +142,7 @@ def machine_settings(
 
     return MachineSettings(
         clouds={
-            name: make_cloud(name, config, options.data)
-            for name, config in options.providers.items()
+            name: make_cloud(name, config, catalogs) for name, config in options.providers.items()
         },
         boot_data=user_data,
         pin=lambda machine_id: boot_data.pin(secret, machine_id),

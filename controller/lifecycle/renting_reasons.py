@@ -21,6 +21,10 @@ def _time_of_day(at: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02} UTC"
 
 
+def _also(unknown: str | None) -> str:
+    return "" if unknown is None else f"; of the offers, {unknown} are not known"
+
+
 class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
     """A machine was ordered that will hold the job.
 
@@ -44,45 +48,49 @@ class BuysMachine(_Reason, frozen=True, kw_only=True, tag="buys_machine"):
 
 
 class NoOffer(_Reason, frozen=True, kw_only=True, tag="no_offer"):
-    """No offer that the fleet allows could hold the job. `lacks`: what the nearest one lacks."""
+    """No offer that the fleet allows could hold the job. `lacks`: what the nearest one lacks.
+    `unknown`: which offers are not known, and why."""
 
     fleet: str
     lacks: str
+    unknown: str | None = None
 
     def sentence(self) -> str:
-        return f"fleet {self.fleet} rents no machine for it: {self.lacks}"
+        return f"fleet {self.fleet} rents no machine for it: {self.lacks}{_also(self.unknown)}"
 
 
 class NoCapacity(_Reason, frozen=True, kw_only=True, tag="no_capacity"):
     """The provider refused each offer that would do. `next_at`: the time of the next try.
-    `detail`: why the first one was refused, if that is not its capacity."""
+    `detail`: why the first one was refused, if that is not its capacity. `unknown`: as above."""
 
     fleet: str
     tried: tuple[str, ...]
     next_at: float
     detail: str | None = None
+    unknown: str | None = None
 
     def sentence(self) -> str:
         shown = ", ".join(self.tried[:3]) + (", …" if len(self.tried) > 3 else "")
         why = "" if self.detail is None else f": {self.detail}"
         return (
             f"the provider of fleet {self.fleet} has refused {shown}{why}; the next try is at "
-            f"{_time_of_day(self.next_at)}"
+            f"{_time_of_day(self.next_at)}{_also(self.unknown)}"
         )
 
 
 class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
     """The account may have no more machines of each offer that would do. `detail`: the provider's
-    words, which name the quota."""
+    words, which name the quota. `unknown`: as above."""
 
     fleet: str
     detail: str
     next_at: float
+    unknown: str | None = None
 
     def sentence(self) -> str:
         return (
             f"the account of fleet {self.fleet} at its provider has reached a quota: {self.detail};"
-            f" the next try is at {_time_of_day(self.next_at)}"
+            f" the next try is at {_time_of_day(self.next_at)}{_also(self.unknown)}"
         )
 
 
@@ -119,7 +127,7 @@ class ProviderAway(_Reason, frozen=True, kw_only=True, tag="provider_away"):
     detail: str
 
     def sentence(self) -> str:
-        return f"provider {self.provider} of fleet {self.fleet} does not answer: {self.detail}"
+        return f"provider {self.provider} of fleet {self.fleet} rents nothing now: {self.detail}"
 
 
 class ReusesOnly(_Reason, frozen=True, kw_only=True, tag="reuses_only"):
@@ -139,3 +147,13 @@ MachineReason = (
     | ProviderAway
     | ReusesOnly
 )
+
+
+def is_definite(reason: MachineReason | None) -> bool:
+    """Return whether this is an answer: a provider that tells nothing, or not everything, refuses
+    nothing and grants nothing."""
+    if isinstance(reason, ProviderAway):
+        return False
+    if isinstance(reason, NoOffer | NoCapacity | QuotaOfProvider):
+        return reason.unknown is None
+    return True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from controller.clock import Clock
-from controller.clouds.base import Closes, Cloud, Order
+from controller.clouds.base import Closes, Cloud, KnownOffers, Order
 from controller.lifecycle.inventory import Spending
+from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Node
@@ -76,9 +77,9 @@ class MachineManager:
     def cloud(self, provider: str) -> Cloud | None:
         return self._clouds.get(provider)
 
-    def offered(self, provider: str, offers: Sequence[Offer]) -> None:
+    async def offered(self, provider: str, known: KnownOffers) -> None:
         """Take the provider's offers before its worker asks for them again."""
-        self._tell(provider, offers)
+        self._tell(provider, await self.workers[provider].supply(known))
 
     def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:
         """Begin a check that makes a machine of this offer and ends it."""
@@ -109,8 +110,8 @@ class MachineManager:
                 if isinstance(cloud, Closes):
                     await cloud.close()
 
-    def _tell(self, provider: str, offers: Sequence[Offer] | str) -> None:
-        self._rentals.set_offers(provider, offers)
+    def _tell(self, provider: str, told: Supply | str) -> None:
+        self._rentals.set_offers(provider, told)
 
     def _look(self) -> None:
         for machine in self._rentals.committed.values():

@@ -19,6 +19,7 @@ from controller.clouds.base import (
     QuotaReached,
     Refused,
     answer_of,
+    made_by,
 )
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer, token_of
@@ -82,11 +83,11 @@ class Trial:
 
     async def _run(self) -> None:
         offer = self._order.offer
-        made = await answer_of(offer.provider, self._cloud.create(self._order))
-        self._note(f"ordered {offer.words()}: machine {made.instance_id}")
+        created = await answer_of(offer.provider, made_by(self._cloud, self._order))
+        self._note(f"ordered {offer.words()}: machine {created.instance_id}")
         try:
             async with asyncio.timeout(self._boot_seconds):
-                await self._reach(await self._place_of(made))
+                await self._reach(await self._place_of(created))
         except TimeoutError:
             self.fault = (
                 f"it had no address, or no SSH server at it, within {self._boot_seconds:.0f} s: "
@@ -96,18 +97,18 @@ class Trial:
             self.fault = "the controller stopped; the machine ends as an orphan"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
-                    await self._is_gone(made.instance_id)
+                    await self._is_gone(created.instance_id)
             raise
-        await self._end(made.instance_id)
+        await self._end(created.instance_id)
 
     def _note(self, step: str) -> None:
         """Add what was done; a call that fails in the same way again adds nothing."""
         if self.steps[-1:] != [step]:
             self.steps.append(step)
 
-    async def _place_of(self, made: Created) -> Place:
+    async def _place_of(self, created: Created) -> Place:
         """Wait until the machine has an address."""
-        place, ids = made.place, [made.instance_id]
+        place, ids = created.place, [created.instance_id]
         while place is None:
             await asyncio.sleep(self._look_every)
             try:
@@ -116,7 +117,7 @@ class Trial:
             except CloudError as error:
                 self._note(f"its address: {error}")
                 continue
-            if (one := described.get(made.instance_id)) is not None:
+            if (one := described.get(created.instance_id)) is not None:
                 place = one.place
         return place
 

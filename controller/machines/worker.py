@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +14,10 @@ import msgspec
 from controller.clock import Clock
 from controller.clouds.base import (
     Cloud,
+    CloudAway,
     CloudError,
+    Created,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -26,16 +29,17 @@ from controller.lifecycle.machines.life import (
     CallFailed,
     InstanceGone,
     InstanceKnown,
-    InstanceLost,
     MachineReport,
     OrderRefused,
     ReleaseAnswered,
 )
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.machines.market import Supply
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.machines.reconcile import (
     Circumstances,
     Found,
     Orphan,
+    elsewhere,
     reconcile,
     until_next_list,
 )
@@ -44,6 +48,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CALLS_AT_ONCE = 16
 OFFERS_EVERY_SECONDS = 600.0
+_OFFERS_SOON_SECONDS = 30.0
+"""While some are not known, or none may be bought."""
 _START_SECONDS = 180.0
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
@@ -74,6 +80,17 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     answers: Callable[[], frozenset[str]]
     is_empty: Callable[[str], Awaitable[bool]]
     restored_at: float | None = None
+
+
+class ElsewhereNow(CloudAway):
+    """The machine is in another account than the provider uses now."""
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """A whole list; `account` None: it is not known which one has these machines."""
+
+    found: list[Found]
+    account: str | None
 
 
 class Worker:
@@ -168,13 +185,13 @@ class Worker:
         while (machine := self._record(machine_id)) is not None:
             if self._work_for(machine) != self._create:
                 return
-            if not first and not self._cloud.abilities.idempotent and await self._adopt(machine):
-                return
-            first = False
             try:
-                async with self._slots:
-                    self._asked_at[machine_id] = self._clock.now()
-                    created = await self._answer(self._cloud.create(self._desk.order_of(machine)))
+                await self._require_here(machine)
+                is_unique = self._cloud.abilities.idempotent
+                if not first and not is_unique and await self._adopt(machine):
+                    return
+                first = False
+                created = await self._made(machine)
             except (NoCapacity, QuotaReached, Refused) as refusal:
                 self._answered.add(machine_id)
                 self._refused(machine_id, refusal)
@@ -193,6 +210,32 @@ class Worker:
                 )
             )
             return
+
+    async def _made(self, machine: Machine) -> Created:
+        """Raises CloudError."""
+        async with self._slots:
+            self._asked_at[machine.id] = self._clock.now()
+            begun = await self._answer(self._cloud.create(self._desk.order_of(machine)))
+        # What is accepted may take minutes, and must hold up no other call.
+        return begun if isinstance(begun, Created) else await self._answer(begun.outcome())
+
+    async def _require_here(self, machine: Machine, *, surely: bool = False) -> None:
+        """Raises CloudError for a machine that is in another account than the calls go to, or
+        `surely`: that may be."""
+        if machine.account is None:
+            return
+        try:
+            account = await self._account()
+        except CloudError:
+            if surely:
+                raise
+            return
+        if account != machine.account:
+            raise ElsewhereNow(elsewhere(machine, account))
+
+    async def _account(self) -> str | None:
+        """Raises CloudError."""
+        return await self._answer(self._cloud.account())
 
     def _refused(self, machine_id: str, refusal: CloudError) -> None:
         end = _DEFINITE[type(refusal)]
@@ -215,7 +258,7 @@ class Worker:
             visible_at = asked_at + self._cloud.abilities.visible_after
             begun = self._clock.now()
             listed = await self._list()
-            for one in listed or ():
+            for one in () if listed is None else listed.found:
                 if one.machine_id == machine_id:
                     self._desk.post(
                         InstanceKnown(
@@ -235,23 +278,27 @@ class Worker:
         while (machine := self._record(machine_id)) is not None:
             if machine.status is not MachineStatus.TERMINATING:
                 return
-            instance = machine.instance_id
-            if instance is None:
-                found = await self._found(machine_id)
-                if found is None:
-                    self._desk.post(InstanceGone(machine_id=machine_id))
-                    return
-                instance = found.instance_id
             try:
-                async with self._slots:
-                    is_gone = await self._answer(self._cloud.terminate(instance))
-                if is_gone:
+                await self._require_here(machine)
+                if await self._has_ended(machine):
+                    # Another account does not know the machine either.
+                    await self._require_here(machine, surely=True)
                     self._desk.post(InstanceGone(machine_id=machine_id))
                     return
             except CloudError as error:
                 self._failed(machine_id, error)
             await asyncio.sleep(wait)
             wait = min(_MAX_END_SECONDS, 2 * wait)
+
+    async def _has_ended(self, machine: Machine) -> bool:
+        """Ask for the machine's end; True: there is none. Raises CloudError."""
+        instance = machine.instance_id
+        if instance is None:
+            if (found := await self._found(machine.id)) is None:
+                return True
+            instance = found.instance_id
+        async with self._slots:
+            return await self._answer(self._cloud.terminate(instance))
 
     async def _release(self, machine_id: str) -> None:
         """Ask the shim of a closing machine whether it is empty."""
@@ -284,13 +331,14 @@ class Worker:
             await asyncio.sleep(until_next_list(self._missing, self._desk.answers(), is_new=is_new))
 
     async def _reconcile(self) -> None:
-        found = await self._list()
-        if found is None:
+        listed = await self._list()
+        if listed is None:
             return
         # The records are read after the list: one that was committed meanwhile is among them.
         records = {one.id: one for one in self._desk.records()}
         case = Circumstances(
             provider=self._provider,
+            account=listed.account,
             missing=self._missing,
             orphans=self.orphans,
             answering=self._desk.answers(),
@@ -298,10 +346,12 @@ class Worker:
             restored_at=self._desk.restored_at,
         )
         now = self._clock.now()
-        result = reconcile(found, records, case, now)
+        result = reconcile(listed.found, records, case, now)
         self._missing = result.missing
         self._note_orphans(result.orphans)
         for report in result.reports:
+            if isinstance(report, CallFailed):
+                log.warning("machine %s: %s", report.machine_id, report.message)
             if self._is_news(report, records):
                 self._desk.post(report)
         for orphan in result.orphans:
@@ -310,9 +360,9 @@ class Worker:
                 await self._end_orphan(orphan)
 
     @staticmethod
-    def _is_news(report: InstanceKnown | InstanceLost, records: dict[str, Machine]) -> bool:
+    def _is_news(report: MachineReport, records: dict[str, Machine]) -> bool:
         """Return whether the report can change anything."""
-        if isinstance(report, InstanceLost):
+        if not isinstance(report, InstanceKnown):
             return True
         machine = records[report.machine_id]
         waits = machine.status is MachineStatus.PROVISIONING and report.place is not None
@@ -342,18 +392,28 @@ class Worker:
         """Raises CloudError."""
         return await answer_of(self._provider, call)
 
-    async def _list(self) -> list[Found] | None:
+    async def _list(self) -> _Listed | None:
         """Return the whole list; None: there was none."""
         try:
             async with self._slots:
+                before = await self._account_or_none()
                 call = self._cloud.list_tagged(self._desk.installation)
                 found = list(await self._answer(call))
+                # Credentials may change while they are used.
+                is_same = before == await self._account_or_none()
         except CloudError as error:
             self.trouble = str(error)
             log.warning("provider %s tells no list: %s", self._provider, error)
             return None
         self.listed_at, self.trouble = self._clock.now(), None
-        return found
+        return _Listed(found, before if is_same else None)
+
+    async def _account_or_none(self) -> str | None:
+        try:
+            return await self._account()
+        except CloudError as error:
+            log.info("provider %s tells no account: %s", self._provider, error)
+            return None
 
     async def _find_places(self) -> None:
         """Ask for addresses of machines that have none yet, all with one call."""
@@ -385,13 +445,27 @@ class Worker:
                         )
                     )
 
-    async def keep_offers(self, tell: Callable[[str, Sequence[Offer] | str], None]) -> None:
-        """Tell the provider's offers, or why there are none, until cancelled."""
+    async def keep_offers(self, tell: Callable[[str, Supply | str], None]) -> None:
+        """Tell what the provider rents, or why it tells nothing, until cancelled."""
         while True:
-            pause = OFFERS_EVERY_SECONDS
+            told: Supply | str
             try:
-                tell(self._provider, tuple(await self._answer(self._cloud.offers())))
+                told = await self.supply(await self._answer(self._cloud.offers()))
+                is_whole = told.barred is None and not told.unknown
             except CloudError as error:
-                tell(self._provider, str(error))
-                pause = 30.0
-            await asyncio.sleep(pause)
+                told, is_whole = str(error), False
+            tell(self._provider, told)
+            await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
+
+    async def supply(self, known: KnownOffers) -> Supply:
+        """Return what is bought of these offers: nothing while the provider uses another account
+        than that of machines which have not ended."""
+        try:
+            account = await self._account()
+        except CloudError:
+            return Supply(offers=known.offers, unknown=known.unknown)
+        away = [one for one in self._own() if one.account not in (None, account)]
+        if away:
+            barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
+            return Supply(account=account, barred=barred)
+        return Supply(offers=known.offers, account=account, unknown=known.unknown)

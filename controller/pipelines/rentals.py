@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import Fleet, Node, NodeAddress, Registration, Spending
 from controller.lifecycle.machines import life
 from controller.lifecycle.machines.life import InstanceKnown, MachineReport, Place, Surroundings
-from controller.lifecycle.machines.market import Market, Penalties, Purses
+from controller.lifecycle.machines.market import Market, Penalties, Purses, Supply
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
@@ -113,7 +113,7 @@ class Rentals:
         self._index = index
         self._settings = settings
         self._could_hold = could_hold
-        self._offers: dict[str, Sequence[Offer]] = {}
+        self._supplies: dict[str, Supply] = {}
         self._away: dict[str, str] = {}
         self._inbox: dict[str, list[MachineReport]] = {}
         self._awaiting: frozenset[str] | None = None
@@ -135,18 +135,27 @@ class Rentals:
         self._is_dirty = True
         self._wake()
 
-    def set_offers(self, provider: str, offers: Sequence[Offer] | str) -> None:
-        """Take the provider's offers, or why it tells none; offers that are known stay then."""
-        if isinstance(offers, str):
-            self._away[provider] = offers
+    def set_offers(self, provider: str, told: Supply | str) -> None:
+        """Take what the provider rents, or why it tells nothing; what is known stays then."""
+        if isinstance(told, str):
+            self._away[provider] = told
+        elif told.barred is not None:
+            self._supplies.pop(provider, None)
+            self._away[provider] = told.barred
         else:
-            self._offers[provider] = offers
+            self._supplies[provider] = told
             self._away.pop(provider, None)
         self._is_dirty = True
         self._wake()
 
     def offers_of(self, provider: str) -> Sequence[Offer]:
-        return self._offers.get(provider, ())
+        known = self._supplies.get(provider)
+        return () if known is None else known.offers
+
+    def account_of(self, provider: str) -> str | None:
+        """Return the account in which the provider's offers make machines."""
+        known = self._supplies.get(provider)
+        return None if known is None else known.account
 
     def note_change(self) -> None:
         """Note that runs, nodes or fleets changed in this turn."""
@@ -179,7 +188,8 @@ class Rentals:
     def market(self, now: float) -> Market:
         """Return what can be bought."""
         return Market(
-            offers=self._offers,
+            offers={name: one.offers for name, one in self._supplies.items()},
+            unknown={name: one.unknown for name, one in self._supplies.items()},
             away=self._away,
             penalties=self.penalties,
             month_began=self._settings.month_of(now),
@@ -438,6 +448,7 @@ class _Turn:
                 fleet=order.fleet,
                 offer=order.offer,
                 token=token_of(self._settings.installation, machine_id, order.offer),
+                account=self._rentals.account_of(order.offer.provider),
                 group=group,
                 leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,

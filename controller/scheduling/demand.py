@@ -32,6 +32,7 @@ from controller.lifecycle.renting_reasons import (
     ProviderAway,
     QuotaOfProvider,
     ReusesOnly,
+    is_definite,
 )
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.fitting.capacity import Need
@@ -50,7 +51,7 @@ from controller.scheduling.gang_placement import (
     has_room,
     whole_of,
 )
-from controller.scheduling.index import CapacityIndex, TrialCapacity, is_usable
+from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from fairlead.model.answers import OfferedPlace
 from fairlead.model.reasons import Reason
@@ -98,6 +99,11 @@ class _Bin:
         # Starts pace a node that is there; they are no reason to buy another one.
         self.room = self.whole = replace(free, starts=0)
         self.attributes = attributes_of(free.node, fleet)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether it was a node before, and is only connected again."""
+        return self.machine is not None and self.machine.status is MachineStatus.JOINED
 
     def holds(self, need: Need) -> bool:
         return self._takes(need, self.room)
@@ -173,9 +179,10 @@ class _Look:
         self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
-            _fresh(fleet, one.offer, one)
+            bin_
             for one in machines
-            if (fleet := self._fleets.get(one.fleet)) is not None and self._is_coming(one)
+            if (fleet := self._fleets.get(one.fleet)) is not None
+            and (bin_ := self._coming(fleet, one)) is not None
         ]
         self._could_hold = could_hold
         self._orders: list[Order] = []
@@ -189,12 +196,21 @@ class _Look:
         self._awaiting: set[str] = set()
         self._joined: dict[str, list[_Bin]] = {}
 
-    def _is_coming(self, machine: Machine) -> bool:
-        """Return whether the machine will be a node that the scheduler does not see yet."""
-        if machine.closing or machine.status is not MachineStatus.PROVISIONING:
-            return False
+    def _coming(self, fleet: Fleet, machine: Machine) -> _Bin | None:
+        """Return the machine if it will be a node that the scheduler does not see yet."""
+        if machine.closing:
+            return None
         node = self._index.nodes.get(machine.id)
-        return node is None or not is_usable(node)
+        if machine.status is MachineStatus.PROVISIONING:
+            is_seen = node is not None and is_usable(node)
+            return None if is_seen else _fresh(fleet, machine.offer, machine)
+        # After a restart, or a short cut, no node is connected: it comes back with what is on it.
+        if machine.status is not MachineStatus.JOINED or node is None or not comes_back(node):
+            return None
+        taken = self._index.taken.get(machine.id, {})
+        bin_ = _Bin(fleet, machine.offer, room(node, ()), machine)
+        bin_.room = replace(room(node, taken.values()), starts=0)
+        return bin_
 
     def take(self) -> Demand:
         every = (unit for units in self._index.units.values() for unit in units)
@@ -266,8 +282,7 @@ class _Look:
             reason = self._serve_one(unit, unit.members[0], fleets)
         if reason is not None:
             self._reasons |= {member.attempt.id: reason for member in unit.members}
-        # A provider that does not answer refuses nothing, and grants nothing.
-        if not isinstance(reason, ProviderAway):
+        if is_definite(reason):
             self._answer(unit, reason)
 
     def _answer(self, unit: Unit, reason: MachineReason | None) -> None:
@@ -293,7 +308,7 @@ class _Look:
         known = self._first_that_holds(need)
         if known is not None:
             known.put(unit, member)
-            return self._buys(known)
+            return None if known.is_back else self._buys(known)
         if not member.job.spec.rent.buys:
             return ReusesOnly()
         rather_on_demand = _lost_a_spot_machine(member)
@@ -361,35 +376,43 @@ class _Look:
         if policy.provider not in self._shop.offers:
             detail = self._shop.away.get(policy.provider, "its offers are not known yet")
             return ProviderAway(fleet=fleet.name, provider=policy.provider, detail=detail)
+        unknown = self._unknown(policy)
         offers = market.allowed(policy, self._shop.offers[policy.provider])
         known = [one for one in offers if _is_for(need, one)]
         if not known:
             every = [one for one in self._shop.offers[policy.provider] if _is_for(need, one)]
-            return NoOffer(fleet=fleet.name, lacks=market.why_none_allowed(policy, every))
+            lacks = market.why_none_allowed(policy, every)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         bins = [_fresh(fleet, offer) for offer in known]
         enough = [one for one in bins if _has_least(policy, one.room)]
         if not enough:
             lacks = "no offer has the `machines.resources` of its file"
-            return NoOffer(fleet=fleet.name, lacks=lacks)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=unknown)
         if need is None:
             return [one.offer for one in enough]
         holding = [one.offer for one in enough if one.holds(need)]
-        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough))
+        return holding or NoOffer(fleet=fleet.name, lacks=_why_none(need, enough), unknown=unknown)
+
+    def _unknown(self, policy: MachinesPolicy) -> str | None:
+        return market.unknown_for(policy, self._shop.unknown.get(policy.provider, {}))
 
     def _no_capacity(self, fleet: Fleet, tried: Sequence[Offer]) -> NoCapacity | QuotaOfProvider:
         known = [one for offer in tried if (one := self._shop.penalties.of(offer)) is not None]
+        unknown = self._unknown(_policy(fleet))
         first = min(one.until for one in known)
         if all(one.end is MachineEnd.QUOTA_REACHED for one in known):
             return QuotaOfProvider(
                 fleet=fleet.name,
                 detail=known[0].message or "it does not say which",
                 next_at=first,
+                unknown=unknown,
             )
         return NoCapacity(
             fleet=fleet.name,
             tried=tuple(one.words() for one in tried),
             next_at=first,
             detail=None if known[0].end is MachineEnd.NO_CAPACITY else known[0].message,
+            unknown=unknown,
         )
 
     # -- a gang -----------------------------------------------------------------------------
@@ -409,11 +432,13 @@ class _Look:
             refusal = _first_or_away(refusal, result)
         return refusal
 
-    def _buys_all(self, plan: _Plan) -> BuysMachine:
+    def _buys_all(self, plan: _Plan) -> BuysMachine | None:
         """Tell of the machine that comes last, and of all that are not there yet."""
-        coming = {id(one): one for one in plan.used if one.machine is not None}
-        first = (plan.new or list(coming.values()))[0]
-        return self._buys(first, max(1, len(plan.new) + len(coming)))
+        used = (one for one in plan.used if one.machine is not None and not one.is_back)
+        coming = {id(one): one for one in used}
+        if (first := next(iter([*plan.new, *coming.values()]), None)) is None:
+            return None
+        return self._buys(first, len({id(one) for one in plan.new} | coming.keys()))
 
     def _cheapest_zone(self, unit: Unit, fleet: Fleet) -> _Plan | MachineReason:
         # What is on order is waited for also while its offer is left out, or nobody tells offers.
@@ -435,7 +460,7 @@ class _Look:
         plans = list(self._plans(unit, fleet, open_))
         if not plans:
             lacks = "no zone's offers could hold the whole gang where its other jobs are"
-            return NoOffer(fleet=fleet.name, lacks=lacks)
+            return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._unknown(_policy(fleet)))
         refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
             offers_ = [one.offer for one in plan.new]
@@ -620,7 +645,7 @@ def _is_asked(unit: Unit, fleet: Fleet) -> bool:
 
 def _first_or_away(first: MachineReason | None, next_: MachineReason) -> MachineReason:
     """Return the first fleet's refusal, or that of a provider that may still grant a machine."""
-    return next_ if first is None or isinstance(next_, ProviderAway) else first
+    return next_ if first is None or not is_definite(next_) else first
 
 
 def _is_for(need: Need | None, offer: Offer) -> bool:

@@ -48,6 +48,12 @@ def keeps_its_allocations(node: Node) -> bool:
     return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED
 
 
+def comes_back(node: Node) -> bool:
+    """Return whether new jobs may be placed there once it is connected, which is tried."""
+    is_closed = node.cordoned or node.draining or node.unfit is not None
+    return node.status is NodeStatus.CONNECTING and not is_closed
+
+
 def why_given_up(node: Node | None) -> str | None:
     """Return why nothing waits for this node to take work again; None: a node that is only silent
     is waited for."""

@@ -171,6 +171,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[StoredSecret, ...] = ()
     machines: tuple[Machine, ...] = ()
     """Those that may cost money, and those that ended within `MACHINES_SECONDS`."""
+    catalogs: tuple[StoredCatalog, ...] = ()
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +199,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     removed_secrets: tuple[str, ...] = ()
     gateways: tuple[Gateway, ...] = ()
     removed_gateways: tuple[str, ...] = ()
+    catalogs: tuple[StoredCatalog, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +208,14 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     event: Event
+
+
+class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of types and prices from a provider's API. `name`: the provider's and its
+    cloud's; `content`: JSON, which only the catalog reads."""
+
+    name: str
+    content: str
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):

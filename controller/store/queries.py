@@ -28,6 +28,7 @@ from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, Store
 from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
+    CATALOG,
     EVENT,
     FLEET,
     GATEWAY,
@@ -79,6 +80,7 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         ),
         past_use=tuple(_past_use(connection, used_since, runs)),
         gateways=tuple(map(GATEWAY.value, _rows(connection, sa.select(schema.gateways)))),
+        catalogs=tuple(map(CATALOG.value, _rows(connection, sa.select(schema.catalogs)))),
         machines=_machines(connection, used_since + USE_SECONDS - MACHINES_SECONDS),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
     )

@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
 )
 from controller.store import schema
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
-from controller.store.base import Gateway
+from controller.store.base import Gateway, StoredCatalog
 from fairlead.model.sweep import ParameterSets
 from fairlead.wire.decoders import decoder_of
 
@@ -182,6 +182,7 @@ TOKEN = RowCodec(StoredToken, schema.tokens)
 SERVICE_KEY = RowCodec(ServiceKey, schema.service_keys)
 SECRET = RowCodec(StoredSecret, schema.secrets)
 GATEWAY = RowCodec(Gateway, schema.gateways)
+CATALOG = RowCodec(StoredCatalog, schema.catalogs)
 EVENT = RowCodec(Event, schema.events)
 
 

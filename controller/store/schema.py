@@ -12,7 +12,7 @@ from controller.store.errors import StoreUnusable
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = "0010"
+SCHEMA_VERSION = "0011"
 CONTROLLERS_SINCE = "0007"
 """The first version with the table of controllers."""
 metadata = sa.MetaData(
@@ -137,6 +137,12 @@ secrets = sa.Table(
     _text("sealed", nullable=False),
     _time("created_at", nullable=False),
     _time("updated_at", nullable=False),
+)
+catalogs = sa.Table(
+    "catalogs",
+    metadata,
+    _id("name"),
+    _rest(),
 )
 gateways = sa.Table(
     "gateways",

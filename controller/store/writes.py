@@ -19,6 +19,7 @@ from controller.store.queries import FINAL, is_older, select_last_numbers
 from controller.store.rows import (
     ALLOCATION,
     ATTEMPT,
+    CATALOG,
     EVENT,
     FLEET,
     GATEWAY,
@@ -113,6 +114,7 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     delete(connection, schema.secrets.c.id, changes.removed_secrets)
     _upsert(connection, GATEWAY, "name", changes.gateways)
     delete(connection, schema.gateways.c.name, changes.removed_gateways)
+    _upsert(connection, CATALOG, "name", changes.catalogs)
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
         connection.execute(schema.events.insert(), rows)

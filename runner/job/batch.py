@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
+from common.files.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame, Stream, notice_line
 from fairlead.wire.runner import (

@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from common import log_segments
-from common.durable import write_all
+from common.files import log_segments
+from common.files.durable import write_all
 from fairlead.wire.frames import (
     HEADER_SIZE,
     BadFrame,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.clouds.base import Abilities, Created, Described, Order
+from controller.clouds.base import Abilities, Created, Described, KnownOffers, Order
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
@@ -31,6 +31,10 @@ class MemoryCloud:
         self.fails: dict[str, list[Exception]] = {}
         self.loses: list[str] = []
         """Ids of calls that do their work and lose their answer; see `create`."""
+        self.uses: str | None = None
+        """The account in which calls find their machines."""
+        self.unknown: dict[str, str] = {}
+        """Why offers of a region or zone are not known."""
         self.now = 0.0
         self.place: Place | None = None
         """Where new machines are reached."""
@@ -51,9 +55,12 @@ class MemoryCloud:
         )
         return instance_id
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str | None:
+        return self.uses
+
+    async def offers(self) -> KnownOffers:
         self._called("offers")
-        return self._offers
+        return KnownOffers(offers=self._offers, unknown=self.unknown)
 
     async def create(self, order: Order) -> Created:
         if self.abilities.idempotent:

@@ -37,6 +37,7 @@ from controller.store.base import (
     Gateway,
     Sight,
     Snapshot,
+    StoredCatalog,
     StoredEvent,
 )
 from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable
@@ -129,6 +130,7 @@ class MemoryDatabase:
         self.secrets: dict[str, StoredSecret] = {}
         self.gateways: dict[str, Gateway] = {}
         self.machines: dict[str, Machine] = {}
+        self.catalogs: dict[str, StoredCatalog] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
         self.sight: Sight | None = None
@@ -181,6 +183,7 @@ class MemoryStore:
             secrets=tuple(database.secrets.values()),
             gateways=tuple(database.gateways.values()),
             machines=tuple(self._machines()),
+            catalogs=tuple(database.catalogs.values()),
         )
 
     def _machines(self) -> list[Machine]:
@@ -214,6 +217,7 @@ class MemoryStore:
         _put(database.fleets, changes.fleets, changes.removed_fleets)
         _put(database.nodes, changes.nodes, changes.removed_nodes)
         database.machines.update(changes.machines)
+        database.catalogs.update({one.name: one for one in changes.catalogs})
         _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
         orphans = [
             token.id for token in database.tokens.values() if token.user in changes.removed_users

@@ -25,6 +25,7 @@ from controller.clouds.base import (
     CloudError,
     Created,
     Described,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -139,7 +140,7 @@ class WaywardCloud:
         self._boots = boots
         self._ends = ends
         spots = ((1.0, 4.0), (3.0, 8.0))
-        self._offers = [
+        self._offers = tuple(
             Offer(
                 provider="wayward",
                 instance_type=f"c{cpu:g}",
@@ -154,15 +155,18 @@ class WaywardCloud:
             for price, cpu in spots
             for zone in ("n1", "n2")
             for spot in (False, True)
-        ]
+        )
 
     @property
     def live(self) -> list[Instance]:
         return [one for one in self.instances.values() if one.is_there]
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str | None:
+        return None
+
+    async def offers(self) -> KnownOffers:
         await self._answered(self._weather())
-        return self._offers
+        return KnownOffers(offers=self._offers)
 
     async def create(self, order: Order) -> Created:
         return await self._answered(self._create(order))

@@ -21,6 +21,7 @@ from controller.clouds.base import (
     Refused,
     Throttled,
     Unauthorized,
+    made_by,
 )
 from controller.lifecycle.machines.model import Offer
 from tests.support.waiting import LONG
@@ -85,7 +86,7 @@ def installation() -> str:
 
 class CloudContract:
     async def test_offers_are_of_this_provider_and_have_a_price(self, world: CloudWorld) -> None:
-        offers = await world.cloud.offers()
+        offers = (await world.cloud.offers()).offers
         assert world.offer.key in {one.key for one in offers}
         assert all(one.price > 0 and one.cpu > 0 and one.memory > 0 for one in offers)
         assert {one.provider for one in offers} == {world.offer.provider}
@@ -94,7 +95,7 @@ class CloudContract:
         self, world: CloudWorld, installation: str
     ) -> None:
         order = order_of(world, installation)
-        made = await world.cloud.create(order)
+        made = await made_by(world.cloud, order)
         (listed,) = await world.cloud.list_tagged(installation)
         assert (listed.instance_id, listed.machine_id) == (made.instance_id, order.machine_id)
         assert listed.created_at > 1_600_000_000
@@ -105,7 +106,7 @@ class CloudContract:
         assert await world.cloud.describe([made.instance_id]) == {}
 
     async def test_a_machine_gets_an_address(self, world: CloudWorld, installation: str) -> None:
-        made = await world.cloud.create(order_of(world, installation))
+        made = await made_by(world.cloud, order_of(world, installation))
         place = None
         async with asyncio.timeout(LONG):
             while place is None:
@@ -116,21 +117,21 @@ class CloudContract:
     async def test_the_end_of_what_is_gone_is_no_error(
         self, world: CloudWorld, installation: str
     ) -> None:
-        made = await world.cloud.create(order_of(world, installation))
+        made = await made_by(world.cloud, order_of(world, installation))
         await ended(world.cloud, made.instance_id)
         await ended(world.cloud, made.instance_id)
 
     async def test_another_installations_machines_are_not_listed(
         self, world: CloudWorld, installation: str
     ) -> None:
-        await world.cloud.create(order_of(world, f"other-{installation}"))
+        await made_by(world.cloud, order_of(world, f"other-{installation}"))
         assert list(await world.cloud.list_tagged(installation)) == []
 
     async def test_machines_that_nobody_knows_are_left_out(
         self, world: CloudWorld, installation: str
     ) -> None:
-        one = await world.cloud.create(order_of(world, installation))
-        two = await world.cloud.create(order_of(world, installation))
+        one = await made_by(world.cloud, order_of(world, installation))
+        two = await made_by(world.cloud, order_of(world, installation))
         await ended(world.cloud, one.instance_id)
         known = await world.cloud.describe([one.instance_id, two.instance_id])
         assert set(known) == {two.instance_id}
@@ -141,7 +142,7 @@ class CloudContract:
     ) -> None:
         world.refuse(error)
         with pytest.raises(CloudError) as caught:
-            await world.cloud.create(order_of(world, installation))
+            await made_by(world.cloud, order_of(world, installation))
         assert type(caught.value) is error
         assert str(caught.value)
         assert list(await world.cloud.list_tagged(installation)) == []
@@ -152,10 +153,10 @@ class CloudContract:
         order = order_of(world, installation)
         world.lose()
         with pytest.raises(CloudError) as caught:
-            await world.cloud.create(order)
+            await made_by(world.cloud, order)
         assert not isinstance(caught.value, DEFINITE)
         if world.cloud.abilities.idempotent:
-            again = (await world.cloud.create(order)).instance_id
+            again = (await made_by(world.cloud, order)).instance_id
         else:
             again = (await world.cloud.list_tagged(installation))[0].instance_id
         assert [one.instance_id for one in await world.cloud.list_tagged(installation)] == [again]
@@ -164,7 +165,7 @@ class CloudContract:
         self, world: CloudWorld, installation: str
     ) -> None:
         for _ in range(2):
-            await world.cloud.create(order_of(world, installation))
+            await made_by(world.cloud, order_of(world, installation))
         world.cut()
         with pytest.raises(CloudError):
             await world.cloud.list_tagged(installation)
@@ -173,6 +174,6 @@ class CloudContract:
     async def test_the_console_is_text_or_nothing(
         self, world: CloudWorld, installation: str
     ) -> None:
-        made = await world.cloud.create(order_of(world, installation))
+        made = await made_by(world.cloud, order_of(world, installation))
         text = await world.cloud.console(made.instance_id)
         assert text is None or isinstance(text, str)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Band, EndedSets, Fleet, JobSpec, Role, Use
 from controller.store.accounts import ServiceKey, StoredSecret, StoredToken, User
-from controller.store.base import Changes, Gateway, Store
+from controller.store.base import Changes, Gateway, Store, StoredCatalog
 from controller.store.errors import LeaseHeld, StoreRefused, StoreUnavailable
 from controller.store.rows import submission_mark
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
@@ -316,6 +316,16 @@ class StoreContract(Opened):
         await store.commit(Changes(gateways=(changed,), removed_gateways=("old",)))
 
         assert (await store.load()).gateways == (changed,)
+
+    async def test_catalogs_come_back_and_change(self, store: Store) -> None:
+        one, other = (StoredCatalog(name=f"{n}.aws", content='{"types": []}') for n in ("a", "b"))
+        await store.commit(Changes(catalogs=(one, other)))
+        changed = msgspec.structs.replace(one, content='{"types": ["ü"]}')
+        await store.commit(Changes(catalogs=(changed,)))
+        assert {one.name: one for one in (await store.load()).catalogs} == {
+            "a.aws": changed,
+            "b.aws": other,
+        }
 
     async def test_a_user_is_removed_with_the_tokens_and_a_token_alone(self, store: Store) -> None:
         ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))

@@ -8,10 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import aiohttp
 import google.auth
 import google.auth.transport.requests
-import msgspec
 import requests
 from google.auth.exceptions import (
     GoogleAuthError,
@@ -21,32 +19,30 @@ from google.auth.exceptions import (
 )
 from google.oauth2 import service_account
 
-from controller.clouds.base import CloudAway, Unauthorized
+from controller.clouds.base import CloudAway, CloudError, Unauthorized
 from controller.clouds.gcp.errors import refusal
+from controller.clouds.rest import Rest
 from controller.provider_config import GcpProvider
-from fairlead.wire.decoders import decoder_of
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_TIMEOUT = aiohttp.ClientTimeout(total=150.0, sock_connect=10.0)
+_CALL_SECONDS = 150.0
 """One call, `zoneOperations.wait`, is answered after 2 minutes at the latest."""
-_FIRST_ERROR, _UNAUTHENTICATED = 400, 401
+_UNAUTHENTICATED = 401
 _MAX_SHOWN = 500
 T = TypeVar("T")
 
 
 class Calls:
-    """The calls of one account. Nothing here repeats one: the worker does, and counts."""
+    """The calls of one account."""
 
     def __init__(self, config: GcpProvider) -> None:
         self._file = config.credentials_file
         self._lock = asyncio.Lock()
         self._credentials: Any = None
-        self._session: aiohttp.ClientSession | None = None
+        self._rest = Rest(self._refusal, _CALL_SECONDS)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._rest.close()
 
     async def call(
         self,
@@ -58,26 +54,16 @@ class Calls:
     ) -> T:
         """Raises CloudError."""
         what = f"{method} {url.partition('://')[2].partition('/')[2]}"
-        headers = {"Authorization": f"Bearer {await self._token()}"}
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        try:
-            async with self._session.request(
-                method, url, params=asked, json=content, headers=headers
-            ) as answer:
-                status, body = answer.status, await answer.read()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            # TimeoutError is an OSError.
-            raise CloudAway(f"{what}: {error or type(error).__name__}"[:_MAX_SHOWN]) from None
+        token = await self._token()
+        return await self._rest.call(
+            type_, method, url, token, what=what, asked=asked, content=content
+        )
+
+    def _refusal(self, what: str, status: int, body: bytes) -> CloudError:
         if status == _UNAUTHENTICATED:
             # The token was withdrawn before its end; the file may have a new key.
             self._credentials = None
-        if status >= _FIRST_ERROR:
-            raise refusal(what, status, body)
-        try:
-            return decoder_of(type_).decode(body or b"{}")
-        except msgspec.MsgspecError as error:
-            raise CloudAway(f"{what} gave a wrong answer: {error}") from None
+        return refusal(what, status, body)
 
     async def _token(self) -> str:
         """Raises CloudError."""

@@ -13,22 +13,26 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from controller.clouds.base import (
     Abilities,
+    Accepted,
     CloudAway,
     CloudError,
     Created,
     Described,
     Examined,
+    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
     Refused,
     keep_reading,
+    known_of,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
 from controller.clouds.gcp.calls import Calls
@@ -198,14 +202,22 @@ class GcpCloud:
 
     # -- offers -----------------------------------------------------------------------------
 
-    async def offers(self) -> Sequence[Offer]:
+    async def account(self) -> str:
+        return self._config.project
+
+    async def offers(self) -> KnownOffers:
         prices = {one.name: one for one in self.catalog.types()}
-        found: list[Offer] = []
-        for region, zone in self._zones():
-            for one in await self._types_in(zone):
-                if (kind := machine_type(one)) is not None:
-                    found += self._offers_of(kind, region, zone, prices.get(kind.name))
-        return found
+        regions = {zone: region for region, zone in self._zones()}
+
+        async def of(zone: str) -> list[Offer]:
+            kinds = filter(None, map(machine_type, await self._types_in(zone)))
+            return [
+                offer
+                for kind in kinds
+                for offer in self._offers_of(kind, regions[zone], zone, prices.get(kind.name))
+            ]
+
+        return await known_of(regions, of)
 
     def _zones(self) -> Iterable[tuple[str, str]]:
         for region, where in self._config.regions.items():
@@ -287,7 +299,7 @@ class GcpCloud:
 
     # -- machines ---------------------------------------------------------------------------
 
-    async def create(self, order: Order) -> Created:
+    async def create(self, order: Order) -> Created | Accepted:
         offer = order.offer
         where = self._config.regions.get(offer.region)
         if where is None or offer.zone not in where.zones:
@@ -296,12 +308,15 @@ class GcpCloud:
         size = len(order.user_data.encode())
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and Google takes {MAX_USER_DATA}")
-        what = f"making {name_of(order)} in {offer.zone}"
         try:
             operation = await self._begin(order, where)
         except (NameTaken, NoCapacity, QuotaReached, Refused) as error:
             return await self._made_before(order, error)
-        operation = await self._until_done(str(offer.zone), operation)
+        return Accepted(outcome=partial(self._outcome, order, operation))
+
+    async def _outcome(self, order: Order, operation: _Operation) -> Created:
+        zone, what = str(order.offer.zone), f"making {name_of(order)} in {order.offer.zone}"
+        operation = await self._until_done(zone, operation)
         if operation.error is not None:
             refusal, may_be_there = failure(what, operation.error.errors)
             if may_be_there:
@@ -311,11 +326,11 @@ class GcpCloud:
         if operation.status != "DONE":
             raise CloudAway(f"{what} takes long")
         try:
-            instance = await self._instance(str(offer.zone), name_of(order))
+            instance = await self._instance(zone, name_of(order))
         except NotThere:
             # A known request id tells the operation that made it, also after its end.
             raise Refused(f"the machine of this order, {name_of(order)}, has ended") from None
-        return self._created(str(offer.zone), instance)
+        return self._created(zone, instance)
 
     async def _begin(self, order: Order, where: GcpRegion) -> _Operation:
         path = f"zones/{order.offer.zone}/instances"
@@ -500,7 +515,8 @@ class GcpCloud:
 
     async def _never_rented(self, region: str, where: GcpRegion) -> list[Examined]:
         """Return what the controller's file names in vain."""
-        offered = {one.zone for one in await self.offers()}
+        known = await self.offers()
+        offered = {one.zone for one in known.offers} | known.unknown.keys()
         field = f"providers.{self._name}"
         fault = (
             f"{field}.regions.{region}: the catalog has no price of a type that is there: run "
@@ -513,7 +529,12 @@ class GcpCloud:
         ]
 
     async def _unknown_prices(self) -> list[Examined]:
-        types = [one.name for _, zone in self._zones() for one in await self._types_in(zone)]
+        types = []
+        for _, zone in self._zones():
+            try:
+                types += [one.name for one in await self._types_in(zone)]
+            except CloudError:
+                return []  # The unknown zone may have it.
         return [
             Examined(
                 what=f"price of {name}",

@@ -41,6 +41,12 @@ class InstanceKnown(_Report, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+class AccountKnown(_Report, frozen=True, kw_only=True):
+    """The machine is in this account of its provider, by whatever name it was known before."""
+
+    account: str
+
+
 class OrderRefused(_Report, frozen=True, kw_only=True):
     """The provider has definitely not made the machine. `after`: seconds before which it wants no
     other try."""
@@ -73,7 +79,13 @@ class CallFailed(_Report, frozen=True, kw_only=True):
 
 
 MachineReport = (
-    InstanceKnown | OrderRefused | InstanceGone | InstanceLost | ReleaseAnswered | CallFailed
+    InstanceKnown
+    | AccountKnown
+    | OrderRefused
+    | InstanceGone
+    | InstanceLost
+    | ReleaseAnswered
+    | CallFailed
 )
 
 
@@ -113,6 +125,8 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
     match report:
         case InstanceKnown() if machine.instance_id is None:
             return replace(machine, instance_id=report.instance_id, trouble=None)
+        case AccountKnown() if (machine.account, machine.trouble) != (report.account, None):
+            return replace(machine, account=report.account, trouble=None)
         case OrderRefused() if machine.instance_id is None:
             # It never existed, so it costs nothing: it ends when it was ordered.
             end = machine.end or report.end

@@ -95,10 +95,24 @@ def _outcomes(machines: Iterable[Machine]) -> Iterator[tuple[float, Machine]]:
             yield one.terminating_at or one.ordered_at, one
 
 
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider rents. `account`: where it makes machines, if it tells that. `unknown`: why
+    the offers of a region or zone are not known, by its name. `barred`: why nothing is bought from
+    it; it has no offers then."""
+
+    offers: tuple[Offer, ...] = ()
+    account: str | None = None
+    unknown: Mapping[str, str] = {}
+    barred: str | None = None
+
+
 class Market(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be bought now. `away`: why a provider tells no offers."""
+    """What can be bought now. `away`: why a provider tells no offers. `unknown`: as in its
+    supply."""
 
     offers: Mapping[str, Sequence[Offer]] = {}
+    """By provider."""
+    unknown: Mapping[str, Mapping[str, str]] = {}
     """By provider."""
     away: Mapping[str, str] = {}
     penalties: Penalties
@@ -111,6 +125,18 @@ def allowed(policy: MachinesPolicy, offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers that the fleet's file allows; what a machine must have is not asked
     here."""
     return [offer for offer in offers if all(allows(policy, offer) for _, allows in _LIMITS)]
+
+
+def unknown_for(policy: MachinesPolicy, unknown: Mapping[str, str]) -> str | None:
+    """Return which offers that the fleet's file may allow are not known, and why; None: all are.
+    `unknown`: by the name of a region or zone; a zone's name begins with that of its region."""
+    places = [*policy.zones, *([] if policy.zones else policy.regions)]
+    found = [
+        f"those in {name} ({why})"
+        for name, why in unknown.items()
+        if not places or any(one.startswith(name) or name.startswith(one) for one in places)
+    ]
+    return ", ".join(found) or None
 
 
 def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:

@@ -108,6 +108,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The order of a gang: its machines come together, or none stays."""
     instance_id: str | None = None
     """The provider's id; None: no answer has told it yet."""
+    account: str | None = None
+    """The provider's account in which it was ordered, or in which a list had it; None: the provider
+    tells none."""
     end: MachineEnd | None = None
     message: str | None = None
     """Why it ends, as a sentence."""

@@ -6,11 +6,17 @@ is asked for, so a machine on the list without a record is no machine that is be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from controller.lifecycle.machines.life import InstanceKnown, InstanceLost, Place
+from controller.lifecycle.machines.life import (
+    AccountKnown,
+    CallFailed,
+    InstanceKnown,
+    InstanceLost,
+    Place,
+)
 from controller.lifecycle.machines.model import Machine, MachineStatus
 
 SPARED_SECONDS = 30.0
@@ -59,16 +65,18 @@ class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from one whole list. `missing`: live machines that are not on it, which counts
     once the next list lacks them too."""
 
-    reports: tuple[InstanceKnown | InstanceLost, ...]
+    reports: tuple[InstanceKnown | AccountKnown | InstanceLost | CallFailed, ...]
     orphans: tuple[Orphan, ...]
     missing: frozenset[str]
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """What a list is judged by. `missing` and `orphans`: of the list before. `answering`: ids of
-    machines whose node answers. `visible_after`: seconds after which a list must have a machine."""
+    machines whose node answers. `visible_after`: seconds after which a list must have a machine.
+    `account`: the one that was listed; None: that is not known."""
 
     provider: str
+    account: str | None = None
     missing: frozenset[str] = frozenset()
     orphans: Sequence[Orphan] = ()
     answering: frozenset[str] = frozenset()
@@ -81,7 +89,7 @@ def reconcile(
 ) -> Reconciled:
     """Return what a whole list tells. `machines`: the committed records, read after the list."""
     listed = list(found)
-    reports: list[InstanceKnown | InstanceLost] = []
+    reports: list[InstanceKnown | AccountKnown | InstanceLost | CallFailed] = []
     orphans: list[Orphan] = []
     for one in listed:
         machine = machines.get(one.machine_id or "")
@@ -94,10 +102,14 @@ def reconcile(
                 InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
             )
     there = {one.instance_id for one in listed}
+    own = [one for one in machines.values() if one.is_live and one.offer.provider == case.provider]
+    # A list that has one machine of an account is a list of that account, whatever its name is now.
+    same = {one.account for one in own if one.instance_id in there} | {case.account}
+    reports += _placed(own, case.account, same, there)
     missing = frozenset(
         machine.id
-        for machine in machines.values()
-        if machine.offer.provider == case.provider
+        for machine in own
+        if machine.account in (None, *same)
         and machine.status in (MachineStatus.PROVISIONING, MachineStatus.JOINED)
         and machine.instance_id is not None
         and machine.instance_id not in there
@@ -109,6 +121,36 @@ def reconcile(
         for machine_id in sorted(lost)
     ]
     return Reconciled(reports=tuple(reports), orphans=tuple(orphans), missing=missing)
+
+
+def _placed(
+    machines: Iterable[Machine], account: str | None, same: Set[str | None], there: Set[str]
+) -> Iterator[AccountKnown | CallFailed]:
+    """Yield the account of each machine that it is now known of, and which are out of reach."""
+    for one in machines:
+        if account is None:
+            continue
+        is_here = one.instance_id in there if one.account is None else one.account in same
+        if is_here:
+            was_away = (one.trouble or "").startswith(_in_account(one))
+            if one.account != account or was_away:
+                yield AccountKnown(machine_id=one.id, account=account)
+        elif one.account is not None and one.trouble != (why := elsewhere(one, account)):
+            yield CallFailed(machine_id=one.id, message=why)
+
+
+def elsewhere(machine: Machine, account: str | None) -> str:
+    """Return why nothing is known of a machine in another account than the provider's present one,
+    and the fix."""
+    now = "tells none" if account is None else f"uses {account}"
+    return (
+        f"{_in_account(machine)} of provider {machine.offer.provider}, which now {now}: go back to "
+        f"that account until the machine has ended"
+    )
+
+
+def _in_account(machine: Machine) -> str:
+    return f"it is in account {machine.account}"
 
 
 def until_next_list(missing: Set[str], answering: Set[str], *, is_new: bool) -> float:

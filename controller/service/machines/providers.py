@@ -13,6 +13,7 @@ from controller.clouds.base import (
     CloudError,
     Examined,
     Examines,
+    KnownOffers,
     Refreshes,
     answer_of,
 )
@@ -53,16 +54,25 @@ class ProviderService:
         require_admin(user, "read the offers of a provider")
         _, cloud = self._cloud(name)
         try:
-            offers = tuple(await answer_of(name, cloud.offers()))
+            known = await answer_of(name, cloud.offers())
         except CloudError as error:
             raise Unavailable(str(error)) from None
+        return self._offered(cloud, known)
+
+    @staticmethod
+    def _offered(cloud: Cloud, known: KnownOffers) -> Offered:
+        offers = known.offers
+        notes = tuple(f"{place}: not known: {why}" for place, why in known.unknown.items())
         if not isinstance(cloud, Refreshes):
-            return Offered(source=CatalogSource.PROVIDER, offers=offers)
+            return Offered(source=CatalogSource.PROVIDER, notes=notes, offers=offers)
         reading = cloud.catalog.reading
         if reading is None:
-            return Offered(source=CatalogSource.RELEASE, offers=offers)
+            return Offered(source=CatalogSource.RELEASE, notes=notes, offers=offers)
         return Offered(
-            source=CatalogSource.API, read_at=reading.read_at, notes=reading.notes, offers=offers
+            source=CatalogSource.API,
+            read_at=reading.read_at,
+            notes=(*reading.notes, *notes),
+            offers=offers,
         )
 
     async def refresh(self, name: str, user: User) -> Offered:
@@ -72,14 +82,14 @@ class ProviderService:
         """
         require_admin(user, "read the prices of a provider again")
         manager, cloud = self._cloud(name)
-        if isinstance(cloud, Refreshes):
-            try:
+        try:
+            if isinstance(cloud, Refreshes):
                 await answer_of(name, cloud.refresh())
-            except CloudError as error:
-                raise Unavailable(str(error)) from None
-        found = await self.offered(name, user)
-        manager.offered(name, found.offers)
-        return found
+            known = await answer_of(name, cloud.offers())
+        except CloudError as error:
+            raise Unavailable(str(error)) from None
+        await manager.offered(name, known)
+        return self._offered(cloud, known)
 
     async def check(self, name: str, user: User) -> list[Examined]:
         """Try what orders at this provider need; no machine is made.
@@ -89,13 +99,21 @@ class ProviderService:
         require_admin(user, "check a provider")
         manager, cloud = self._cloud(name)
         try:
-            offers = await answer_of(name, cloud.offers())
+            known = await answer_of(name, cloud.offers())
         except CloudError as error:
             return [Examined(what="credentials and offers", fault=str(error))]
-        if not offers:
+        if not known.offers and not known.unknown:
             fault = "it has none: see its regions and prices in the controller's file"
             return [Examined(what="credentials"), Examined(what="offers", fault=fault)]
-        found = [Examined(what=f"credentials and {len(offers)} offers")]
+        found = [Examined(what=f"credentials and {len(known.offers)} offers")]
+        found += (
+            Examined(what=f"offers in {one}", fault=why) for one, why in known.unknown.items()
+        )
+        supply = await manager.workers[name].supply(known)
+        if supply.barred is not None:
+            found.append(Examined(what="the account of its machines", fault=supply.barred))
+        elif supply.account is not None:
+            found.append(Examined(what=f"account {supply.account}"))
         found.append(await _listed(name, cloud, manager.installation))
         if isinstance(cloud, Refreshes):
             found.append(self._aged(name, cloud))
@@ -125,7 +143,8 @@ class ProviderService:
         require_admin(user, "make a machine to check a provider")
         manager, cloud = self._cloud(name)
         try:
-            offer = _cheapest(await answer_of(name, cloud.offers()), instance_type)
+            known = await answer_of(name, cloud.offers())
+            offer = _cheapest(known.offers, instance_type)
         except CloudError as error:
             raise Unavailable(str(error)) from None
         if offer is None:

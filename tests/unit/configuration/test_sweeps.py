@@ -12,9 +12,9 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, Plan, public, to_run, without_uploads
 from fairlead.configuration.values.sweep import FailureLimit, filled
+from fairlead.files.set_files import with_sets
 from fairlead.model.spec import JobSpec
 from fairlead.model.sweep import ParameterSets
-from fairlead.set_files import with_sets
 
 
 def planned(**sweep: object) -> Plan:

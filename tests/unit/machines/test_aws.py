@@ -86,6 +86,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
+        patch.setenv("AWS_ENDPOINT_URL_STS", url)
         daemon.spawn()
         daemon.wait_ready(answers)
         yield Account(url, {name: _with_what_operators_make(url, name) for name in (REGION, OTHER)})
@@ -251,7 +252,7 @@ async def test_one_question_asks_for_the_addresses_of_many_machines(
 async def test_offers_have_the_zones_of_the_subnets_and_the_prices_of_today(
     world: Ec2World,
 ) -> None:
-    offers = await world.cloud.offers()
+    offers = (await world.cloud.offers()).offers
     assert {one.zone for one in offers if one.region == REGION} == {
         f"{REGION}{letter}" for letter in "abc"
     }
@@ -271,9 +272,45 @@ async def test_offers_have_the_zones_of_the_subnets_and_the_prices_of_today(
 
 
 async def test_wrong_credentials_leave_no_offers(world: Ec2World) -> None:
-    world.front.fails["DescribeSpotPriceHistory"] = [Failure("AuthFailure", "not valid", 401)]
+    wrong = Failure("AuthFailure", "not valid", 401)
+    world.front.fails["DescribeSpotPriceHistory"] = [wrong, wrong]
     with pytest.raises(Unauthorized, match="not valid"):
         await world.cloud.offers()
+
+
+async def test_a_region_that_refuses_keeps_no_other_from_being_rented(world: Ec2World) -> None:
+    world.front.fails["DescribeSpotPriceHistory"] = [Failure("OptInRequired", "not opted in", 403)]
+    known = await world.cloud.offers()
+    assert {one.region for one in known.offers} == {OTHER}
+    assert list(known.unknown) == [REGION]
+    assert "not opted in" in known.unknown[REGION]
+
+
+async def test_the_account_is_that_of_the_credentials(world: Ec2World, account: Account) -> None:
+    assert await world.cloud.account() == "123456789012"
+
+
+async def test_an_account_that_is_not_told_is_not_asked_for_at_each_call(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{free_port()}")
+    cloud = AwsCloud("aws-eu", AwsProvider(regions=account.regions, endpoint=account.url))
+    asked = 0
+
+    def caller() -> str:
+        nonlocal asked
+        asked += 1
+        return caller_of()
+
+    caller_of = cloud._calls._caller
+    monkeypatch.setattr(cloud._calls, "_caller", caller)
+    try:
+        for _ in range(3):
+            with pytest.raises(CloudAway, match="get_caller_identity"):
+                await cloud.account()
+        assert asked == 1
+    finally:
+        await cloud.close()
 
 
 async def test_an_image_that_is_not_there_is_named_with_its_field(
@@ -324,7 +361,7 @@ async def test_prices_and_types_are_read_from_amazon(
         OTHER: {"t3.medium": 0.05},
     }
     await world.cloud.refresh()
-    offers = [one for one in await world.cloud.offers() if not one.spot]
+    offers = [one for one in (await world.cloud.offers()).offers if not one.spot]
     prices = {(one.region, one.instance_type): one.price for one in offers}
     assert prices[REGION, "g6.xlarge"] == 1.5
     # The release does not know this type, which has a GPU.
@@ -344,13 +381,13 @@ async def test_without_the_price_list_the_releases_prices_stay(
     world: Ec2World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
-    before = {(one.key, one.price) for one in await world.cloud.offers()}
+    before = {(one.key, one.price) for one in (await world.cloud.offers()).offers}
     world.front.prices = None
     await world.cloud.refresh()
     reading = world.cloud.catalog.reading
     assert reading is not None
     assert reading.notes[0].startswith(f"{REGION}: the price list was not told: get_products")
-    assert {(one.key, one.price) for one in await world.cloud.offers()} <= before
+    assert {(one.key, one.price) for one in (await world.cloud.offers()).offers} <= before
 
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:

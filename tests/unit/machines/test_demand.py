@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.attempts import limits
 from controller.lifecycle.inventory import Budget, Fleet, Spending, Spot
-from controller.lifecycle.machines.market import Market, Penalties
+from controller.lifecycle.machines.market import Market, Penalties, Supply
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import (
     Constraint,
@@ -78,6 +78,44 @@ def test_spot_comes_first_and_a_fleet_can_refuse_it() -> None:
 
 def test_what_is_on_order_counts() -> None:
     assert look(waiting(4, cpu=1.0), shop(offer()), machine()).orders == ()
+
+
+def _silent(cluster: Cluster, **more: Any) -> Machine:
+    """Return a machine whose node has been one, and is only connected again."""
+    cluster.set_node(node("m1", fleet="burst", status=NodeStatus.CONNECTING, **more))
+    return machine(status=MachineStatus.JOINED, joined_at=NOW - 60.0)
+
+
+def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
+    cluster = waiting(1, cpu=1.0)
+    assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
+
+
+def test_what_is_on_a_machine_that_is_connected_again_stays_taken() -> None:
+    cluster = Cluster(fleets=(fleet(),))
+    cluster.set_node(node("m1", fleet="burst"))
+    cluster.submit("busy", cpu=4.0)
+    cluster.turn()
+    assert cluster.pipeline.index.taken
+    back = _silent(cluster)
+    cluster.submit("next", cpu=1.0)
+    assert types(look(cluster, shop(offer()), back)) == ["small"]
+
+
+@pytest.mark.parametrize("more", [{"cordoned": True}, {"draining": True}])
+def test_a_closed_machine_that_is_connected_again_does_not_count(more: dict[str, bool]) -> None:
+    cluster = waiting(1, cpu=1.0)
+    assert types(look(cluster, shop(offer()), _silent(cluster, **more))) == ["small"]
+
+
+def test_a_gang_waits_for_a_machine_that_is_connected_again() -> None:
+    cluster, machines = gang_of_three(MachineStatus.JOINED)
+    zone = {"zone": "north-1"}
+    back = node("last", fleet="burst", attributes=zone, status=NodeStatus.CONNECTING)
+    cluster.set_node(back)
+    found = look(cluster, shop(offer()), *machines)
+    assert (found.orders, found.reasons) == ((), {})
+    assert found.awaiting == {"m0", "m1", "last"}
 
 
 def test_a_machine_that_closes_does_not_count() -> None:
@@ -148,7 +186,25 @@ def test_an_offer_that_fits_nothing_is_explained() -> None:
 
 def test_a_provider_that_tells_nothing_is_explained() -> None:
     found = look(waiting(1), shop(away={"lab": "connection refused"}))
-    assert sentences(found) == {"provider lab of fleet burst does not answer: connection refused"}
+    assert sentences(found) == {"provider lab of fleet burst rents nothing now: connection refused"}
+
+
+def test_a_zone_that_tells_nothing_keeps_no_other_from_being_rented() -> None:
+    market = shop(offer(), unknown={"lab": {"north-2": "403"}})
+    assert types(look(waiting(1), market)) == ["small"]
+
+
+def test_offers_that_are_not_known_are_named_and_refuse_nothing() -> None:
+    market = shop(offer(), unknown={"lab": {"north-2": "403", "south-1": "down"}})
+    market.penalties.add(offer(), MachineEnd.NO_CAPACITY, NOW)
+    for cluster in (waiting(1, cpu=99.0), waiting(1), waiting(1, fleet(zones=("west",)))):
+        (sentence,) = sentences(look(cluster, market))
+        assert ("those in north-2 (403), those in south-1 (down)" in sentence) is (
+            "availability_zones" not in sentence
+        )
+    found = look(waiting(1, fleet(regions=("north",)), cpu=99.0), market)
+    assert "of the offers, those in north-2 (403) are not known" in sentences(found).pop()
+    assert [one.why for one in found.answers] == [None]
 
 
 def test_jobs_of_another_fleet_buy_nothing() -> None:
@@ -549,7 +605,7 @@ def test_a_plan_says_why_nothing_is_rented() -> None:
     state = cluster.states.popitem()[1]
     cluster.pipeline.index.run_changed(state.run.id, None)
     rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", [offer(price=1.5)])
+    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     found = rentals.rent_of(state, NOW)
     assert found.machines == ()
     assert "`machines.max_price`" in found.why[0]
@@ -566,7 +622,7 @@ def test_a_plan_costs_what_it_would_add_to_what_is_bought() -> None:
     state = cluster.states.popitem()[1]
     cluster.pipeline.index.run_changed(state.run.id, None)
     rentals = rentals_of(cluster.pipeline.index)
-    rentals.set_offers("lab", [offer(price=1.5)])
+    rentals.set_offers("lab", Supply(offers=(offer(price=1.5),)))
     assert rentals.rent_of(state, NOW) == PlannedRent(
         per_hour=1.5, machines=("small in north-1 (on demand, 1.5 an hour)",)
     )

@@ -149,7 +149,7 @@ async def test_offers_become_ours(tmp_path: Path) -> None:
         "disk_gib": 100,
         "gpus": [{"name": "NVIDIA H100", "count": 8, "memory_gib": 80}],
     }
-    (found,) = await answering(tmp_path, {"offers": [told]}).offers()
+    (found,) = (await answering(tmp_path, {"offers": [told]}).offers()).offers
     assert (found.provider, found.memory, found.spot) == ("lab", 2048 * GIB, False)
     assert found.gpus == (GpuOffer(name="NVIDIA H100", count=8, memory=80 * GIB),)
 

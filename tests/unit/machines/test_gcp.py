@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from controller.clouds.base import (
+    Accepted,
     CloudAway,
     CloudError,
     NoCapacity,
@@ -20,6 +21,7 @@ from controller.clouds.base import (
     Refused,
     Throttled,
     Unauthorized,
+    made_by,
 )
 from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud, name_of
 from controller.lifecycle.machines.model import GpuOffer, Offer
@@ -113,7 +115,7 @@ async def test_a_machine_is_made_of_everything_that_the_order_has(
     more = {"network_tags": ("fairlead",), "service_account": account}
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, **more))
     order = msgspec.structs.replace(order_of(world, installation), fleet="Team/Burst")
-    made = await cloud.create(order)
+    made = await made_by(cloud, order)
     await cloud.close()
     (wish,) = world.other_side.wishes
     assert len(wish.pop("requestId")) == 36
@@ -166,7 +168,7 @@ async def test_a_spot_machine_ends_with_its_interruption(
     world: GcpWorld, installation: str
 ) -> None:
     order = msgspec.structs.replace(order_of(world, installation), offer=_offer(spot=True))
-    await world.cloud.create(order)
+    await made_by(world.cloud, order)
     (wish,) = world.other_side.wishes
     assert wish["scheduling"] == {
         "automaticRestart": False,
@@ -180,7 +182,7 @@ async def test_a_private_machine_is_reached_in_its_network(
     world: GcpWorld, tmp_path: Path, installation: str
 ) -> None:
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, is_public=False))
-    made = await cloud.create(order_of(world, installation))
+    made = await made_by(cloud, order_of(world, installation))
     await cloud.close()
     assert made.place is not None
     assert str(made.place.host).startswith("127.2.0.")
@@ -190,8 +192,8 @@ async def test_each_try_of_an_order_is_the_same_request(world: GcpWorld, install
     order = order_of(world, installation)
     world.lose()
     with pytest.raises(CloudAway):
-        await world.cloud.create(order)
-    await world.cloud.create(order)
+        await made_by(world.cloud, order)
+    await made_by(world.cloud, order)
     first, second = world.other_side.wishes
     assert first == second
 
@@ -200,25 +202,36 @@ async def test_a_request_id_that_is_forgotten_finds_the_machine_by_its_name(
     world: GcpWorld, installation: str
 ) -> None:
     order = order_of(world, installation)
-    made = await world.cloud.create(order)
+    made = await made_by(world.cloud, order)
     world.other_side.remembers = False
-    assert await world.cloud.create(order) == made
+    assert await made_by(world.cloud, order) == made
     # Another refusal comes first: the machine of the first try is there all the same.
     world.other_side.fails["insert"] = [GoogleFailure(403, "quotaExceeded")]
-    assert await world.cloud.create(order) == made
+    assert await made_by(world.cloud, order) == made
     other = msgspec.structs.replace(order, installation="another")
     with pytest.raises(Refused, match="another owner"):
-        await world.cloud.create(other)
+        await made_by(world.cloud, other)
 
 
 async def test_an_order_whose_machine_has_ended_is_refused(
     world: GcpWorld, installation: str
 ) -> None:
     order = order_of(world, installation)
-    made = await world.cloud.create(order)
+    made = await made_by(world.cloud, order)
     await ended(world.cloud, made.instance_id)
     with pytest.raises(Refused, match="has ended"):
-        await world.cloud.create(order)
+        await made_by(world.cloud, order)
+
+
+async def test_an_order_is_answered_when_it_is_accepted(world: GcpWorld, installation: str) -> None:
+    begun = await world.cloud.create(order_of(world, installation))
+    assert isinstance(begun, Accepted)
+    assert world.other_side.calls["wait"] == 0
+    made = await begun.outcome()
+    assert world.other_side.calls["wait"] == 1
+    assert [one.instance_id for one in await world.cloud.list_tagged(installation)] == [
+        made.instance_id
+    ]
 
 
 async def test_an_operation_that_takes_long_leaves_the_outcome_open(
@@ -227,8 +240,8 @@ async def test_an_operation_that_takes_long_leaves_the_outcome_open(
     order = order_of(world, installation)
     world.other_side.slow = 1
     with pytest.raises(CloudAway, match="takes long"):
-        await world.cloud.create(order)
-    made = await world.cloud.create(order)
+        await made_by(world.cloud, order)
+    made = await made_by(world.cloud, order)
     assert [one.instance_id for one in await world.cloud.list_tagged(installation)] == [
         made.instance_id
     ]
@@ -253,7 +266,7 @@ async def test_an_operation_that_fails_later_is_a_refusal_of_its_kind(
 ) -> None:
     world.other_side.fails_later = [(code, "not today")]
     with pytest.raises(CloudError, match=f"not today \\({code}\\)") as caught:
-        await world.cloud.create(order_of(world, installation))
+        await made_by(world.cloud, order_of(world, installation))
     assert type(caught.value) is kind
 
 
@@ -265,15 +278,15 @@ async def test_what_is_seen_of_a_machine_that_was_not_made_is_no_machine(
     world: GcpWorld, installation: str, code: str, is_made: bool
 ) -> None:
     order = order_of(world, installation)
-    made = await world.cloud.create(order)
+    made = await made_by(world.cloud, order)
     # As if what was made is only what Google takes back after a failed operation.
     world.other_side.remembers, world.other_side.hides = False, True
     world.other_side.fails_later = [(code, "not today")]
     if is_made:
-        assert await world.cloud.create(order) == made
+        assert await made_by(world.cloud, order) == made
     else:
         with pytest.raises(NoCapacity, match="not today"):
-            await world.cloud.create(order)
+            await made_by(world.cloud, order)
 
 
 @pytest.mark.parametrize(
@@ -296,12 +309,12 @@ async def test_a_refusal_at_once_has_its_kind(
 ) -> None:
     world.other_side.fails["insert"] = [failure]
     with pytest.raises(CloudError, match=failure.reason) as caught:
-        await world.cloud.create(order_of(world, installation))
+        await made_by(world.cloud, order_of(world, installation))
     assert type(caught.value) is kind
 
 
 async def test_a_list_that_lacks_a_zone_is_an_error(world: GcpWorld, installation: str) -> None:
-    made = await world.cloud.create(order_of(world, installation))
+    made = await made_by(world.cloud, order_of(world, installation))
     for field in ("unreachable", "silent"):
         setattr(world.other_side, field, (f"{REGION}-a",))
         with pytest.raises(CloudAway, match=f"{REGION}-a"):
@@ -317,7 +330,7 @@ async def test_a_list_that_lacks_a_zone_is_an_error(world: GcpWorld, installatio
 async def test_a_zone_that_the_file_names_no_more_is_still_listed(
     world: GcpWorld, tmp_path: Path, installation: str
 ) -> None:
-    made = await world.cloud.create(order_of(world, installation))
+    made = await made_by(world.cloud, order_of(world, installation))
     elsewhere = {REGION: GcpRegion(zones=(f"{REGION}-f",), subnetwork=SUBNETWORK)}
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, regions=elsewhere))
     (found,) = await cloud.list_tagged(installation)
@@ -333,18 +346,18 @@ async def test_settings_that_change_between_two_tries_make_no_second_machine(
     order = order_of(world, installation)
     world.lose()
     with pytest.raises(CloudAway):
-        await world.cloud.create(order)
+        await made_by(world.cloud, order)
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, disk=200 * GIB))
     # Google may take a known request id with other content either way.
     world.other_side.fails["insert"] = [GoogleFailure(400, "invalid", "requestId is known")]
-    made = await cloud.create(order)
-    assert await cloud.create(order) == made
+    made = await made_by(cloud, order)
+    assert await made_by(cloud, order) == made
     await cloud.close()
     assert len(world.other_side.instances) == 1
 
 
 async def test_a_token_is_asked_for_once(world: GcpWorld, installation: str) -> None:
-    await world.cloud.create(order_of(world, installation))
+    await made_by(world.cloud, order_of(world, installation))
     await world.cloud.offers()
     assert world.other_side.calls["token"] == 1
 
@@ -353,14 +366,14 @@ async def test_a_token_that_is_withdrawn_is_asked_for_again(world: GcpWorld) -> 
     world.other_side.fails["types"] = [GoogleFailure(401, "authError")]
     with pytest.raises(Unauthorized, match="authError"):
         await world.cloud.offers()
-    assert await world.cloud.offers()
+    assert (await world.cloud.offers()).offers
     assert world.other_side.calls["token"] == 2
 
 
 async def test_a_machine_that_is_off_exists_and_has_no_address(
     world: GcpWorld, installation: str
 ) -> None:
-    made = await world.cloud.create(order_of(world, installation))
+    made = await made_by(world.cloud, order_of(world, installation))
     (instance,) = world.other_side.instances.values()
     instance["status"] = "TERMINATED"
     (found,) = await world.cloud.list_tagged(installation)
@@ -371,10 +384,10 @@ async def test_what_google_would_refuse_is_not_asked(world: GcpWorld, installati
     order = order_of(world, installation)
     long = msgspec.structs.replace(order, user_data="x" * (MAX_USER_DATA + 1))
     with pytest.raises(Refused, match="Google takes 262144"):
-        await world.cloud.create(long)
+        await made_by(world.cloud, long)
     for elsewhere in (_offer(zone=f"{REGION}-f"), _offer(region="asia-east1")):
         with pytest.raises(Refused, match="regions does not name"):
-            await world.cloud.create(msgspec.structs.replace(order, offer=elsewhere))
+            await made_by(world.cloud, msgspec.structs.replace(order, offer=elsewhere))
     assert not world.other_side.wishes
 
 
@@ -387,7 +400,7 @@ async def test_a_name_has_what_a_name_may_have(world: GcpWorld) -> None:
 async def test_offers_are_the_types_of_each_zone_that_have_a_price(
     world: GcpWorld, tmp_path: Path
 ) -> None:
-    offers = await world.cloud.offers()
+    offers = (await world.cloud.offers()).offers
     assert {(one.instance_type, one.spot, one.price) for one in offers} == {
         ("e2-standard-4", False, 0.13402),
         ("e2-standard-4", True, 0.13402),
@@ -401,15 +414,42 @@ async def test_offers_are_the_types_of_each_zone_that_have_a_price(
     assert world.other_side.calls["types"] == 2
     own = config(world.other_side, tmp_path, prices={"c4-standard-8": 0.4})
     cloud = cloud_of(world.other_side, own)
-    assert {one.price for one in await cloud.offers() if one.cpu == 8} == {0.4}
+    assert {one.price for one in (await cloud.offers()).offers if one.cpu == 8} == {0.4}
     await cloud.close()
+
+
+async def test_a_zone_that_refuses_keeps_no_other_from_being_rented(
+    world: GcpWorld, tmp_path: Path
+) -> None:
+    zones = ("europe-west4-a", "europe-west4-b")
+    regions = {"europe-west4": GcpRegion(zones=zones, subnetwork=SUBNETWORK)}
+    more = {"regions": regions, "prices": {"e2-standard-4": 0.1}}
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, **more))
+    try:
+        world.other_side.fails["types"] = [GoogleFailure(403, "forbidden", "not for you")]
+        known = await cloud.offers()
+        assert {one.zone for one in known.offers} == {zones[1]}
+        assert "not for you" in known.unknown[zones[0]]
+        assert (await cloud.offers()).unknown == {}
+    finally:
+        await cloud.close()
+
+
+async def test_a_project_whose_every_zone_refuses_tells_nothing(world: GcpWorld) -> None:
+    world.other_side.fails["types"] = [GoogleFailure(403, "forbidden", "not for you")]
+    with pytest.raises(Unauthorized, match="not for you"):
+        await world.cloud.offers()
+
+
+async def test_the_account_is_the_project(world: GcpWorld) -> None:
+    assert await world.cloud.account() == PROJECT
 
 
 async def test_new_machines_have_the_disk_that_their_type_takes(
     world: GcpWorld, installation: str
 ) -> None:
     offer = _offer(instance_type="c4-standard-8", gpus=())
-    await world.cloud.create(msgspec.structs.replace(order_of(world, installation), offer=offer))
+    await made_by(world.cloud, msgspec.structs.replace(order_of(world, installation), offer=offer))
     (wish,) = world.other_side.wishes
     assert wish["disks"][0]["initializeParams"]["diskType"].endswith("/hyperdisk-balanced")
     assert wish["scheduling"]["onHostMaintenance"] == "MIGRATE"
@@ -480,7 +520,7 @@ async def test_credentials_that_do_not_work_are_told_without_them(
         await cloud.offers()
     # A new key needs no restart.
     file.write_text(content)
-    assert await cloud.offers()
+    assert (await cloud.offers()).offers
     await cloud.close()
     assert "canary" not in f"{wrong.value} {gone.value} {refused.value}"
     assert "PRIVATE" not in f"{wrong.value} {gone.value} {refused.value}"
@@ -498,7 +538,7 @@ async def test_a_machine_of_google_needs_no_file(
     # The library reads its name when it is imported.
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", host)
     cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, credentials_file=None))
-    assert await cloud.offers()
+    assert (await cloud.offers()).offers
     await cloud.close()
 
 
@@ -539,7 +579,7 @@ async def test_prices_are_the_sum_of_a_types_parts(world: GcpWorld) -> None:
     ]
     await world.cloud.refresh()
     assert world.other_side.calls["skus"] == 2
-    offers = await world.cloud.offers()
+    offers = (await world.cloud.offers()).offers
     prices = {(one.instance_type, one.spot): one.price for one in offers}
     assert prices == {
         ("e2-standard-4", False): pytest.approx(4 * 0.02 + 16 * 0.003),
@@ -556,14 +596,14 @@ async def test_prices_are_the_sum_of_a_types_parts(world: GcpWorld) -> None:
 
 
 async def test_a_refresh_that_fails_keeps_what_was_known(world: GcpWorld) -> None:
-    before = await world.cloud.offers()
+    before = (await world.cloud.offers()).offers
     world.other_side.fails["skus"] = [GoogleFailure(403, "accessNotConfigured")]
     with pytest.raises(Unauthorized, match="accessNotConfigured"):
         await world.cloud.refresh()
-    assert await world.cloud.offers() == before
+    assert (await world.cloud.offers()).offers == before
     # A list without a price of what the release has: its prices stay, and that is said.
     await world.cloud.refresh()
-    assert await world.cloud.offers() == before
+    assert (await world.cloud.offers()).offers == before
     reading = world.cloud.catalog.reading
     assert reading is not None
     assert "g2-standard-4" in reading.notes[0]

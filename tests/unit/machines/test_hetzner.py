@@ -121,7 +121,7 @@ async def test_a_private_machine_is_reached_in_its_network(
 async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
     world: HetznerWorld,
 ) -> None:
-    offers = await world.cloud.offers()
+    offers = (await world.cloud.offers()).offers
     assert {(one.instance_type, one.region, one.price) for one in offers} == {
         ("cx22", "fsn1", 0.006),
         ("ccx63", "fsn1", 0.5),
@@ -130,6 +130,23 @@ async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
     # What the kernel, the image and the shim keep is not for jobs.
     assert 3 * GIB < small.memory < 3.5 * GIB
     assert small.disk < 30 * GIB
+
+
+async def test_a_project_is_known_by_its_token_or_by_the_name_that_it_is_given(
+    tmp_path: Path,
+) -> None:
+    settings = config(tmp_path, "http://127.0.0.1:9")
+    cloud = HetznerCloud("hz", settings)
+    first = await cloud.account()
+    assert first.startswith("token-")
+    assert TOKEN not in first
+    settings.token_file.write_text("another")
+    assert await cloud.account() != first
+    settings.token_file.unlink()
+    with pytest.raises(CloudAway, match=r"providers\.hz\.token_file"):
+        await cloud.account()
+    named = HetznerCloud("hz", config(tmp_path, "http://127.0.0.1:9", project="lab"))
+    assert await named.account() == "lab"
 
 
 async def test_an_image_that_is_not_there_is_named_with_its_field(

@@ -7,14 +7,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.refusals import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from controller.clock import system_chance
-from controller.clouds.base import CloudAway, NoCapacity, Throttled, Unauthorized, keep_reading
+from controller.clouds.base import (
+    CloudAway,
+    KnownOffers,
+    NoCapacity,
+    Throttled,
+    Unauthorized,
+    keep_reading,
+)
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed
+from controller.daemon.providers import Catalogs
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Offer
+from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.machines.trial import Trial
 from controller.pipelines.rentals import Pinned
@@ -25,8 +34,9 @@ from fairlead.documents.providers import CatalogSource
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
-from tests.unit.machines.parts import GIB, NOW, offer, rentals_of
+from tests.unit.machines.parts import GIB, NOW, machine, offer, rentals_of
 
 ADMIN = User(name="root", role=Role.ADMIN, created_at=0.0)
 USER = User(name="ada", role=Role.USER, created_at=0.0)
@@ -38,7 +48,7 @@ def cheap_and_dear() -> MemoryCloud:
     )
 
 
-def service_of(cloud: MemoryCloud) -> tuple[ProviderService, MachineManager]:
+def service_of(cloud: MemoryCloud, *machines: Machine) -> tuple[ProviderService, MachineManager]:
     settings = MachineSettings(
         clouds={"lab": cloud},
         boot_data=lambda one: one.name,
@@ -49,7 +59,7 @@ def service_of(cloud: MemoryCloud) -> tuple[ProviderService, MachineManager]:
         return True
 
     manager = MachineManager(
-        rentals_of(CapacityIndex()),
+        rentals_of(CapacityIndex(), *machines),
         {},
         settings,
         ManualClock(),
@@ -98,6 +108,26 @@ async def test_a_check_tells_what_does_not() -> None:
     assert fault.fault == "internal error (ValueError); see the log"
     (_, none) = await service_of(MemoryCloud())[0].check("lab", ADMIN)
     assert none.fault is not None
+
+
+async def test_a_check_names_the_offers_that_are_not_known_and_the_account() -> None:
+    cloud = cheap_and_dear()
+    cloud.unknown, cloud.uses = {"north-2": "403 forbidden"}, "lab-1"
+    service, _ = service_of(cloud)
+    _, unknown, account, _ = await service.check("lab", ADMIN)
+    assert (unknown.what, unknown.fault) == ("offers in north-2", "403 forbidden")
+    assert (account.what, account.fault) == ("account lab-1", None)
+    assert (await service.offered("lab", ADMIN)).notes == ("north-2: not known: 403 forbidden",)
+
+
+async def test_a_check_names_the_machines_of_another_account() -> None:
+    cloud = cheap_and_dear()
+    cloud.uses = "second"
+    service, manager = service_of(cloud, machine(account="first"))
+    _, account, _ = await service.check("lab", ADMIN)
+    assert "machine m1: it is in account first of provider lab" in (account.fault or "")
+    await service.refresh("lab", ADMIN)
+    assert manager._rentals.offers_of("lab") == ()
 
 
 async def test_only_an_admin_checks_and_only_what_is_there() -> None:
@@ -259,9 +289,10 @@ class Stocked(MemoryCloud):
         super().__init__()
         self.catalog = catalog
 
-    async def offers(self) -> list[Offer]:
+    async def offers(self) -> KnownOffers:
         types = self.catalog.types()
-        return [offer(one.name, price=price) for one in types for price in one.prices.values()]
+        prices = ((one.name, price) for one in types for price in one.prices.values())
+        return KnownOffers(offers=tuple(offer(name, price=price) for name, price in prices))
 
     async def refresh(self) -> None:
         self._called("refresh")
@@ -271,9 +302,11 @@ class Stocked(MemoryCloud):
         await keep_reading(self.catalog, reading)
 
 
-async def test_refreshed_prices_are_used_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    file = tmp_path / "catalogs/lab.json"
-    service, manager = service_of(Stocked(Catalog("gcp", file)))
+async def test_refreshed_prices_are_used_at_once_and_by_each_later_leader() -> None:
+    database = MemoryDatabase()
+    first = MemoryStore(database)
+    await first.open()
+    service, manager = service_of(Stocked(Catalogs(first, ()).of("gcp", "lab")))
     before = await service.offered("lab", ADMIN)
     assert (before.source, before.read_at) == (CatalogSource.RELEASE, None)
     assert "e2-standard-4" in {one.instance_type for one in before.offers}
@@ -282,17 +315,26 @@ async def test_refreshed_prices_are_used_at_once_and_after_a_restart(tmp_path: P
     assert (found.source, found.read_at, found.notes) == (CatalogSource.API, NOW, ("odd",))
     assert [(one.instance_type, one.price) for one in found.offers] == [("new", 7.0)]
     assert manager._rentals.offers_of("lab") == found.offers
-    assert file.stat().st_mode & 0o077 == 0
 
-    again, _ = service_of(Stocked(Catalog("gcp", file)))
+    database.seize()
+    second = MemoryStore(database)
+    await second.open()
+    catalogs = Catalogs(second, (await second.load()).catalogs)
+    again, _ = service_of(Stocked(catalogs.of("gcp", "lab")))
     assert await again.offered("lab", ADMIN) == found
-    file.write_text("{")
-    damaged, _ = service_of(Stocked(Catalog("gcp", file)))
+    assert catalogs.of("aws", "lab").reading is None
+    # The first one leads no more, so what it reads is not kept, and it says so.
+    with pytest.raises(Unavailable, match="could not be kept in the database: "):
+        await service.refresh("lab", ADMIN)
+
+
+async def test_a_catalog_that_cannot_be_read_leaves_the_prices_of_the_release() -> None:
+    damaged, _ = service_of(Stocked(Catalog("gcp", "{")))
     assert (await damaged.offered("lab", ADMIN)).source is CatalogSource.RELEASE
 
 
-async def test_a_refresh_that_fails_leaves_the_prices(tmp_path: Path) -> None:
-    cloud = Stocked(Catalog("gcp", tmp_path / "lab.json"))
+async def test_a_refresh_that_fails_leaves_the_prices() -> None:
+    cloud = Stocked(Catalog("gcp"))
     service, _ = service_of(cloud)
     await service.refresh("lab", ADMIN)
     for error in (Unauthorized("the key is not valid"), ValueError("canary")):
@@ -305,13 +347,6 @@ async def test_a_refresh_that_fails_leaves_the_prices(tmp_path: Path) -> None:
         await service.refresh("lab", USER)
     with pytest.raises(Forbidden):
         await service.offered("lab", USER)
-
-
-async def test_a_refresh_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
-    (tmp_path / "catalogs").write_text("in its way")
-    service, _ = service_of(Stocked(Catalog("gcp", tmp_path / "catalogs/lab.json")))
-    with pytest.raises(Unavailable, match="could not be kept in --data: "):
-        await service.refresh("lab", ADMIN)
 
 
 async def test_a_provider_that_tells_its_prices_is_asked_again() -> None:
@@ -329,10 +364,8 @@ async def test_a_provider_that_tells_its_prices_is_asked_again() -> None:
         (40, "prices, read from the API 40 days ago", "run `fairlead offers refresh lab`"),
     ],
 )
-async def test_a_check_says_how_old_the_prices_are(
-    tmp_path: Path, days: int, what: str, note: str | None
-) -> None:
-    cloud = Stocked(Catalog("gcp", tmp_path / "lab.json"))
+async def test_a_check_says_how_old_the_prices_are(days: int, what: str, note: str | None) -> None:
+    cloud = Stocked(Catalog("gcp"))
     manager = service_of(cloud)[1]
     clock = ManualClock(NOW)
     service = ProviderService(system_chance(), clock, manager)
@@ -360,7 +393,7 @@ def test_prices_that_the_api_does_not_tell_are_kept_or_missing_and_said() -> Non
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, 20_000.0])
-def test_a_price_that_cannot_be_is_no_price(tmp_path: Path, price: float) -> None:
+def test_a_price_that_cannot_be_is_no_price(price: float) -> None:
     one = MachineType(
         name="a",
         cpu=1.0,
@@ -372,8 +405,7 @@ def test_a_price_that_cannot_be_is_no_price(tmp_path: Path, price: float) -> Non
     )
     (told,), notes = completed([one], [], ["r"], ())
     assert (told.prices, told.spot, len(notes)) == ({}, {}, 1)
-    file = tmp_path / "lab.json"
-    Catalog("gcp", file).replace(Reading(read_at=1.0, regions=("r",), types=(one,)))
-    kept = Catalog("gcp", file).reading
+    reading = Reading(read_at=1.0, regions=("r",), types=(one,))
+    kept = Catalog("gcp", msgspec.json.encode(reading).decode()).reading
     assert kept is not None
     assert (kept.types[0].prices, kept.types[0].spot) == ({}, {})

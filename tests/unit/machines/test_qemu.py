@@ -185,7 +185,7 @@ class TestContract(CloudContract):
 
 
 async def test_offers_leave_room_for_the_system(host: Host) -> None:
-    (found,) = await host.cloud().offers()
+    (found,) = (await host.cloud().offers()).offers
     assert (found.instance_type, found.provider, found.cpu, found.price) == ("small", "lab", 2, 0.5)
     # What the node offers: a machine of 4 GiB shows 3.9, of which the shim keeps 256 MiB.
     assert found.memory == int(4 * GIB * 0.975) - GIB // 2

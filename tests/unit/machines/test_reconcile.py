@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.lifecycle.machines.life import InstanceKnown, InstanceLost
+from msgspec.structs import replace
+
+from controller.lifecycle.machines.life import (
+    AccountKnown,
+    CallFailed,
+    InstanceKnown,
+    InstanceLost,
+)
 from controller.lifecycle.machines.model import Machine, MachineStatus
 from controller.lifecycle.machines.reconcile import (
     Circumstances,
@@ -88,6 +95,48 @@ def test_a_list_says_nothing_of_another_provider() -> None:
 def test_what_still_runs_after_its_end_is_an_orphan() -> None:
     ended = live(status=MachineStatus.TERMINATED, terminated_at=NOW)
     assert len(judge([listed()], ended).orphans) == 1
+
+
+def test_the_list_of_another_account_tells_nothing_of_a_machine_but_the_fix() -> None:
+    away = live(account="a")
+    result = judge([], away, account="b", missing=frozenset({"m1"}))
+    (told,) = result.reports
+    assert isinstance(told, CallFailed)
+    assert told.message == (
+        "it is in account a of provider lab, which now uses b: go back to that account until the "
+        "machine has ended"
+    )
+    assert result.missing == frozenset()
+    again = judge([], replace(away, trouble=told.message), account="b")
+    assert again.reports == ()
+
+
+def test_a_list_of_an_account_that_is_not_known_tells_nothing_of_a_machine_with_one() -> None:
+    result = judge([], live(account="a"), missing=frozenset({"m1"}))
+    assert (result.reports, result.missing) == ((), frozenset())
+
+
+def test_a_machine_is_in_the_account_whose_list_has_it() -> None:
+    result = judge([listed()], live(), account="a")
+    assert AccountKnown(machine_id="m1", account="a") in result.reports
+    assert judge([], live(), account="a").missing == {"m1"}
+
+
+def test_an_account_that_lists_one_machine_of_another_name_is_that_account() -> None:
+    here = live(account="old")
+    silent = replace(here, id="m2", instance_id="i-2")
+    result = judge([listed()], here, silent, account="new", missing=frozenset({"m2"}))
+    assert AccountKnown(machine_id="m2", account="new") in result.reports
+    assert [one.machine_id for one in result.reports if isinstance(one, InstanceLost)] == ["m2"]
+
+
+def test_what_an_operator_did_not_repair_stays_said_and_ends_with_the_repair() -> None:
+    said = judge([], live(account="a"), account="b").reports[0]
+    assert isinstance(said, CallFailed)
+    back = judge([listed()], live(account="a", trouble=said.message), account="a")
+    assert AccountKnown(machine_id="m1", account="a") in back.reports
+    other = judge([listed()], live(account="a", trouble="500"), account="a")
+    assert [type(one) for one in other.reports] == [InstanceKnown]
 
 
 def test_a_provider_is_asked_again_soon_while_it_lacks_a_machine_that_is_silent() -> None:

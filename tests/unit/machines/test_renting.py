@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
-from controller.clouds.base import CloudAway, NoCapacity
+from controller.clouds.base import Accepted, CloudAway, Created, NoCapacity, Order
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
-from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
 from controller.lifecycle.model import NodeCapacity, NodeStatus
 from controller.machines import worker
 from controller.machines.manager import MachineManager, MachineSettings
@@ -319,3 +319,116 @@ async def test_an_end_is_asked_for_until_it_comes() -> None:
         assert len(lab.rentals.committed) == 1  # the budget counts it, so no other is ordered
         await lab.until(lambda: not lab.rentals.committed[first.id].is_live)
         assert lab.rentals.committed[first.id].trouble is None
+
+
+@pytest.mark.parametrize("status", [MachineStatus.PROVISIONING, MachineStatus.JOINED])
+async def test_a_machine_of_another_account_is_kept_until_that_account_is_back(
+    status: MachineStatus,
+) -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(cloud.instances))
+        if status is MachineStatus.JOINED:
+            await lab.join()
+        machine = lab.only()
+        assert machine.account == "first"
+        there, cloud.instances, cloud.uses = cloud.instances, {}, "second"
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(
+            lambda: "account first" in (lab.rentals.committed[machine.id].trouble or "")
+        )
+        calls = len(cloud.calls)
+        await lab.until(lambda: cloud.calls[calls:].count("list") > 5, 60.0)
+        assert lab.rentals.committed[machine.id].status is MachineStatus.TERMINATING
+        assert "terminate" not in cloud.calls
+        # It may cost money as long as nobody knows its end, and nothing is made elsewhere.
+        assert list(lab.rentals.committed) == [machine.id]
+        assert cloud.instances == {}
+        cloud.instances, cloud.uses = there, "first"
+        await lab.until(lambda: not lab.rentals.committed[machine.id].is_live)
+        assert "terminate" in cloud.calls
+
+
+async def test_credentials_that_change_during_a_call_end_no_record() -> None:
+    cloud = HastyCloud(offer())
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.join()
+        machine = lab.only()
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
+        assert lab.rentals.committed[machine.id].status is MachineStatus.TERMINATING
+        cloud.instances, cloud.uses = cloud.first, "first"
+        await lab.until(lambda: not lab.rentals.committed[machine.id].is_live)
+
+
+def _trouble(lab: Renting, machine: Machine) -> str:
+    return lab.rentals.committed[machine.id].trouble or ""
+
+
+class HastyCloud(MemoryCloud):
+    """Its credentials become those of another account during the first call for an end; `first`:
+    the machines of the former one."""
+
+    def __init__(self, *offers: Offer) -> None:
+        super().__init__(*offers)
+        self.uses, self.first = "first", dict[str, MemoryInstance]()
+
+    async def terminate(self, instance_id: str) -> bool:
+        if not self.first:
+            self.first, self.instances, self.uses = self.instances, {}, "second"
+        return await super().terminate(instance_id)
+
+
+async def test_a_provider_whose_machines_are_in_another_account_rents_nothing() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    database = MemoryDatabase()
+    async with renting(cloud, fleet(min=1), database) as lab:
+        await lab.pipeline.admit(parts.run("busy", cpu=4.0))
+        await lab.join()
+        name = lab.only().name
+        await lab.until(lambda: bool(lab.pipeline.runs_on(lab.only().id)))
+    database.held = False
+    cloud.uses, cloud.instances = "second", {}
+    async with renting(cloud, database=database) as lab:
+        run = parts.run("hello", cpu=4.0)
+        await lab.pipeline.admit(run)
+
+        def shown() -> str:
+            (job,) = lab.pipeline.known[run.run.id].jobs
+            return job.attempts[-1].waits_for or ""
+
+        await lab.until(lambda: "account first" in shown())
+        assert f"provider lab of fleet burst rents nothing now: machine {name}: it is in" in shown()
+        assert cloud.instances == {}
+
+
+async def test_machines_that_are_being_made_hold_up_no_other_call() -> None:
+    cloud = SlowCloud(offer())
+    async with renting(cloud, fleet(min=worker.CALLS_AT_ONCE + 4, max=99)) as lab:
+        await lab.until(lambda: cloud.begun == worker.CALLS_AT_ONCE + 4)
+        listed = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > listed + 2)
+        cloud.is_done.set()
+        await lab.until(lambda: all(one.instance_id for one in lab.rentals.committed.values()))
+        assert len(cloud.instances) == worker.CALLS_AT_ONCE + 4
+
+
+class SlowCloud(MemoryCloud):
+    """It accepts orders, and makes the machines once `is_done`."""
+
+    begun = 0
+
+    def __init__(self, *offers: Offer) -> None:
+        super().__init__(*offers)
+        self.is_done = asyncio.Event()
+
+    async def create(self, order: Order) -> Accepted:  # type: ignore[override]
+        self.begun += 1
+
+        async def outcome() -> Created:
+            await self.is_done.wait()
+            return await MemoryCloud.create(self, order)
+
+        return Accepted(outcome=outcome)

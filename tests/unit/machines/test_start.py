@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.daemon.options import CannotStart, Options
-from controller.daemon.providers import make_cloud, require_providers
+from controller.daemon.providers import Catalogs, make_cloud, require_providers
 from controller.lifecycle.machines.model import MachineStatus
 from controller.provider_config import (
     AwsProvider,
@@ -19,6 +19,7 @@ from controller.provider_config import (
     ProviderConfig,
 )
 from controller.store.base import Snapshot
+from tests.doubles.memory_store import MemoryStore
 from tests.unit.machines.parts import machine, offer
 
 AWS = AwsProvider(
@@ -52,7 +53,7 @@ def test_a_region_with_a_live_machine_stays_in_the_file(tmp_path: Path) -> None:
 
 
 def test_googles_library_that_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "google.auth", None)
     for name in ("calls", "cloud"):
@@ -60,14 +61,14 @@ def test_googles_library_that_is_not_installed_is_named(
     where = GcpRegion(zones=("us-central1-a",), subnetwork="default")
     settings = GcpProvider(project="mine", image="node", regions={"us-central1": where})
     with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[gcp\]'"):
-        make_cloud("us", settings, tmp_path)
+        make_cloud("us", settings, Catalogs(MemoryStore(), ()))
 
 
 def test_a_library_that_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore.config", None)
     for name in ("aws", "aws_calls"):
         monkeypatch.delitem(sys.modules, f"controller.clouds.{name}", raising=False)
     with pytest.raises(CannotStart, match=r"install 'fairlead-daemons\[aws\]'"):
-        make_cloud("eu", AWS, tmp_path)
+        make_cloud("eu", AWS, Catalogs(MemoryStore(), ()))

@@ -37,7 +37,7 @@ def test_a_session_below_the_jobs_own_dies_with_it_where_no_orphan_comes_back(
 
 LOOKS = """
 import os, signal, subprocess
-from common.reaper import adopt_orphans
+from common.processes.reaper import adopt_orphans
 from runner.job import outcome
 adopt_orphans()
 scope = outcome.DescendantScope(adopts_orphans=True)

@@ -18,7 +18,7 @@ from fairlead.configuration.text.sbatch import SbatchError, convert
 from fairlead.configuration.text.source import Document
 from fairlead.configuration.text.written import as_yaml
 from fairlead.errors import InvalidConfiguration, UsageError
-from fairlead.ssh_keys import public_keys
+from fairlead.files.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, with_code, with_overrides
 
 

@@ -1,0 +1,233 @@
+"""`logs`: print the bytes of a job's output as the job wrote them.
+
+The command is in `logs`; see `runs.applying` for why this is apart.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from fairlead import settings
+from fairlead.cli import follow, output
+from fairlead.cli.durations import seconds_of
+from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.cli.follow import next_of, of_what_is_kept
+from fairlead.cli.log_start import Start, tail_of
+from fairlead.documents.jobs import JobView
+from fairlead.documents.runs import RunView
+from fairlead.follow import Outages, follow_log, patiently, unread
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.rest import ControllerClient
+from fairlead.summaries.progress import job_name, why
+
+if TYPE_CHECKING:
+    from fairlead.wire.frames import Frame
+
+
+def logs(
+    run: str,
+    job_: str | None = None,
+    *,
+    follow: bool = False,
+    offset: int = 0,
+    job: str | None = None,
+    attempt: str | None = None,
+    tail: int | None = None,
+    since: str | None = None,
+    timestamps: bool = False,
+    all_jobs: bool = False,
+    failed: bool = False,
+) -> int:
+    """Print the log of a run, or of one job. Return the exit status. Raises CliError."""
+    if failed and (job_ or job or attempt or all_jobs or follow or offset):
+        raise CliError("--failed goes with --tail, --since and --timestamps alone", EXIT_USAGE)
+    if all_jobs and (job_ or job or attempt):
+        raise CliError("give either --all-jobs or one job", EXIT_USAGE)
+    start = Start(tail=tail_of(tail), since=moment_of(since, time.time()))
+    if start.is_given and offset:
+        raise CliError("give either --offset, or --tail or --since", EXIT_USAGE)
+    if offset < 0:
+        raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
+    client = settings.client()
+    if failed:
+        _of_failed(client, run, start, timestamps=timestamps)
+        return 0
+    key = job_ or job
+    outages = Outages(output.note)
+    state: RunView | None = None
+    if follow:
+        state = patiently(outages, partial(client.run, run))
+    elif key is None and attempt is None:
+        state = client.run(run)
+    whole = state if key is None and attempt is None else None
+    if follow and whole is not None and whole.sweep is not None and not _is_over(whole):
+        return _of_sweep(client, whole, start, timestamps=timestamps)
+    if state is not None and key is None and attempt is None and len(state.jobs) > 1:
+        if offset:
+            raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
+        _of_all(client, state, outages if follow else None, start, timestamps=timestamps)
+        return 0
+    if start.is_given:
+        stored = partial(client.stored_frames, run, job=key, attempt=attempt)
+        offset = _place(start, stored, outages if follow else None)
+    if follow and state is not None and not _is_past(state, key, attempt):
+        attempt_id = chosen_attempt(state, key, attempt)
+        frames = follow_log(client, state.id, attempt_id, offset, outages)
+    else:
+        rest = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
+        frames = unread(rest, offset)
+    writer = output.log_writer("", alone=True, timestamps=timestamps)
+    for frame in frames:
+        writer.write(frame)
+    writer.close()
+    return 0
+
+
+def moment_of(text: str | None, now: float) -> float | None:
+    """Return the moment of `--since` in Unix seconds. Raises CliError."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    seconds = seconds_of(text, "--since")
+    assert seconds is not None
+    return now - seconds
+
+
+def _of_failed(client: ControllerClient, run: str, start: Start, *, timestamps: bool) -> None:
+    """Print the log of each failed set's attempt that decided."""
+    from fairlead.model.sweep import SetStatus
+    from fairlead.sweeps import all_sets, outcome_of, written
+
+    for one in all_sets(client, run, status=SetStatus.FAILED):
+        if one.attempt_id is None:
+            continue
+        output.note(f"job {one.number} ({written(one)}): {one.message or outcome_of(one)}")
+        frames = _frames(client, run, one.attempt_id, None, start)
+        writer = output.log_writer(str(one.number), alone=False, timestamps=timestamps)
+        for frame in of_what_is_kept(frames, output.note):
+            writer.write(frame)
+        writer.close()
+
+
+def _is_over(run: RunView) -> bool:
+    return run.status in FINAL_RUN_STATUSES
+
+
+def _of_sweep(client: ControllerClient, run: RunView, start: Start, *, timestamps: bool) -> int:
+    """Follow a sweep: the output of each set as it runs, and at the end which sets failed."""
+    from fairlead.cli.commands.runs.sweeps import tell_failed
+
+    shown = follow.Shown.ALL
+    final = follow.attach(client, run, start=start, shown=shown, timestamps=timestamps)
+    tell_failed(client, final)
+    output.note(f"{final.name}: {final.status}: {why(final)}")
+    return 0
+
+
+def _of_all(
+    client: ControllerClient,
+    run: RunView,
+    outages: Outages | None,
+    start: Start,
+    *,
+    timestamps: bool,
+) -> None:
+    """Print each job's latest attempt: stored logs job by job (`outages` None), followed logs as
+    they come."""
+    works = [
+        partial(_carry, client, run.id, job, outages, start, timestamps)
+        for job in run.jobs
+        if job.attempts
+    ]
+    if outages is None:
+        for work in works:
+            work()
+        return
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    for work in works:
+        threading.Thread(target=_guarded, args=(work, ended), daemon=True).start()
+    for _ in works:
+        error = next_of(ended)
+        if error is not None:
+            raise error
+
+
+def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        ended.put(error)
+    else:
+        ended.put(None)
+
+
+def _carry(
+    client: ControllerClient,
+    run_id: str,
+    job: JobView,
+    outages: Outages | None,
+    start: Start,
+    timestamps: bool,
+) -> None:
+    """Print one log; `outages` None: only what is stored now."""
+    attempt_id = job.attempts[-1].id
+    writer = output.log_writer(job_name(job), alone=False, timestamps=timestamps)
+    for frame in of_what_is_kept(_frames(client, run_id, attempt_id, outages, start), output.note):
+        writer.write(frame)
+    writer.close()
+
+
+def _frames(
+    client: ControllerClient, run_id: str, attempt_id: str, outages: Outages | None, start: Start
+) -> Iterator[Frame]:
+    """Yield the frames of one log from its start on."""
+    at = 0
+    if start.is_given:
+        at = _place(start, partial(client.stored_frames, run_id, attempt=attempt_id), outages)
+    if outages is None:
+        yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
+    else:
+        yield from follow_log(client, run_id, attempt_id, at, outages)
+
+
+def _place(start: Start, stored: Callable[[], Iterable[Frame]], outages: Outages | None) -> int:
+    """Return the offset of the start; with `outages`, a controller that is away is waited for."""
+    if outages is None:
+        return start.offset(stored())
+    return patiently(outages, lambda: start.offset(stored()))
+
+
+def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
+    """Return the attempt's id, so that a follower that reconnects stays with that attempt. Raises
+    CliError."""
+    attempts = _chosen_job(run, job).attempts
+    if attempt is None and attempts:
+        return attempts[-1].id
+    for one in attempts:
+        if attempt in (one.id, str(one.number)):
+            return one.id
+    raise CliError(f"--attempt: {run.name} has no attempt {attempt or 'yet'}")
+
+
+def _is_past(run: RunView, job: str | None, attempt: str | None) -> bool:
+    """Return whether the attempt is older than the recent ones, so that its log is complete."""
+    attempts = _chosen_job(run, job).attempts
+    if attempt is None or not attempt.isdecimal() or not attempts:
+        return False
+    return int(attempt) < attempts[0].number
+
+
+def _chosen_job(run: RunView, key: str | None) -> JobView:
+    for job in run.jobs:
+        if key is None or key in (job.id, str(job.index), job_name(job)):
+            return job
+    raise CliError(f"--job: {run.name} has no job {key!r}")
