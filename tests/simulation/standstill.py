@@ -88,10 +88,16 @@ def stuck(
             return f"waits for {node.name}, which waits for credentials"
         case AttemptStatus.RUNNING if container is not None and container.ended.is_set():
             return f"runs on {node.name}, where its container has ended"
+        case AttemptStatus.TERMINATING if attempt.carries_until and _carries(container):
+            return None  # what runs in its container may take its time (11.14)
         case AttemptStatus.TERMINATING if attempt.remove_at is None or now >= attempt.remove_at:
             return f"does not end on {node.name}"
         case _:
             return None
+
+
+def _carries(container: Container | None) -> bool:
+    return container is not None and container.rides.running is not None
 
 
 def _live(state: RunState) -> Iterator[Attempt]:
