@@ -23,7 +23,8 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
     sshd.start()
 
     async def login(pinned: str) -> asyncssh.SSHClientConnection:
-        known = ([asyncssh.import_public_key(pinned)], [], [])
+        none: list[asyncssh.SSHKey] = []
+        known = ([asyncssh.import_public_key(pinned)], none, none)
         return await asyncssh.connect(
             "127.0.0.1",
             sshd.port,
@@ -46,7 +47,8 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
         made = await node.prepare()
         assert await shows(sshd.host_key)
         await node.use(made.key)
-        await eventually(lambda: shows(made.key))
+        shown: bool = await eventually(lambda: shows(made.key))
+        assert shown
         reader, writer = await first.open_connection("127.0.0.1", sshd.port)
         assert await reader.readexactly(4) == b"SSH-"
         writer.close()
