@@ -25,7 +25,7 @@ from cryptography import x509
 
 from common.links.errors import why_unreachable
 from controller import __version__
-from controller.following import MAX_CLOCK_DIFFERENCE
+from controller.following import MAX_CLOCK_DIFFERENCE, minor_steps
 from controller.identity import (
     ADMIN_TOKEN_NAME,
     IDENTITY_NAME,
@@ -424,7 +424,7 @@ def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
             yield ok("versions", "no other controller is up")
         return
     for other in others:
-        if _minor_steps(other, version) > 1:
+        if minor_steps(other, version) > 1:
             fix = "upgrade one minor version after the other"
             yield bad("versions", f"{other} and {version} cannot share a database", fix)
         else:
@@ -455,15 +455,6 @@ def _alive_others(facts: Facts) -> list[Peer]:
     if sight is None:
         return []
     return [one for one in sight.peers if sight.is_alive(one) and one.url != facts.setup.url]
-
-
-def _minor_steps(one: str, other: str) -> int:
-    """Return how many minor versions are between the two; those of two majors are far apart."""
-    try:
-        (a, b), (c, d) = (tuple(map(int, text.split(".")[:2])) for text in (one, other))
-    except ValueError:
-        return 0  # a build of a developer
-    return abs(b - d) if a == c else 1000
 
 
 def _covers(name: str, host: str) -> bool:

@@ -28,6 +28,9 @@ _OPTIONS = (
     "PasswordAuthentication=no",
     "StrictHostKeyChecking=yes",
     "GlobalKnownHostsFile=none",
+    # Before ssh's own choice, chacha20: CPUs have instructions for it, and a MiB takes both ends
+    # 1.7 ms of CPU instead of 2.7.
+    "Ciphers=^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
     "UpdateHostKeys=no",  # else ssh trusts further keys that the server names (ssh_config(5))
     f"HostKeyAlias={_HOST}",
     "ControlMaster=yes",

@@ -2,8 +2,9 @@
 
 A controller rents at moto, behind a front that has EC2's client tokens and loses some answers. The
 machines are records of moto, with addresses of this machine, and never boot. First the order of
-many is timed, then the controller is killed again and again while jobs come and go. At the end each
-record had one machine, and once the fleet rents no more, none is left.
+many is timed, and at a provider whose machines are shims of this machine the way from a node that
+is ready to the first line of its job. Then the controller is killed again and again while jobs come
+and go. At the end each record had one machine, and once the fleet rents no more, none is left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -22,18 +24,20 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import botocore.session
 
 from bench.proofs._table import conclude
+from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
-from tests.support.daemons import Daemon
+from tests.support.daemons import Daemon, end_processes_that_mention
 from tests.support.ec2_front import Ec2Front, Failure, front_of
 from tests.support.processes import ControllerProcess
-from tests.support.ssh_daemon import free_port
+from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import wait_until
 
 _REGION = "eu-central-1"
@@ -52,6 +56,21 @@ _JOB = {
     "resources": {"cpu": 4},
     "fleets": ["burst"],
 }
+_NEAR = """\
+type: fleet
+name: near
+machines: {machines}
+"""
+_RENTS_NEAR = "{provider: near, nodes: 0..8, instance_types: [small]}"
+_SAYS = {
+    "type": "task",
+    "commands": ["echo here", "sleep 600"],
+    "resources": {"cpu": 1, "memory": "64MB"},
+    "fleets": ["near"],
+}
+_FIRST_LINES = 8
+"""The program has no more machines."""
+_PROGRAM = CHECKOUT / "examples/machines/processes.py"
 _PATIENCE = 300.0
 _LIVE = ("pending", "running")
 
@@ -159,7 +178,11 @@ def _front(url: str) -> Iterator[Ec2Front]:
 class Controller:
     def __init__(self, folder: Path, account: Account) -> None:
         config = folder / "controller.json"
-        config.write_text(json.dumps({"providers": {"aws": account.provider()}}))
+        shim = Path(sys.executable).parent / "fairlead-shim"
+        program = [sys.executable, str(_PROGRAM), "--folder", str(folder / "near")]
+        command = [*program, "--shim", str(shim)]
+        near = {"type": "exec", "command": command, "idempotent": True}
+        config.write_text(json.dumps({"providers": {"aws": account.provider(), "near": near}}))
         self._folder = folder
         self.process = ControllerProcess(folder / "c", "--config", config, outlasts_tests=True)
         self.process.start()
@@ -167,8 +190,11 @@ class Controller:
 
     def rent(self, machines: str) -> None:
         """Have the fleet rent by these fields, or `off`."""
+        self.apply(_FLEET.format(machines=machines))
+
+    def apply(self, fleet: str) -> None:
         file = self._folder / "fleet.yaml"
-        file.write_text(_FLEET.format(machines=machines))
+        file.write_text(fleet)
         self.process.cli("apply", "-f", file).succeeded()
 
     def submit(self, count: int) -> None:
@@ -198,10 +224,10 @@ class Controller:
                     raise
                 time.sleep(0.1)
 
-    def machines(self) -> list[dict[str, Any]]:
+    def machines(self, fleet: str = "burst") -> list[dict[str, Any]]:
         listed = self.process.cli("machine", "list", "--all", "--json").succeeded().json
         found: list[dict[str, Any]] = listed["machines"]
-        return found
+        return [one for one in found if one["fleet"] == fleet]
 
     def orphans(self) -> int:
         return len(self.process.cli("machine", "orphans", "--json").succeeded().json["orphans"])
@@ -256,6 +282,36 @@ def _vanished(controller: Controller, account: Account) -> tuple[str, object]:
 
     wait_until(is_noticed, _PATIENCE, "the lost machine to be noticed")
     return "a vanished machine is noticed after", f"{time.monotonic() - began:.0f} s"
+
+
+def _first_lines(controller: Controller) -> tuple[str, object]:
+    """Time from the commit that a machine is a node to the first line of the job that waited for
+    it, as a client sees it."""
+    controller.apply(_NEAR.format(machines=_RENTS_NEAR))
+    waits, load = [], os.getloadavg()[0]
+    with Client(controller.process.url, controller.process.token) as client:
+        for number in range(_FIRST_LINES):
+            # Each goes on, so that the next one needs a machine of its own.
+            run = client.submit({**_SAYS, "name": f"says-{number}"})
+            next(iter(run.logs(follow=True)))
+            seen_at = time.time()
+            waits.append(seen_at - max(map(_joined_at, controller.machines("near"))))
+        for number in range(_FIRST_LINES):
+            client.run(f"says-{number}").stop(abort=True)
+    controller.apply(_NEAR.format(machines="off"))
+    wait_until(
+        lambda: all(one["status"] == "terminated" for one in controller.machines("near")),
+        _PATIENCE,
+        "the near machines to end",
+    )
+    what = f"a node is ready → the first line of its job, median (load {load:.0f})"
+    return what, f"{statistics.median(waits):.2f} s, at most {max(waits):.2f} s of {len(waits)}"
+
+
+def _joined_at(record: dict[str, Any]) -> float:
+    if record["joined_at"] is None:
+        return 0.0
+    return datetime.fromisoformat(record["joined_at"]).timestamp()
 
 
 def _kill(controller: Controller, account: Account, kills: int, chance: random.Random) -> None:
@@ -320,11 +376,13 @@ def main() -> None:
         with ExitStack() as stack:
             account = stack.enter_context(_account(folder))
             controller = Controller(folder, account)
+            stack.callback(end_processes_that_mention, f"{folder / 'near'}/")
             stack.callback(controller.process.close)
             controller.rent(_RENTS.format(most=given.machines + 20 * given.kills))
             rows += _order(controller, account, given.machines)
             rows.append(_next_offer(controller, account))
             rows.append(_vanished(controller, account))
+            rows.append(_first_lines(controller))
             _kill(controller, account, given.kills, random.Random(given.seed))
             judged, broken = _judge(controller, account)
     finally:

@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.logs import parts, segments, windows
+from controller.logs.newest import NewestPieces
 from controller.logs.parts import LogBucket, PartWriter
 from controller.logs.search import LogSearch, Wanted, search
-from controller.logs.segments import SegmentWriter
+from controller.logs.segments import SegmentWriter, Written
 from controller.logs.windows import KnownLog, LogWindow
 from controller.outputs.bucket import BucketError
 from controller.outputs.bucket_threads import BucketThreads
@@ -127,9 +128,9 @@ class LogWriter:
                 encoded = data
         finally:
             if frames:
-                await self._store.in_thread(self._writer.append, frames, encoded)
+                written = await self._store.in_thread(self._writer.append, frames, encoded)
                 self._store.stored(self._attempt_id, frames)
-                self._store.wake(self._attempt_id)
+                self._store.wake(self._attempt_id, written)
         return frames
 
     async def sync(self) -> int:
@@ -170,6 +171,7 @@ class LogStore:
         # Of its own: what waits for a slow bucket keeps no log from the disk.
         self._bucket_threads = BucketThreads(BUCKET_THREADS, "log-parts")
         self._follows: dict[str, _Follow] = {}
+        self._newest = NewestPieces()
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -212,6 +214,7 @@ class LogStore:
             return PartWriter(self._bucket, folder, attempt_id, copy.end)
 
     def closed(self, attempt_id: str, writer: LogWriter) -> None:
+        self._newest.forget(attempt_id)
         if self._writers.get(attempt_id) is writer:
             del self._writers[attempt_id]
             # The next writer begins where the bucket ends then.
@@ -376,7 +379,12 @@ class LogStore:
                 # stored before the end is still given.
                 event.clear()
                 ended = ended or follow.ended
-                data, after = await self.in_thread(segments.read_frames, folder, position)
+                if newest := self._newest.at(attempt_id, position):
+                    data, after = newest.data, newest.after
+                elif not ended and self._newest.is_end(attempt_id, position):
+                    data, after = b"", position
+                else:
+                    data, after = await self.in_thread(segments.read_frames, folder, position)
                 if data:
                     yield segments.cut(data, offset)
                     position = after
@@ -388,6 +396,7 @@ class LogStore:
             follow.readers.discard(event)
             if not follow.readers:
                 self._follows.pop(attempt_id, None)
+                self._newest.forget(attempt_id)
 
     async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
         await self._filled(attempt_id)
@@ -408,9 +417,11 @@ class LogStore:
             del self._known[next(iter(self._known))]
         return known
 
-    def wake(self, attempt_id: str) -> None:
+    def wake(self, attempt_id: str, written: Written | None = None) -> None:
         follow = self._follows.get(attempt_id)
         if follow is not None:
+            if written is not None:
+                self._newest.add(attempt_id, written)
             follow.wake()
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

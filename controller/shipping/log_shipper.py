@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from controller.aio import Backoff
 from controller.shipping.log_copies import Line, LineCutter, Origin
 from controller.shipping.positions import Position, Positions
 from controller.shipping.sink import Sink
-from fairlead.wire.frames import Decoder, Frame, tail_from
+from fairlead.wire.frames import BadFrame, Decoder, Frame, tail_from
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class LogShipper:
 
     def began(self, origin: Origin) -> None:
         """Hear of an attempt that lives; repeatable."""
-        self._attempts.setdefault(origin.attempt, _Attempt(origin, 0))
+        if origin.attempt not in self._attempts:
+            self._attempts[origin.attempt] = _Attempt(origin, 0)
 
     def ended(self, attempt_id: str) -> None:
         """Hear that no byte will follow; repeatable."""
@@ -100,7 +102,8 @@ class LogShipper:
 
     async def run(self, read: Read) -> None:
         """Send what is left of before, and what comes, until cancelled."""
-        await self._load()
+        while not await self._try("how far they came is not known", self.load):
+            await self._retry.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._catch_up_always(read))
             group.create_task(self._save_always())
@@ -137,23 +140,26 @@ class LogShipper:
             await self._positions.save(positions, self._now())
             self._saved = positions
 
-    async def _load(self) -> None:
-        while True:
-            try:
-                return await self.load()
-            except OSError as error:
-                log.warning("copies of logs wait: how far they came is not known: %s", error)
-                await self._retry.wait()
+    async def _try(self, trouble: str, call: Callable[[], Awaitable[None]]) -> bool:
+        """Return whether it worked."""
+        try:
+            await call()
+        except OSError as error:
+            log.warning("copies of logs wait: %s: %s", trouble, error)
+            return False
+        # A fault in copies must not end the controller.
+        except Exception:
+            log.exception("copies of logs wait: %s", trouble)
+            return False
+        return True
 
     async def _catch_up_always(self, read: Read) -> None:
         while True:
             await self._behind.wait()
             await self._sink.room.wait()
-            try:
-                await self.catch_up(read)
+            if await self._try("a log can't be read now", partial(self.catch_up, read)):
                 self._retry.reset()
-            except OSError as error:
-                log.warning("copies of logs wait, a log can't be read now: %s", error)
+            else:
                 await self._retry.wait()
             if not any(one.is_behind for one in self._attempts.values()):
                 self._behind.clear()
@@ -161,17 +167,19 @@ class LogShipper:
     async def _save_always(self) -> None:
         while True:
             await asyncio.sleep(SAVE_SECONDS)
-            try:
-                await self.save()
-            except OSError as error:
-                log.warning("how far copies of logs came could not be saved: %s", error)
+            await self._try("how far they came could not be saved", self.save)
 
     async def _catch_up(self, attempt: _Attempt, read: Read) -> None:
         began = attempt.next
         async with aclosing(read(attempt.origin.attempt, began)) as pieces:
             async for piece in pieces:
-                for frame in Decoder().feed(piece):
-                    self._cut(attempt, frame)
+                try:
+                    for frame in Decoder().feed(piece):
+                        self._cut(attempt, frame)
+                except BadFrame as error:
+                    # Its readers stop there too.
+                    log.warning("the log of %s is damaged: %s", attempt.origin.attempt, error)
+                    attempt.next = max(attempt.next, attempt.stored)
                 if not self._sink.room.is_set():
                     return
         # A log that was removed meanwhile gives nothing; else what came since is read next.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead import Client, Run, Task
+from fairlead.task import TaskFields
 
 ROUNDS, AT_ONCE = 4, 8
 SPACE = {"lr": (1e-5, 1e-1), "width": (1, 64)}
@@ -59,7 +60,10 @@ def main() -> None:
 def one_round(client: Client, image: str, trials: int, ask: Ask, tell: Tell) -> None:
     """Run so many trials at once, and tell the loss of each as it ends."""
     asked = [dict(ask()) for _ in range(trials)]
-    task = Task(image=image or None, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
+    fields: TaskFields = {"commands": [TRAIN], "resources": {"cpu": 0.1, "memory": "128MB"}}
+    if image:
+        fields["image"] = image
+    task = Task(**fields)
     run = client.sweep(task, asked)
     for number, loss in losses(run):
         tell(number, loss)

@@ -538,6 +538,31 @@ class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 WS_TOO_SLOW = 4008
 """Close code for a follower whose limited buffer is full."""
+SOCKET_OFFERED = b"Fairlead-Socket: offered"
+"""A line of a CONNECT: the shim would rather give the runner the caller's own socket than pass on
+bytes."""
+SOCKET_WANTED = b"Fairlead-Socket: wanted"
+"""A line of the answer: the next message is a `socket_offer`, with the socket if it can be given.
+One byte answers it: SOCKET_TAKEN, after which the shim has no part in the connection, or
+SOCKET_NOT_TAKEN, after which the stream goes on as without the offer."""
+SOCKET_TAKEN, SOCKET_NOT_TAKEN = b"1", b"0"
+MAX_EARLY = 4096
+"""Bytes of the caller's that go with its socket; with more of them it keeps its shim. The kernel
+cuts no message of this size."""
+
+
+def socket_offer(early: bytes) -> bytes:
+    """Return the message with these first bytes of the caller."""
+    return len(early).to_bytes(2, "big") + early
+
+
+def early_in(offer: bytes) -> bytes:
+    """Return the caller's first bytes. Raises ValueError."""
+    if len(offer) < 2 or int.from_bytes(offer[:2], "big") != len(offer) - 2:
+        raise ValueError("not an offer of a socket")
+    return offer[2:]
+
+
 LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 """For `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
 LOG_END_HEADER = "Fairlead-Log-End"

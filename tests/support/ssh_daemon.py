@@ -8,6 +8,7 @@ import os
 import pwd
 import random
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -138,6 +139,13 @@ class SshDaemon:
     def start(self) -> None:
         self._daemon.spawn()
         self._daemon.wait_ready(self.greets)
+
+    def host_key_file(self, kind: str = "ed25519") -> Path:
+        return self._host_key(kind)
+
+    def reload(self) -> None:
+        """Do what `systemctl reload ssh` does: sshd executes itself again with the same id."""
+        os.kill(self._daemon.pid, signal.SIGHUP)
 
     def stop(self) -> None:
         """The listener and, since they would go on without it, every connection. A killed one has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
@@ -112,6 +113,35 @@ async def test_a_log_that_is_away_or_was_removed_holds_up_nothing(
     await send_all(copies, session, log)
     await copies.log_shipper.save()
     assert set(saved.positions) == {ATTEMPT}
+
+
+async def test_a_damaged_log_ends_there_and_holds_up_no_other(
+    receiver: Receiver, session: aiohttp.ClientSession
+) -> None:
+    log = Log()
+    copies = await shipper(logs=f"loki={receiver.url}")
+
+    async def damaged(attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
+        yield b"x" * 64
+
+    assert copies.log_shipper is not None
+    log.add(b"one\n")
+    copies.stored(ATTEMPT, log.add(b"two\n"))
+    await copies.log_shipper.catch_up(damaged)
+    copies.stored(ATTEMPT, log.add(b"three\n"))
+    await send_all(copies, session, log)
+    assert receiver.lines == ["three"]
+
+
+async def test_a_fault_in_copies_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty(Saved):
+        async def load(self) -> dict[str, Position]:
+            raise ValueError("a fault")
+
+    copies = await shipper(logs="loki=http://127.0.0.1:1")
+    assert copies.log_shipper is not None
+    monkeypatch.setattr(copies.log_shipper, "_positions", Faulty())
+    assert not await copies.log_shipper._try("they wait", copies.log_shipper.load)
 
 
 @pytest.mark.parametrize("seed", range(12))
