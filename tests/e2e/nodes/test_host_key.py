@@ -23,13 +23,12 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
     sshd.start()
 
     async def login(pinned: str) -> asyncssh.SSHClientConnection:
-        known = ([asyncssh.import_public_key(pinned)], [], [])
         return await asyncssh.connect(
             "127.0.0.1",
             sshd.port,
             username=sshd.user,
             client_keys=[mine],
-            known_hosts=known,
+            known_hosts=([asyncssh.import_public_key(pinned)], [], []),
             server_host_key_algs=["ssh-ed25519"],
             config=None,
         )
@@ -46,7 +45,11 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
         made = await node.prepare()
         assert await shows(sshd.host_key)
         await node.use(made.key)
-        await eventually(lambda: shows(made.key))
+
+        async def is_new() -> bool:
+            return await shows(made.key)
+
+        await eventually(is_new)
         reader, writer = await first.open_connection("127.0.0.1", sshd.port)
         assert await reader.readexactly(4) == b"SSH-"
         writer.close()
