@@ -40,6 +40,8 @@ KINDS = (
     Kind("memory.runner", "runner, idle", "MiB"),
     Kind("memory.controller", "controller, idle", "MiB"),
     Kind("logs.websocket", "job's stdout → WebSocket client", "MiB/s", more_is_better=True),
+    Kind("logs.copied", "the same of a job that copies a file", "MiB/s", more_is_better=True),
+    Kind("logs.cpu", "the same: CPU of the controller for each MiB", "ms"),
     Kind("logs.command", "job's stdout → `fairlead logs -f`", "MiB/s", more_is_better=True),
     Kind("submissions.one", "a run submitted by itself: CPU of the controller", "ms"),
     Kind("submissions.batch", "a run submitted in a batch: CPU of the controller", "ms"),

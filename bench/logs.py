@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import psutil
 
 from bench import api
 from bench.parts import Parts
@@ -24,25 +25,41 @@ _DOCKERS_SHARE = 8
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """MiB per second of the job's own bytes, one figure for each try."""
+    """MiB per second of the job's own bytes, one figure for each try.
+
+    `copied` is `websocket` for a job that only copies a file: the two programs of the other jobs
+    take as much CPU time as all of ours. `cpu` is the controller's for it, in ms for each MiB.
+    """
 
     websocket: list[float]
+    copied: list[float]
+    cpu: list[float]
     command: list[float]
     docker: list[float]
 
 
 def measure(parts: Parts, mebibytes: int, tries: int) -> Throughput:
     argv, share = _argv(mebibytes), max(1, mebibytes // _DOCKERS_SHARE)
-    websocket, command, docker = [], [], []
+    controller = psutil.Process(parts.controller.pid)
+    websocket, copied, cpu, command, docker = [], [], [], [], []
     for number in range(tries):
         docker.append(_of_docker(parts, _argv(share), share))
         websocket.append(_of_websocket(parts, argv, mebibytes, f"ws-{number}"))
+        before = sum(controller.cpu_times()[:2])
+        copied.append(_of_websocket(parts, _copying(mebibytes), mebibytes, f"copy-{number}"))
+        cpu.append((sum(controller.cpu_times()[:2]) - before) * 1000 / mebibytes)
         command.append(_of_command(parts, argv, mebibytes, f"cli-{number}"))
-    return Throughput(websocket=websocket, command=command, docker=docker)
+    return Throughput(websocket=websocket, copied=copied, cpu=cpu, command=command, docker=docker)
 
 
 def _argv(mebibytes: int) -> list[str]:
     return ["/bin/busybox", "sh", "-c", f"yes '{LINE}' | head -c {mebibytes * MIB}"]
+
+
+def _copying(mebibytes: int) -> list[str]:
+    prepared = f"yes '{LINE}' | head -c {MIB} > /lines"
+    names = " ".join(["/lines"] * mebibytes)
+    return ["/bin/busybox", "sh", "-c", f"{prepared}; exec cat {names}"]
 
 
 def _of_websocket(parts: Parts, argv: Sequence[str], mebibytes: int, name: str) -> float:

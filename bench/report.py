@@ -90,6 +90,12 @@ def markdown(report: Report) -> str:
             "≥ 150 MiB/s",
         ),
         (
+            "… of a job that only copies a file",
+            *_rates(median(logs.copied), docker_logs),
+            "≥ 150 MiB/s",
+        ),
+        ("… CPU of the controller for each MiB", f"{median(logs.cpu):.1f} ms", "", "", ""),
+        (
             "job's stdout → `fairlead logs -f`",
             *_rates(median(logs.command), docker_logs),
             "",
@@ -114,6 +120,8 @@ def figures(report: Report) -> dict[str, float]:
         "memory.runner": memory.runner,
         "memory.controller": memory.controller,
         "logs.websocket": median(logs.websocket),
+        "logs.copied": median(logs.copied),
+        "logs.cpu": median(logs.cpu),
         "logs.command": median(logs.command),
     }
 

@@ -1,19 +1,25 @@
 """What a sweep costs: 10,000 parameter sets accepted, and 1,000 jobs of `true` run to their end.
 
 `./dev bench sweeps` needs neither root nor Docker: it starts a controller and a shim with the
-process engine, as `./dev demo` does.
+process engine, as `./dev demo` does. For comparison it runs the same commands in a bare worker,
+which keeps the output of each in a file and nothing else, and in Slurm where that is installed
+(`bench.slurm`).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import psutil
 
+from bench import slurm
+from bench.report import machine
 from examples import demo
 from fairlead import Client, Run
 from fairlead.model.sweep import Value
@@ -112,8 +118,66 @@ def execute(
     return Ran(jobs=jobs, seconds=seconds, cpu=cpu)
 
 
+def bare(jobs: int, parallel: int) -> Ran:
+    """Run the commands in processes that a worker starts as others end."""
+    before = os.times()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
+        running: set[int] = set()
+        for number in range(jobs):
+            if len(running) >= parallel:
+                running.discard(os.wait()[0])
+            with open(f"{folder}/{number}", "wb") as output:
+                # Only the pid counts here: its end is waited for among those of all.
+                argv = ["/bin/sh", "-c", "true"]
+                running.add(os.posix_spawn(argv[0], argv, os.environ, file_actions=_into(output)))
+        while running:
+            running.discard(os.wait()[0])
+    after = os.times()
+    cpu = {
+        "worker": after.user + after.system - before.user - before.system,
+        "jobs' processes": after.children_user
+        + after.children_system
+        - before.children_user
+        - before.children_system,
+    }
+    return Ran(jobs=jobs, seconds=time.perf_counter() - began, cpu=cpu)
+
+
+def _into(output: BinaryIO) -> list[tuple[int, int, int]]:
+    return [(os.POSIX_SPAWN_DUP2, output.fileno(), one) for one in (1, 2)]
+
+
+def beside(given: argparse.Namespace) -> None:
+    """Print the rows of the others."""
+    _print_ran(bare(given.jobs, given.containers), f"a bare worker, {given.containers} at once")
+    if not slurm.is_here():
+        print("| Slurm | not measured: it is not installed, or this is not root |")
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder,
+        slurm.started(Path(folder), given.parallel) as cluster,
+    ):
+        took = cluster.accept(given.sets)
+        print(f"| {given.sets:,} tasks of an array accepted by Slurm | {took:.2f} s |", flush=True)
+        before = cluster.cpu()
+        seconds = cluster.execute(given.slurm_jobs)
+        cpu = {name: after - before[name] for name, after in cluster.cpu().items()}
+        ran = Ran(jobs=given.slurm_jobs, seconds=seconds, cpu=cpu)
+        _print_ran(ran, f"an array of Slurm with its defaults, {given.parallel} at once")
+
+
+def _print_ran(ran: Ran, how: str) -> None:
+    print(
+        f"| {ran.jobs:,} times `true`, {how} | {ran.rate:.1f} jobs/s | "
+        f"ms of CPU a job: {ran.cpu_of_a_job()} |",
+        flush=True,
+    )
+
+
 def main() -> None:
     given = _parser().parse_args()
+    print(machine(), flush=True)
     demo.START_SECONDS = 300.0
     engine = demo.Engine("process", None, "for the bench")
     with (
@@ -133,11 +197,8 @@ def main() -> None:
             for reuse, parallel in ((False, given.parallel), (True, given.containers)):
                 ran = execute(client, programs, given.jobs, parallel, reuse=reuse)
                 how = f"{parallel} containers used again" if reuse else "a container each"
-                print(
-                    f"| {ran.jobs:,} times `true`, process engine, {how} | {ran.rate:.1f} jobs/s | "
-                    f"ms of CPU a job: {ran.cpu_of_a_job()} |",
-                    flush=True,
-                )
+                _print_ran(ran, f"process engine, {how}")
+    beside(given)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -148,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--containers", type=int, default=4, help="how many of them run jobs one after another"
     )
+    parser.add_argument("--slurm-jobs", type=int, default=1_000)
     return parser
 
 

@@ -66,6 +66,7 @@ class RelayEnd(asyncio.Protocol):
 
     def write_eof(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
+            # asyncio calls shutdown(2) at once, which fails once the peer has reset (ENOTCONN).
             with suppress(OSError):
                 self.transport.write_eof()
 

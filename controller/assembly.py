@@ -33,7 +33,7 @@ from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.performers.taken_outputs import TakenOutputsReader
 from controller.pipelines.rentals import Rentals, RentalSettings
-from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.run_pipeline import RunPipeline, TurnListener
 from controller.pipelines.to_node import SecretSource
 from controller.proxy.probes import try_probe
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -91,7 +91,7 @@ class Assembly:
     """Turns, node sessions and effects over one opened store.
 
     `routes` is empty, and is kept by the assembly from now on. `progress` gets the bytes of images
-    being pulled, by attempt id; they are never stored.
+    being pulled, by attempt id; they are never stored. `listeners` hear of each turn.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Assembly:
         nodes: NodeSettings,
         gateways: GatewaySettings,
         machines: MachineSettings | None = None,
+        listeners: Sequence[TurnListener] = (),
     ) -> None:
         self._progress = progress
         self._pulls: dict[str, PullProgress] = {}
@@ -116,8 +117,10 @@ class Assembly:
         fence = Fence(boot.epoch, boot.token)
         placement = JobSubmittedPipeline(chance.new_id, snapshot.past_use)
         rentals = _rentals(placement, machines, boot, chance, snapshot)
-        self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals)
-        self._images = NodeImages(self.pipeline, nodes.secrets)
+        self.pipeline = RunPipeline(stores.store, clock, chance, placement, rentals, listeners)
+        self._images = NodeImages(
+            self.pipeline, nodes.secrets, wake=lambda node_id: self.nodes.look(node_id)
+        )
         session = Settings(
             failure=nodes.failure,
             fence=fence,
@@ -125,7 +128,6 @@ class Assembly:
             was_sent=lambda node: _was_sent(rentals, machines, node),
         )
         self.nodes = NodeManager(self.pipeline, nodes.make_link, clock, chance, session)
-        self._images.wake = self.nodes.look
         self.machines = self._machines(rentals, machines, boot, clock)
         self._drains = DrainDeadlines(self.pipeline, clock)
         self._engines = EngineAbsences(self.pipeline, clock, nodes.failure.lost_after)

@@ -38,8 +38,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from common import shared_folders
-from common.durable import sync_folder
+from common.files import shared_folders
+from common.files.durable import sync_folder
 from controller.blob_bucket import KEPT_SECONDS, BlobBucket
 from controller.outputs.bucket import BucketError
 from fairlead.wire.blobs import MAX_PARTS, Part
@@ -98,15 +98,15 @@ class BlobStore:
         self,
         folder: Path,
         *,
-        most_bytes: int = MAX_BYTES,
-        most_of_user: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        max_of_user: int | None = None,
         bucket: BlobBucket | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
-        self._most_bytes = most_bytes
-        enough = MAX_TIMES_OF_USER * most_bytes
-        self._most_of_user = enough if most_of_user is None else most_of_user
+        self._max_bytes = max_bytes
+        enough = MAX_TIMES_OF_USER * max_bytes
+        self._max_of_user = enough if max_of_user is None else max_of_user
         self._now = now
         self._bucket = bucket
         self._arriving: Counter[str] = Counter()
@@ -136,11 +136,12 @@ class BlobStore:
             # One at a time: two uploads that end together would each count the same room as free.
             async with turn:
                 used = await self._used_by(user, digest)
-                self._check_room(self._most_of_user - used - max(size, MIN_CHARGED))
+                self._check_room(self._max_of_user - used - max(size, MIN_CHARGED))
                 if self._bucket is not None:
                     await self._bucket.mark(digest, size, user)
                 await asyncio.to_thread(self._keep, arriving, digest, size, user, parts)
         except BaseException:
+            # Also when the client hangs up, which cancels its request.
             with suppress(OSError):
                 arriving.unlink(missing_ok=True)
             raise
@@ -239,7 +240,7 @@ class BlobStore:
         self, path: Path, digest: str, pieces: AsyncIterable[bytes], user: str
     ) -> int:
         found, size = hashlib.sha256(), 0
-        room = self._most_of_user - await self._used_by(user, digest)
+        room = self._max_of_user - await self._used_by(user, digest)
         try:
             with await asyncio.to_thread(_create, path) as file:
                 async for piece in pieces:
@@ -258,16 +259,16 @@ class BlobStore:
         return size
 
     def _check_size(self, size: int) -> None:
-        if size > self._most_bytes:
+        if size > self._max_bytes:
             raise BlobTooLarge(
-                f"an upload may have {self._most_bytes >> 20} MiB at most: leave out what the job "
+                f"an upload may have {self._max_bytes >> 20} MiB at most: leave out what the job "
                 f"does not need, or put it into a volume or an image"
             )
 
     def _check_room(self, left: int) -> None:
         if left < 0:
             raise TooManyBlobs(
-                f"your uploads may have {self._most_of_user >> 20} MiB together, and with this one "
+                f"your uploads may have {self._max_of_user >> 20} MiB together, and with this one "
                 f"they have more: each goes a day after the last run that needs it, so end such "
                 f"runs, or ask the operator for more (--user-upload-limit)"
             )

@@ -25,7 +25,7 @@ from cryptography import x509
 
 from common.links.errors import why_unreachable
 from controller import __version__
-from controller.following import MAX_CLOCK_DIFFERENCE
+from controller.following import MAX_CLOCK_DIFFERENCE, minor_steps
 from controller.identity import (
     ADMIN_TOKEN_NAME,
     IDENTITY_NAME,
@@ -70,6 +70,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """That of --bucket."""
     logs_bucket: Bucket | None = None
     """That of --logs-bucket."""
+    outputs_bucket: Bucket | None = None
+    """That of --outputs-bucket."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,12 +218,12 @@ def _database(facts: Facts) -> Iterator[Finding]:
     if database.is_pooled:
         fix = "give the server's own address: a pool keeps no lock of the leader"
         yield warn("database", "a pool gives each transaction another session", fix)
-    told = f"{server} answers in {database.seconds * 1000:.0f} ms"
+    state = f"{server} answers in {database.seconds * 1000:.0f} ms"
     if database.seconds > _SLOW_QUESTION:
         fix = "move the controllers next to the server: each turn takes several such answers"
-        yield warn("database", told, fix)
+        yield warn("database", state, fix)
     else:
-        yield ok("database", told)
+        yield ok("database", state)
 
 
 def _schema(facts: Facts) -> Iterator[Finding]:
@@ -277,12 +279,12 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         return
     off = database.clock_offset
     word = "ahead of" if off > 0 else "behind"
-    told = f"this machine's clock is {abs(off):.1f} s {word} the database's"
+    state = f"this machine's clock is {abs(off):.1f} s {word} the database's"
     fix = "synchronize the clocks of both machines (timedatectl set-ntp true)"
     if abs(off) > MAX_CLOCK_DIFFERENCE:
-        yield bad("clock", f"{told}: the controller refuses to start", fix)
+        yield bad("clock", f"{state}: the controller refuses to start", fix)
     elif abs(off) > _MAX_DRIFT:
-        yield warn("clock", told, fix)
+        yield warn("clock", state, fix)
     else:
         yield ok("clock", "this machine's and the database's clock agree within 1 s")
 
@@ -369,9 +371,12 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
         named = f"{found.bucket} ({found.option})"
         is_own = found.option == "--bucket"
         if found.why is not None:
+            rights = "list, put, get, copy and delete"
+            if found.option == "--outputs-bucket":
+                rights = "put, get and delete"
             fix = (
                 "check the name, the endpoint, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-                "AWS_REGION, and let the keys list, put, get, copy and delete below the prefix"
+                f"AWS_REGION, and let the keys {rights} below the prefix"
             )
             yield bad("bucket", f"{named} cannot be used: {found.why}", fix)
         elif is_own and found.owner not in (None, own):
@@ -393,15 +398,17 @@ def _value(facts: Facts) -> Iterator[Finding]:
     if facts.database.kind == "sqlite":
         lost.append("the database")
     if setup.bucket is None:
-        lost += ["uploads", "outputs", "the history of use"]
+        has_all = setup.outputs_bucket is None
+        outputs = "outputs" if has_all else "small outputs and all lists of outputs"
+        lost += ["uploads", outputs, "the history of use"]
         if setup.logs_bucket is None:
             lost.append("logs")
-    told = f"{setup.data} alone has {', '.join(lost)}"
+    state = f"{setup.data} alone has {', '.join(lost)}"
     if setup.bucket is None and setup.url is not None:
         fix = "give --bucket: a controller on another machine then has all but the keys"
-        yield warn("value", told, fix)
+        yield warn("value", state, fix)
     else:
-        yield ok("value", f"{told}: keep a copy of that")
+        yield ok("value", f"{state}: keep a copy of that")
 
 
 def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
@@ -417,7 +424,7 @@ def _versions(database: DatabaseFacts, version: str) -> Iterator[Finding]:
             yield ok("versions", "no other controller is up")
         return
     for other in others:
-        if _minor_steps(other, version) > 1:
+        if minor_steps(other, version) > 1:
             fix = "upgrade one minor version after the other"
             yield bad("versions", f"{other} and {version} cannot share a database", fix)
         else:
@@ -448,15 +455,6 @@ def _alive_others(facts: Facts) -> list[Peer]:
     if sight is None:
         return []
     return [one for one in sight.peers if sight.is_alive(one) and one.url != facts.setup.url]
-
-
-def _minor_steps(one: str, other: str) -> int:
-    """Return how many minor versions are between the two; those of two majors are far apart."""
-    try:
-        (a, b), (c, d) = (tuple(map(int, text.split(".")[:2])) for text in (one, other))
-    except ValueError:
-        return 0  # a build of a developer
-    return abs(b - d) if a == c else 1000
 
 
 def _covers(name: str, host: str) -> bool:
@@ -516,9 +514,16 @@ def gather(setup: Setup) -> Facts:
 
 
 def _bucket_facts(setup: Setup, installation: str | None) -> tuple[BucketFacts, ...]:
-    named = (("--bucket", setup.bucket), ("--logs-bucket", setup.logs_bucket))
+    named = (
+        ("--bucket", setup.bucket),
+        ("--logs-bucket", setup.logs_bucket),
+        ("--outputs-bucket", setup.outputs_bucket),
+    )
     return tuple(
-        bucket_facts(bucket, option, installation) for option, bucket in named if bucket is not None
+        # Outputs alone need no list.
+        bucket_facts(bucket, option, installation, lists=option != "--outputs-bucket")
+        for option, bucket in named
+        if bucket is not None
     )
 
 

@@ -126,20 +126,53 @@ class Wait:
         leader = None if sight is None else sight.leader
         if sight is not None and leader is not None and sight.is_alive(leader):
             self._compare(leader)
+        if sight is not None:
+            self._refuse_double(sight)
         return sight
+
+    def _refuse_double(self, sight: Sight) -> None:
+        """Raises StoreUnusable if an older controller, which still works, has this one's URL. Each
+        would take connections to the other one for its own, and hold them."""
+        own = next((peer for peer in sight.peers if peer.id == self._peers.id), None)
+        if own is None:
+            return
+        for peer in sight.peers:
+            # One that was killed before this one was started was not seen since.
+            if peer.url == own.url and peer.started_at < own.started_at < peer.seen_at:
+                raise StoreUnusable(
+                    f"another controller of this database works with --url {peer.url}: give each "
+                    "its own, at which the others reach it"
+                )
 
     def _compare(self, peer: Peer) -> None:
         """Raises StoreUnusable if this controller and the other one can't take each other's
         place."""
-        if peer.id == self._peers.id or peer.keys in (None, self._peers.keys):
+        if peer.id == self._peers.id:
+            return
+        if minor_steps(peer.version, self._peers.version) > 1:
+            raise StoreUnusable(
+                f"the controller {peer.url} has version {peer.version}, and this one is "
+                f"{self._peers.version}: they are more than one minor version apart, and can't "
+                "share a database. Upgrade one minor version after the other"
+            )
+        if peer.keys in (None, self._peers.keys):
             return
         own = self._peers.keys
         if own is not None and own.partition(BEFORE_BUCKET)[0] == peer.key_files:
             raise StoreUnusable(
-                f"the controller {peer.url} keeps its logs in another place: give all controllers "
-                "the same --logs-bucket and --logs-endpoint"
+                f"the controller {peer.url} has another bucket: give all controllers the same "
+                "--bucket and --logs-bucket, and the same endpoints of them"
             )
         raise StoreUnusable(
             f"the controller {peer.url} has other keys: copy {IDENTITY_NAME} and "
             f"{SECRETS_KEY_NAME} from its data folder to this one's, then start again"
         )
+
+
+def minor_steps(one: str, other: str) -> int:
+    """Return how many minor versions are between the two; those of two majors are far apart."""
+    try:
+        (a, b), (c, d) = (tuple(map(int, text.split(".")[:2])) for text in (one, other))
+    except ValueError:
+        return 0  # a build of a developer
+    return abs(b - d) if a == c else 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import asyncssh
 
-from common.durable import write_beside, write_durably
+from common.files.durable import write_beside, write_durably
 from common.tokens import digest, new_token
 from controller.lifecycle.model import Role
 from controller.store.accounts import StoredToken, User

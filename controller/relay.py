@@ -12,7 +12,7 @@ import contextlib
 import socket
 from urllib.parse import urlsplit
 
-from fairlead.keepalives import notice_the_gone
+from fairlead.connections.keepalives import notice_the_gone
 
 HOLD_SECONDS = 30.0
 """How long a connection waits for a leader."""

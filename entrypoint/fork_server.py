@@ -20,8 +20,8 @@ from contextlib import suppress
 
 import msgspec
 
-from common import reaper
-from common.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes import reaper
+from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
 from entrypoint import main as entrypoint
 from entrypoint.process_memory import ProcessMemory
 
@@ -84,6 +84,7 @@ class _ForkServer:
             return NotForked(str(error))
         if pid == 0:
             self._become_reaper(request, server)
+        # poll(2) sees the end of a child by this alone (pidfd_open(2)).
         pidfd = os.pidfd_open(pid)
         self._reapers[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
@@ -125,6 +126,7 @@ class _ForkServer:
             sys.stderr.write(f"the task cannot be started: {error}\n")
         finally:
             sys.stderr.flush()
+            # Not sys.exit: the frames above are the server's, copied by fork(2).
             os._exit(code)
 
     def _become_entrypoint(self, request: ForkRequest) -> None:

@@ -5,8 +5,9 @@
 
 Begin with `Client` or `AsyncClient`; `views` has the types of what they return. `rest` has one
 method for each kind of request, `submission` makes a run of a YAML file, `follow` reads streams
-over connections that break. The daemons build on `wire`, `model`, `documents` and `configuration`,
-so an import of this package alone must load nothing.
+over connections that break. `files`, `connections` and `summaries` are rooms behind them. The
+daemons build on `wire`, `model`, `documents` and `configuration`, so an import of this package
+alone must load nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from fairlead.forward import LocalPort
-    from fairlead.offers import Offer
+    from fairlead.summaries.offers import Offer
     from fairlead.task import Task
 
 __version__ = "0.1.0"
@@ -73,7 +74,7 @@ _HOMES = {
     "AsyncRun": "asynchronous",
     "Client": "client",
     "LocalPort": "forward",
-    "Offer": "offers",
+    "Offer": "summaries.offers",
     "Output": "client",
     "Result": "client",
     "Run": "client",

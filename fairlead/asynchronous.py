@@ -265,6 +265,7 @@ class _Reader(Generic[B, T]):
                     return
                 self._put(item)
         except BaseException as raised:
+            # The reader raises it: here it would end this thread alone.
             error = raised
         self._put(_End(error))
 

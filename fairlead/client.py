@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
-from fairlead import notebook, outputs, settings
-from fairlead.closing import Closing
+from fairlead import settings
 from fairlead.configuration.values.units import parse_duration
+from fairlead.connections.closing import Closing
 from fairlead.documents.accounts import CallerView, SecretView
 from fairlead.documents.jobs import AttemptOutputsView, AttemptView, JobView, OutputsView
 from fairlead.documents.machines import CostsView
@@ -33,12 +33,12 @@ from fairlead.documents.runs import BatchItem, EventView, RunSummary, RunView, W
 from fairlead.documents.services import DeployView, NewServiceKeyView, ServiceKeyView, ServiceView
 from fairlead.documents.sweeps import SetView
 from fairlead.errors import ClientClosed, RunFailed, UsageError
+from fairlead.files import outputs
+from fairlead.files.ssh_keys import public_keys
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
 from fairlead.model.answers import OfferedPlace
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus, Value
-from fairlead.offers import Offer, offers
-from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
 from fairlead.queries import CostsQuery, EventQuery, RunQuery
 from fairlead.rest import (
     ControllerClient,
@@ -49,7 +49,6 @@ from fairlead.rest import (
     service_key_path,
     service_path,
 )
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import (
     submit,
     submit_all,
@@ -57,6 +56,9 @@ from fairlead.submission import (
     with_code,
     with_code_unsent,
 )
+from fairlead.summaries import notebook
+from fairlead.summaries.offers import Offer, offers
+from fairlead.summaries.progress import exit_status, find_job, job_name, never_ran, step_of, why
 from fairlead.sweeps import all_sets, sets_as_written
 from fairlead.task import Task
 from fairlead.wire.frames import Frame, Stream
@@ -868,6 +870,7 @@ def _ending_after(
         return
     limited = rest.another()
     timer = threading.Timer(timeout, limited.close)
+    # Python waits for other threads before it ends.
     timer.daemon = True
     timer.start()
     try:

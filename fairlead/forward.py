@@ -22,10 +22,10 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from fairlead.addresses import Address
-from fairlead.closing import Closing
 from fairlead.configuration.text.dstack import ports_of
 from fairlead.configuration.values.container import port_mapping
+from fairlead.connections.addresses import Address
+from fairlead.connections.closing import Closing
 from fairlead.documents.nodes import NodeView
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
@@ -183,6 +183,7 @@ class Forwarding:
         try:
             asyncio.run(self._until_stopped())
         except asyncio.CancelledError:
+            # `stop` ends it in this way.
             pass
         except Exception as error:
             if self._opened.done():

@@ -20,7 +20,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from fairlead.addresses import Address, Addresses, Tell
+from fairlead.connections.addresses import Address, Addresses, Tell
+from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import (
     ApiError,
     ClientClosed,
@@ -30,7 +31,6 @@ from fairlead.errors import (
     UsageError,
     api_error,
 )
-from fairlead.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import read_error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.addresses import normalized
+from fairlead.connections.addresses import normalized
 from fairlead.errors import SettingsError
 from fairlead.rest import ControllerClient
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,13 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.dstack import marked
 from fairlead.configuration.text.environment import with_environment
 from fairlead.configuration.text.source import Document, SourceError, load
-from fairlead.errors import ConnectionLost, FairleadError, InvalidConfiguration, UsageError
+from fairlead.errors import (
+    ApiError,
+    ConnectionLost,
+    FairleadError,
+    InvalidConfiguration,
+    UsageError,
+)
 from fairlead.follow import Outages, Patience, Tell, follow_run
 from fairlead.rest import ControllerClient, decode
 
@@ -80,13 +86,24 @@ def checked_if_it_fails(document: Document, configuration: object) -> Iterator[N
     """Explain the failure of a submission by what is wrong with the file, if something is.
 
     The controller checks each configuration; only its refusal is worth the check here, which knows
-    the line.
+    the line. What only the controller can know, such as the runs that there are, gets its line too.
     """
     try:
         yield
-    except FairleadError:
+    except FairleadError as error:
         require_valid(document, configuration)
+        if isinstance(error, ApiError) and error.status in (400, 404):
+            raise in_its_file(error, document, error.field or "") from None
         raise
+
+
+def in_its_file(error: ApiError, document: Document, field: str) -> FairleadError:
+    """Return the refusal with the file and the line of this field; as it is if the file has no such
+    field."""
+    if not field or field.partition(".")[0].partition("[")[0] not in document.lines:
+        return error
+    message = str(error).removeprefix(f"{error.field}: ")
+    return InvalidConfiguration(document.explain(ConfigurationError(field, message)))
 
 
 def with_overrides(document: Document, assignments: Sequence[str]) -> Document:
@@ -131,14 +148,16 @@ def with_code(
     of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
     """
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import send_code  # few runs bring code
+    from fairlead.files.upload import send_code  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return send_code(rest, configuration, base, environ, tell)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
+
+
+def _brings_code(configuration: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(configuration, dict) and bool({"repos", "files"} & configuration.keys())
 
 
 def _with_sets(configuration: object, base: Path, name: str, document: Document | None) -> object:
@@ -147,20 +166,22 @@ def _with_sets(configuration: object, base: Path, name: str, document: Document 
     if not isinstance(configuration, dict) or not isinstance(sweep, dict) or "file" not in sweep:
         return configuration
     from fairlead.configuration.parse import parse
-    from fairlead.set_files import with_sets  # few sweeps have a file
+    from fairlead.files.set_files import with_sets  # few sweeps have a file
 
-    try:
+    with _explained(name, document):
         filled = {**configuration, "sweep": with_sets(sweep, base)}
         parse(filled)
+        return filled
+
+
+@contextmanager
+def _explained(name: str, document: Document | None) -> Iterator[None]:
+    """Name the line of the document in what is wrong with it."""
+    try:
+        yield
     except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
-    return filled
-
-
-def _invalid(
-    error: ConfigurationError, name: str, document: Document | None
-) -> InvalidConfiguration:
-    return InvalidConfiguration(document.explain(error) if document else f"{name}: {error}")
+        explained = document.explain(error) if document else f"{name}: {error}"
+        raise InvalidConfiguration(explained) from None
 
 
 def with_code_digested(
@@ -173,14 +194,12 @@ def with_code_digested(
     """Return the configuration as `with_code` would; nothing is sent. Raises
     InvalidConfiguration."""
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import digested  # few runs bring code
+    from fairlead.files.upload import digested  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return digested(configuration, base, environ)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
 
 
 def with_code_unsent(
@@ -193,14 +212,12 @@ def with_code_unsent(
     """Return the configuration as `with_code` would, for a plan: nothing is sent. Raises
     InvalidConfiguration."""
     configuration = _with_sets(configuration, base, name, document)
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+    if not _brings_code(configuration):
         return configuration
-    from fairlead.upload import as_if_sent  # few runs bring code
+    from fairlead.files.upload import as_if_sent  # few runs bring code
 
-    try:
+    with _explained(name, document):
         return as_if_sent(configuration, base, environ)
-    except ConfigurationError as error:
-        raise _invalid(error, name, document) from None
 
 
 def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tuple[bytes, bool]:

@@ -25,10 +25,10 @@ from aiohttp import web
 from common.http import is_our_failure, json_response
 from common.links.host_keys import public_line
 from common.proxy import headers, models
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy
 from common.proxy.forwarding import ProxyLimits
 from common.proxy.outliers import Outliers
-from common.proxy.site import Site
 from common.sockets import BACKLOG
 from fairlead.wire.gateway import (
     HEALTH_PATH,

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from common.durable import write_durably
+from common.files.durable import write_durably
 from fairlead.wire.gateway import Certificate, HostCertificate
 from gateway.haproxy import HaproxyAway, HaproxyRefused
 

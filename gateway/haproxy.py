@@ -73,7 +73,7 @@ global
     log {log} len 256 format raw local0
     fd-hard-limit 50000
     tune.bufsize 65536
-    tune.http.maxhdr {most_headers}
+    tune.http.maxhdr {max_headers}
     ssl-default-bind-options ssl-min-ver TLSv1.2
 
 defaults
@@ -270,7 +270,7 @@ def configuration(
         "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
         "failures": failures,
         "cookies": OWN_COOKIES[0],
-        "most_headers": _MAX_HEADERS,
+        "max_headers": _MAX_HEADERS,
         **_ODD,
     }
     slots = []

@@ -58,6 +58,7 @@ class NodeLinks:
         try:
             first = await _first_line(reader)
         except BaseException:
+            # Also when its request is cancelled: the channel would stay open.
             writer.close()
             raise
         return PortStream(reader, writer, first)

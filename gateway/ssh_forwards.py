@@ -28,6 +28,9 @@ _OPTIONS = (
     "PasswordAuthentication=no",
     "StrictHostKeyChecking=yes",
     "GlobalKnownHostsFile=none",
+    # Before ssh's own choice, chacha20: CPUs have instructions for it, and a MiB takes both ends
+    # 1.7 ms of CPU instead of 2.7.
+    "Ciphers=^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
     "UpdateHostKeys=no",  # else ssh trusts further keys that the server names (ssh_config(5))
     f"HostKeyAlias={_HOST}",
     "ControlMaster=yes",
@@ -72,6 +75,7 @@ class SshForwards:
         """Close a forward. Connections through it stay until they end."""
         client = self._clients.get(node_id)
         if client is not None and not client.has_ended:
+            # The client may end meanwhile, and its forwards with it.
             with contextlib.suppress(ForwardFailed):
                 await client.order("cancel", "-L", f"{local}:{remote}")
         await asyncio.to_thread(local.unlink, missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncssh
 import msgspec
 
-from common.durable import write_durably
+from common.files.durable import write_durably
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.gateway import Snapshot
 

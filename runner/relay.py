@@ -3,11 +3,15 @@
 Once the job's port has answered on its loopback, the connection becomes a pair of sockets whose
 bytes are passed on unread; the end of one direction is passed on too. A port without a listener
 gets an ordinary error answer. aiohttp has no part in it: it refuses a CONNECT to a path.
+
+A shim that has the caller's socket can give it to the runner. Else each byte passes through the
+shim as well: a process more to wake, twice for each request of a service.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import struct
@@ -15,14 +19,24 @@ from contextlib import suppress
 
 from common.relay import BUFFER_BYTES, RelayEnd
 from fairlead.wire.errors import Refused
+from fairlead.wire.runner import (
+    MAX_EARLY,
+    SOCKET_NOT_TAKEN,
+    SOCKET_OFFERED,
+    SOCKET_TAKEN,
+    SOCKET_WANTED,
+    early_in,
+)
 
 BEGIN = b"CONNECT "
 LOOPBACKS = ("127.0.0.1", "::1")
 CONNECT_SECONDS = 10.0
+OFFER_SECONDS = 10.0
+"""Seconds for the shim to give the socket that it has offered."""
 _MAX_HEAD = 8192
 _END_OF_HEAD = b"\r\n\r\n"
 _TARGET = re.compile(rb"CONNECT (?:/v1/ports/)?([0-9]{1,9}) HTTP/1\.[01]\r\n", re.ASCII)
-_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n"
 _PHRASES = {400: "Bad Request", 502: "Bad Gateway"}
 # A linger of 0 s makes close(2) reset the connection (socket(7)).
 _RESET = struct.pack("ii", 1, 0)
@@ -32,7 +46,7 @@ class Relay:
     """All relayed connections of one runner; `open` counts those that reached the job, by port."""
 
     def __init__(self) -> None:
-        self._ends: set[_Near] = set()
+        self._ends: set[RelayEnd] = set()
         self.open: dict[int, int] = {}
 
     def make_protocol(self) -> asyncio.Protocol:
@@ -42,10 +56,10 @@ class Relay:
         for end in tuple(self._ends):
             end.abort()
 
-    def came(self, end: _Near) -> None:
+    def came(self, end: RelayEnd) -> None:
         self._ends.add(end)
 
-    def left(self, end: _Near) -> None:
+    def left(self, end: RelayEnd) -> None:
         self._ends.discard(end)
 
     def count(self, port: int, difference: int) -> None:
@@ -101,16 +115,29 @@ class _Near(RelayEnd):
         except Refused as refused:
             self._refuse(refused)
             return
-        self._dialing = asyncio.create_task(self._dial(port))
+        is_offered = b"\r\n" + SOCKET_OFFERED + b"\r\n" in head and not self._head
+        self._dialing = asyncio.create_task(self._dial(port, is_offered))
 
-    async def _dial(self, port: int) -> None:
+    async def _dial(self, port: int, is_offered: bool) -> None:
         try:
             far = await _reach(port, self._relay)
         except Refused as refused:
             self._refuse(refused)
             return
+        if is_offered and not (self._head or self.has_ended):
+            try:
+                if await self._is_taken_out(far):
+                    return
+            except (OSError, ValueError, TimeoutError):
+                far.abort()
+                self.abort()
+                return
+            except BaseException:
+                far.abort()  # nobody else has this connection
+                raise
+        else:
+            self.write(_ESTABLISHED + b"\r\n")
         self.other, far.other = far, self
-        self.write(_ESTABLISHED)
         far.write(bytes(self._head))
         self._head.clear()
         if self.has_ended:
@@ -118,6 +145,27 @@ class _Near(RelayEnd):
         if self.transport is not None:
             self.transport.resume_reading()
         far.begin()
+
+    async def _is_taken_out(self, far: _Far) -> bool:
+        """Take the caller's socket from the shim, and join it with `far`. Return whether it came:
+        what comes on this connection is the caller's otherwise. Raises OSError, ValueError."""
+        assert self.transport is not None
+        # The transport would read the message, and leave the socket that comes with it.
+        self.transport.pause_reading()
+        self.write(_ESTABLISHED + SOCKET_WANTED + b"\r\n\r\n")
+        caller, early = await _received(self.transport)
+        if caller is None:
+            self.write(SOCKET_NOT_TAKEN)
+        else:
+            near = await _joined(self._relay, caller)
+            near.other, far.other = far, near
+            self._dialing = None
+            self.write(SOCKET_TAKEN)
+            self.close()
+        far.write(early)
+        if caller is not None:
+            far.begin()
+        return caller is not None
 
     def _refuse(self, refused: Refused) -> None:
         body = refused.body()
@@ -128,6 +176,22 @@ class _Near(RelayEnd):
         )
         self.write(head.encode() + body)
         self.close()
+
+
+class _Given(RelayEnd):
+    """The caller's side when the shim gave its socket."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._relay.came(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.left(self)
+        super().connection_lost(exc)
 
 
 class _Far(RelayEnd):
@@ -159,6 +223,48 @@ class _Far(RelayEnd):
     def begin(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+
+
+async def _received(transport: asyncio.Transport) -> tuple[socket.socket | None, bytes]:
+    """Return the socket of the next message, if one came with it, and the caller's first bytes.
+    Raises OSError, ValueError."""
+    loop = asyncio.get_running_loop()
+    # asyncio lets nobody watch a transport's own descriptor.
+    number = os.dup(transport.get_extra_info("socket").fileno())
+    with socket.socket(fileno=number) as connection:
+        readable = loop.create_future()
+        loop.add_reader(number, _wake, readable)
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                await readable
+        finally:
+            loop.remove_reader(number)
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        data, numbers, _, _ = socket.recv_fds(connection, 2 + MAX_EARLY, 1, flags)
+    if not numbers:
+        return None, early_in(data)
+    try:
+        early, caller = early_in(data), socket.socket(fileno=numbers[0])
+    except BaseException:
+        os.close(numbers[0])
+        raise
+    caller.setblocking(False)
+    return caller, early
+
+
+async def _joined(relay: Relay, caller: socket.socket) -> _Given:
+    loop = asyncio.get_running_loop()
+    try:
+        _, near = await loop.connect_accepted_socket(lambda: _Given(relay), caller)
+    except BaseException:
+        caller.close()
+        raise
+    return near
+
+
+def _wake(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
 
 
 def _port(head: bytes) -> int:

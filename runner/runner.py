@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import sync_and_close, write_durably
-from common.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
+from common.files.durable import sync_and_close, write_durably
+from common.files.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import Stream, notice_line

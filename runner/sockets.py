@@ -13,6 +13,7 @@ from pathlib import Path
 from common.sockets import BACKLOG
 
 _MODE = 0o660
+# `sun_path` has 108 bytes, the last of them zero (unix(7)).
 _MAX_PATH = 107
 _UNFINISHED = ".new"
 """A name next to the socket that is not longer than most."""
@@ -50,6 +51,7 @@ def listen(path: Path) -> socket.socket:
         unfinished.unlink(missing_ok=True)
         server.setblocking(False)
         server.bind(str(unfinished))
+        # The umask has cut the mode of bind(2); connect(2) needs the right to write (unix(7)).
         unfinished.chmod(_MODE)
         server.listen(BACKLOG)
         unfinished.rename(path)

@@ -66,7 +66,9 @@ MASKS = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "TIME"),
     (re.compile(r"\b1[6-9]\d{8}(\.\d+)?\b"), "TIME"),
     (re.compile(r"/tmp/[\w.-]+"), "FOLDER"),
-    (re.compile(r'("[\w_]*(port|pid|bytes|size|started|inode)": )\d+'), r"\1NUMBER"),
+    (re.compile(r'("[\w_]*(port|pid|bytes|size|started|inode|version)": )\d+'), r"\1NUMBER"),
+    # A step that lasts some milliseconds: the command sees it or not.
+    (re.compile(r"^fairlead: starting on .*\n", re.MULTILINE), ""),
     (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
     (re.compile(r"ssh-ed25519 \S+"), "KEY"),
 )
@@ -158,7 +160,17 @@ class Installation:
         return asyncio.run(self._ask_shim(path))
 
     def task_statuses(self) -> list[str]:
-        return [task["status"] for task in self.shim_document("/v1/tasks")]
+        return [task["status"] for task in self._tasks()]
+
+    def has_listening_task(self) -> bool:
+        """Whether its one task runs, and its runner has opened its socket."""
+        return [(task["status"], task["runner_listens"]) for task in self._tasks()] == [
+            ("running", True)
+        ]
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = self.shim_document("/v1/tasks")
+        return tasks
 
     async def _ask_shim(self, path: str) -> Any:
         connector = aiohttp.UnixConnector(str(self.socket))
@@ -227,7 +239,7 @@ def observe_installation(
     yield "log", installation.cli("apply", "-f", hello, "--name", "finished")
     yield "inspect", installation.cli("inspect", "finished", "--json")
     installation.cli("apply", "-d", "-f", hello, "--name", "running")
-    wait_until(lambda: installation.task_statuses() == ["running"])
+    wait_until(installation.has_listening_task)
     yield "tasks", pretty(installation.shim_document("/v1/tasks"))
     installation.cli("stop", "running", "--abort")
     wait_until(lambda: installation.task_statuses() == [])

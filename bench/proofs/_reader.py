@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from common.durable import write_all
+from common.files.durable import write_all
 from fairlead.wire.frames import span_at
 from runner.client import BASE_URL, RunnerClient
 

@@ -2,9 +2,9 @@
 controller and shim are killed: each set ends once with its own exit code and log, and no job sees a
 process, descriptor, variable or file of another.
 
-Some jobs leave a file or a process behind, or fail. It needs neither root nor Docker (`--engine
-process`, the default). A job that runs again because its container was lost before its end was
-recorded is counted, and is no violation.
+Some jobs leave a file or a process behind, or fail. It needs neither root nor Docker; with
+`--docker`, which needs both, it compares mounts and temporary folders too. A job that runs again
+because its container was lost before its end was recorded is counted, and is no violation.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from bench.proofs._table import conclude
+from entrypoint.runtime.build import Builder
 from fairlead import Client, Result, Run
 from fairlead.model.sweep import SetStatus
 from fairlead.wire.frames import Decoder
+from tests.support import images
+from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.ssh_daemon import CHECKOUT
 
-LEAVES_FILE, LEAVES_PROCESS, FAILS = 3, 5, 7
+LEAVES_FILE, LEAVES_PROCESS, FAILS, LEAVES_TEMPORARY, LEAVES_MEMORY = 3, 5, 7, 9, 11
 """What the jobs do whose number ends so, of 20 each."""
 EVERY = 20
 EXIT_CODE = 9
@@ -49,6 +54,14 @@ case $((FAIRLEAD_PARAM_N % {EVERY})) in
   {FAILS}) exit {EXIT_CODE} ;;
 esac
 """
+_IN_A_CONTAINER = f"""
+echo "mounts" $(cut -d' ' -f5 /proc/self/mountinfo | sort | md5sum)
+echo "temporary" $(ls -A /tmp) $(ls -A /dev/shm | grep -v ^fairlead-)
+case $((FAIRLEAD_PARAM_N % {EVERY})) in
+  {LEAVES_TEMPORARY}) echo mine > /tmp/left-$FAIRLEAD_PARAM_N ;;
+  {LEAVES_MEMORY}) echo mine > /dev/shm/left-$FAIRLEAD_PARAM_N ;;
+esac
+"""
 
 
 def main() -> None:
@@ -58,18 +71,20 @@ def main() -> None:
     add("--containers", type=int, default=4, metavar="N", help="at a time")
     add("--kills", type=int, default=6, metavar="N", help="of controller and shim, in turn")
     add("--seed", type=int, default=1, metavar="N")
+    add("--docker", action="store_true", help="in containers of a Docker engine of its own")
     given = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fl-reuse-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        shim = ShimProcess(folder / "n", "process")
+        folder.chmod(0o755)
+        shim, task = _on_docker(folder, stack) if given.docker else _on_processes(folder)
         stack.callback(shim.close)
         controller = ControllerProcess(folder / "c")
         stack.callback(controller.close)
         shim.start()
         controller.start()
         controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
-        seen = _run(folder, shim, controller, given)
+        seen = _run(folder, shim, controller, task, given)
     figures: list[tuple[str, object]] = [
         ("jobs", f"{given.jobs:,}"),
         ("jobs/s", f"{given.jobs / seen.seconds:.1f}"),
@@ -77,6 +92,32 @@ def main() -> None:
         ("jobs that ran again, unrecorded", sum(n - 1 for n in seen.runs.values())),
     ]
     conclude("jobs in used containers", figures, seen.violations(given.jobs))
+
+
+_TASK: dict[str, Any] = {
+    "type": "task",
+    "resources": {"cpu": 0.1, "memory": "64MB"},
+    "ssh": False,
+    "retry": {"on_events": ["interruption"]},
+}
+
+
+def _on_processes(folder: Path) -> tuple[ShimProcess, dict[str, Any]]:
+    env = {"WITNESS": str(folder / "witness")}
+    return ShimProcess(folder / "n", "process"), {**_TASK, "commands": [_JOB], "env": env}
+
+
+def _on_docker(folder: Path, stack: ExitStack) -> tuple[ShimProcess, dict[str, Any]]:
+    (folder / "docker").mkdir()
+    docker = DockerDaemon(folder / "docker")
+    stack.callback(docker.stop)
+    docker.start()
+    image = docker.import_image("busybox:reuse", images.busybox_root(folder / "busybox"))
+    runtime = Builder(CHECKOUT, CHECKOUT / ".build").build()
+    shim = ShimProcess(folder / "n", "docker", "--runtime", runtime, env=docker.env)
+    # A container does not see the folder in which starts are counted.
+    where = {"image": image, "working_dir": "/work", "env": {"WITNESS": "/dev/null"}}
+    return shim, {**_TASK, **where, "commands": [_IN_A_CONTAINER, _JOB]}
 
 
 class Seen(msgspec.Struct, kw_only=True):
@@ -94,14 +135,14 @@ class Seen(msgspec.Struct, kw_only=True):
             yield f"{len(numbers)} of {jobs} sets have ended, some of them {max(numbers.values())}x"
         for one in self.results:
             yield from _wrong_end(one)
-        for line in ("variables", "descriptors", "processes"):
+        for line in ("variables", "descriptors", "processes", "mounts"):
             found = Counter(log.get(line) for log in self.logs.values())
             if len(found) > 1:
                 yield f"jobs do not see the same {line}: {found.most_common(3)}"
         for number, log in self.logs.items():
             if log.get("set") != str(number):
                 yield f"the log of set {number} is of set {log.get('set')}"
-            for line in ("left", "files"):
+            for line in ("left", "files", "temporary"):
                 if log.get(line):
                     yield f"set {number} sees {line} {log[line]}"
 
@@ -114,17 +155,12 @@ def _wrong_end(one: Result) -> Iterator[str]:
 
 
 def _run(
-    folder: Path, shim: ShimProcess, controller: ControllerProcess, given: argparse.Namespace
+    folder: Path,
+    shim: ShimProcess,
+    controller: ControllerProcess,
+    task: dict[str, Any],
+    given: argparse.Namespace,
 ) -> Seen:
-    witness = folder / "witness"
-    task = {
-        "type": "task",
-        "commands": [_JOB],
-        "resources": {"cpu": 0.1, "memory": "64MB"},
-        "ssh": False,
-        "env": {"WITNESS": str(witness)},
-        "retry": {"on_events": ["interruption"]},
-    }
     over = threading.Event()
     with Client(controller.url, controller.token) as client:
         began = time.monotonic()
@@ -144,7 +180,8 @@ def _run(
         seconds = time.monotonic() - began
         results = list(run.results())
         logs = {one.number: _log(controller.data / "logs", one.attempt or "") for one in results}
-    runs = Counter(int(line) for line in witness.read_text().split())
+    witness = folder / "witness"
+    runs = Counter(map(int, witness.read_text().split())) if witness.exists() else Counter[int]()
     return Seen(seconds=seconds, kills=killer.kills, results=results, logs=logs, runs=runs)
 
 

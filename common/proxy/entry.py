@@ -11,12 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from common.http import error_response
-from common.proxy import browsers, headers, models
+from common.proxy import headers, models
 from common.proxy.access import RateLimits, bearer, may_see
 from common.proxy.body import Body, body_of, whole
-from common.proxy.browser_login import NOT_KEPT, BrowserLogin, Prove, closed_page
-from common.proxy.browser_login import Settings as LoginSettings
-from common.proxy.browsers import BrowserSessions
+from common.proxy.browsers.login import NOT_KEPT, BrowserLogin, Prove, closed_page
+from common.proxy.browsers.login import Settings as LoginSettings
+from common.proxy.browsers.sessions import BrowserSessions, wants_page, without_own_cookies
+from common.proxy.browsers.site import Site
 from common.proxy.errors import NoReplica, TooMany
 from common.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from common.proxy.headers import Client, Target
@@ -24,7 +25,6 @@ from common.proxy.judgement import require_plain
 from common.proxy.metrics import MeteredTraffic
 from common.proxy.outliers import Outliers
 from common.proxy.replicas import Replicas
-from common.proxy.site import Site
 from common.proxy.view import Access, Admission, Connect, Service, Services, Traffic
 from common.refusals import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
 from common.tokens import BROWSER_PREFIX
@@ -108,7 +108,7 @@ class Proxy:
         try:
             require_plain(request)
             with self._hang_ups.watched(request):
-                if self._hang_ups.in_flight > self._limits.most_in_flight:
+                if self._hang_ups.in_flight > self._limits.max_in_flight:
                     raise NoReplica("the proxy has too many requests at the moment; try again soon")
                 if is_model:
                     return await self._model(request, raw)
@@ -130,7 +130,7 @@ class Proxy:
         _require_no_worker(request)
         if request.method in ("GET", "HEAD") and _is_bare(request, target):
             return web.Response(status=308, headers={"Location": _with_slash(request, target)})
-        client, is_page = self._client(request), browsers.wants_page(request)
+        client, is_page = self._client(request), wants_page(request)
         own = headers.own_origin(target.service, client, self._domain)
         if own is not None and is_page and "Authorization" not in request.headers:
             there = own + headers.origin_form(request.raw_path)
@@ -161,7 +161,7 @@ class Proxy:
         try:
             service, admission = await self._admitted(request, target, client, admitted_by)
         except Unauthenticated:
-            if not browsers.wants_page(request):
+            if not wants_page(request):
                 raise
             return self._login.page(request, target, client, "Log in to open this service.")
         there = _moved_to(request, target, service)
@@ -259,7 +259,7 @@ class Proxy:
         admission: Admission,
     ) -> web.StreamResponse:
         is_upgrade = _asks_for_websocket(request)
-        sent = browsers.without_own_cookies(
+        sent = without_own_cookies(
             headers.request_headers(
                 request.headers.items(),
                 client=client,
@@ -398,7 +398,7 @@ def _moved_to(request: web.Request, target: Target, service: Service) -> str | N
     if service.strip_prefix:
         return below.rest if below is not None and below.service == service.name else None
     path, question, query = target.rest.partition("?")
-    is_page = browsers.wants_page(request)
+    is_page = wants_page(request)
     return (
         f"{headers.SERVICES}{service.name}/{question}{query}" if path == "/" and is_page else None
     )

@@ -43,10 +43,10 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request waits for a sleeping service."""
     reconnect_seconds: float = 3.0
     """How long a request waits for the nodes of a service whose replicas were ready."""
-    most_held: int = 100
+    max_held: int = 100
     """Requests of one service that wait at once."""
     most_body: int = 1 << 30
-    most_in_flight: int = 4096
+    max_in_flight: int = 4096
 
 
 class Forwarded(msgspec.Struct, kw_only=True):
@@ -132,9 +132,9 @@ class Forwarder:
             )
         limits = self._limits
         seconds = limits.hold_seconds if service.is_held else limits.reconnect_seconds
-        if self._held.get(call.run_id, 0) >= self._limits.most_held:
+        if self._held.get(call.run_id, 0) >= self._limits.max_held:
             raise NoReplica(
-                f"the service {call.service} is starting, and {self._limits.most_held} requests "
+                f"the service {call.service} is starting, and {self._limits.max_held} requests "
                 f"wait for it already; try again soon"
             )
         with self._counted_as_held(service):

@@ -105,9 +105,11 @@ def run_view(
     url: str | None = None,
     *,
     with_ended: bool = False,
+    now: float | None = None,
 ) -> RunView:
     """Return the run's document; `node_names`: by node id, `url`: at its gateway. `with_ended`:
-    also with the jobs of a live sweep's ended sets, too many to be sent at each change."""
+    also with the jobs of a live sweep's ended sets, too many to be sent at each change. `now`: for
+    the estimate of a sweep."""
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
     allocations = (one for one in state.allocations if one.state is not AllocationState.RELEASED)
@@ -142,11 +144,11 @@ def run_view(
         scales=tuple(derived(ScaleView, scale) for scale in run.scales),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
         dev_environment=_dev_environment(state),
-        sweep=sweep_view(state),
+        sweep=sweep_view(state, now),
     )
 
 
-def sweep_view(state: RunState) -> SweepView | None:
+def sweep_view(state: RunState, now: float | None = None) -> SweepView | None:
     """Return how far a sweep is; None: the run is none."""
     sweep, content = state.run.sweep, state.sweep
     if sweep is None or content is None:
@@ -163,7 +165,7 @@ def sweep_view(state: RunState) -> SweepView | None:
         stopped=counted.stopped,
         max_parallel=sweep.max_parallel,
         stop_after_failures=sweep.stop_after_failures,
-        seconds_left=_seconds_left(state, counted),
+        seconds_left=_seconds_left(state, counted, now),
         waits_for=beginning.why_waits(state.run),
     )
 
@@ -181,7 +183,7 @@ _ESTIMATED_FROM = 50
 first."""
 
 
-def _seconds_left(state: RunState, counted: SetCounts) -> float | None:
+def _seconds_left(state: RunState, counted: SetCounts, now: float | None) -> float | None:
     lasts = (job.attempts[-1] for job in state.ended.jobs[-_ESTIMATED_FROM:] if job.attempts)
     took = [
         last.terminating_at - last.running_at
@@ -191,12 +193,22 @@ def _seconds_left(state: RunState, counted: SetCounts) -> float | None:
         and last.terminating_at is not None
     ]
     # An active set may stand in the queue, or in the batch of a container.
-    running = len({job.replica for job in state.jobs if _runs(job)})
+    began = {job.replica: job.attempts[-1].running_at for job in state.jobs if _runs(job)}
     if not took or not counted.active:
         return None
-    # Those that run are half done, on average. Between two jobs none runs.
-    left = counted.waiting + counted.active - running / 2
-    return sum(took) / len(took) * left / max(running, 1)
+    each = sum(took) / len(took)
+    rest = [_rest(each, None if now is None or at is None else now - at) for at in began.values()]
+    left = (counted.waiting + counted.active - len(began)) * each + sum(rest)
+    # Between two jobs none runs. The longest one bounds all.
+    return max(left / max(len(began), 1), *rest, 0.0)
+
+
+def _rest(usual: float, ran: float | None) -> float:
+    """Return the seconds that are left of a job, which may have taken longer than the others do;
+    half of the usual time if it is not known for how long it runs."""
+    if ran is None:
+        return usual / 2
+    return usual - ran if ran < usual else ran
 
 
 def _runs(job: Job) -> bool:
@@ -404,7 +416,9 @@ def _is_on_a_node(job: Job) -> bool:
     return not (job.scaled_down and job.attempts[-1].status in FINAL_ATTEMPT_STATUSES)
 
 
-def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
+def run_summary(
+    state: RunState, node_names: Mapping[str, str], now: float | None = None
+) -> RunSummary:
     run = state.run
     current = [job.attempts[-1] for job in state.jobs if job.attempts]
     placed = [job.attempts[-1] for job in state.jobs if _is_on_a_node(job)]
@@ -422,6 +436,6 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         else run.sweep.total * run.sweep.nodes,
         jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
-        sweep=sweep_view(state),
+        sweep=sweep_view(state, now),
         links=tuple(itertools.islice((one for last in current for one in last.links), MAX_LINKS)),
     )

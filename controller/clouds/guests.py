@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from common.durable import sync_folder, write_durably
+from common.files.durable import sync_folder, write_durably
 from controller.provider_config import QemuProvider
 
 _MIB = 1 << 20

@@ -13,6 +13,7 @@ from controller.commands.serve import (
     BucketOptions,
     DatabaseFile,
     LogOptions,
+    OutputOptions,
     SecretsKeyFile,
     TlsOptions,
     parse_listen,
@@ -24,6 +25,7 @@ from fairlead.cli.commands.options import Json
 from fairlead.wire.shim import Finding, FindingLevel
 
 _NO_TLS, _NO_BUCKET, _NO_LOGS = TlsOptions(), BucketOptions(), LogOptions()
+_NO_OUTPUTS = OutputOptions()
 
 
 def doctor(
@@ -37,6 +39,7 @@ def doctor(
     url: str | None = None,
     bucket: BucketOptions = _NO_BUCKET,
     logs: LogOptions = _NO_LOGS,
+    outputs: OutputOptions = _NO_OUTPUTS,
     json: Json = False,
 ) -> int:
     """Examine what a controller needs: a sentence and a fix for each. It may be running.
@@ -55,7 +58,12 @@ def doctor(
         As for `fairlead controller`.
     """
     setup = _setup(data, listen, tls, database, database_file, secrets_key_file, url)
-    setup = msgspec.structs.replace(setup, bucket=bucket.parse(), logs_bucket=logs.bucket())
+    setup = msgspec.structs.replace(
+        setup,
+        bucket=bucket.parse(),
+        logs_bucket=logs.bucket(),
+        outputs_bucket=outputs.bucket(),
+    )
     return _show(examination.examine(examination.gather(setup)), json)
 
 

@@ -16,9 +16,9 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Settings
 from common.proxy.forwarding import ProxyLimits
-from common.proxy.site import Site
 from common.refusals import Invalid
 from controller import __version__
 from controller.commands.database_url import find_database
@@ -305,12 +305,12 @@ class JobOptions:
         Parameter(help="A file of public keys, one on each line, with SSH access to every run."),
     ] = None
 
-    def defaults(self, operating: Operating, *, most_outputs: int) -> Defaults:
+    def defaults(self, operating: Operating, *, max_outputs: int) -> Defaults:
         defaults = operating.defaults
         keys = () if self.project_keys is None else read_keys(self.project_keys)
         image = defaults.image if self.default_image is None else parse_image(self.default_image)
         return msgspec.structs.replace(
-            defaults, image=image, ssh_keys=keys, outputs_limit=most_outputs
+            defaults, image=image, ssh_keys=keys, outputs_limit=max_outputs
         )
 
 
@@ -367,9 +367,9 @@ def controller(
         tls=tls.files(),
         allowed_origins=tuple(parse_origin(one) for one in allowed_origin),
         join=None if join is None else parse_listen(join, "--join"),
-        defaults=jobs.defaults(operating, most_outputs=outputs.most),
-        most_upload=uploads.most,
-        most_uploads_of_user=uploads.most_of_user,
+        defaults=jobs.defaults(operating, max_outputs=outputs.most),
+        max_upload=uploads.most,
+        max_uploads_of_user=uploads.most_of_user,
         node_failure=operating.node_failure,
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ, peers),
@@ -377,7 +377,7 @@ def controller(
         providers=operating.providers,
         spending=operating.spending,
         secrets_key=secrets_key_file,
-        most_outputs=outputs.most,
+        max_outputs=outputs.most,
         outputs_bucket=outputs.bucket(),
         outputs_bucket_above=outputs.bucket_above,
         bucket=bucket.parse(),
@@ -437,6 +437,7 @@ def prepare_for_many_nodes() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
+    # What is loaded so far lives as long as the process: collections pass it over from now on.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)

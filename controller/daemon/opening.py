@@ -11,7 +11,7 @@ import msgspec
 from common.links import host_keys
 from controller import identity
 from controller.assembly import Assembly
-from controller.clock import SystemClock, system_chance
+from controller.clock import Chance, SystemClock, system_chance
 from controller.daemon.boot import take_lead
 from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
@@ -22,6 +22,7 @@ from controller.daemon.providers import Catalogs, machine_settings, require_prov
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
+from controller.outputs.own_bucket import OwnBucket
 from controller.pipelines.performers.cluster import secret_of
 from controller.service import ControllerService, LiveParts, Stores
 from controller.service import Settings as ServiceSettings
@@ -29,8 +30,9 @@ from controller.service.accounts.users import Gate
 from controller.service.machines.gateways import GatewayAccess
 from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
+from controller.shipping.positions import Positions
 from controller.shipping.shipper import Shipper
-from controller.store.base import Store
+from controller.store.base import Snapshot, Store
 from controller.store.errors import StoreError
 from controller.tls import CertificateUnusable
 from controller.traffic.routes import RouteTable
@@ -65,8 +67,9 @@ async def open_parts(
     # A bucket that does not answer is waited for longer than the lease would have left.
     async with lease_kept(options, store, leading):
         own = await own_bucket(options, installation_id, closing)
-    stores = open_stores(options, store, own, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
+    shipper = _shipper(options, own, snapshot, chance)
+    stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
     gate = Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys)
@@ -86,11 +89,12 @@ async def open_parts(
             None if join is None else join.point,
             Catalogs(store, snapshot.catalogs),
         ),
+        listeners=() if shipper is None else (shipper,),
     )
     history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
-        _live_parts(assembly, progress),
+        _live_parts(assembly, progress, shipper),
         _service_settings(options, known.key, None if join is None else join.point),
         gate=gate,
         vault=known.vault,
@@ -111,26 +115,24 @@ async def open_parts(
         assembly=assembly,
         service=service,
         dashboard=dashboard,
-        shipper=_shipper(options, stores, assembly, service),
+        shipper=shipper,
         metric_bucket=metric_bucket(options, history, own, known.boot),
         join=join,
     )
 
 
 def _shipper(
-    options: Options, stores: Stores, assembly: Assembly, service: ControllerService
+    options: Options, own: OwnBucket | None, snapshot: Snapshot, chance: Chance
 ) -> Shipper | None:
     if options.receivers is None:
         return None
-    live = assembly.pipeline.runs.values()
-    shipper = Shipper(options.receivers, live, system_chance().jitter)
-    stores.logs.stored = shipper.stored
-    assembly.pipeline.listen(shipper)
-    service.numbers.add(shipper.families)
-    return shipper
+    positions = Positions(options.data / "shipped", own)
+    return Shipper(options.receivers, snapshot.runs, positions, chance.jitter)
 
 
-def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
+def _live_parts(
+    assembly: Assembly, progress: PullsInProgress, shipper: Shipper | None
+) -> LiveParts:
     return LiveParts(
         pipeline=assembly.pipeline,
         connect=assembly.nodes.connection,
@@ -140,6 +142,7 @@ def _live_parts(assembly: Assembly, progress: PullsInProgress) -> LiveParts:
         autoscaler=assembly.autoscaler,
         gateways=assembly.gateways,
         machines=assembly.machines,
+        numbers=() if shipper is None else (shipper.families,),
     )
 
 

@@ -37,11 +37,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     join: tuple[str, int] | None = None
     """HOST and PORT at which booted nodes tell their address; None: they do not."""
     defaults: Defaults = Defaults()
-    most_upload: int = MAX_BYTES
+    max_upload: int = MAX_BYTES
     """The limit of one upload, in bytes."""
-    most_uploads_of_user: int | None = None
+    max_uploads_of_user: int | None = None
     """The limit of all uploads of one user, in bytes; None: ten times that of one."""
-    most_outputs: int = DEFAULT_LIMIT
+    max_outputs: int = DEFAULT_LIMIT
     """The limit of the outputs that are kept of one attempt, in bytes."""
     outputs_bucket: Bucket | None = None
     outputs_bucket_above: int = DEFAULT_ABOVE

@@ -8,7 +8,8 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -20,7 +21,7 @@ from controller.daemon.boot import fingerprint, installation_of, tie
 from controller.daemon.gateways import make_proxy
 from controller.daemon.lease import Leading, end
 from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
-from controller.daemon.opening import open_parts
+from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
@@ -29,11 +30,17 @@ from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0
 SHARED_SHUTDOWN_SECONDS = 0.5
 """Seconds for the requests in progress, while the next leader waits."""
+
+
+class _Stopped(Exception):
+    """The controller was stopped before it served."""
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -48,11 +55,12 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     if options.peers is not None:
         await _among_peers(options, options.peers, ready, stop)
         return
-    async with _controller(options, ready) as work:
-        await until_stopped(work, stop)
+    with contextlib.suppress(_Stopped):
+        async with _controller(options, stop, ready) as work:
+            await until_stopped(work, stop)
 
 
-async def until_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> None:
+async def until_stopped(work: asyncio.Task[T], stop: asyncio.Event) -> None:
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -85,9 +93,13 @@ async def _among_peers(
 
         while await wait.until_it_may_lead(relay):
             try:
-                async with _controller(options, relay.hand_over, listening, take_back) as work:
+                async with _controller(
+                    options, stop, relay.hand_over, listening, take_back
+                ) as work:
                     log.info("this controller leads now")
                     await until_stopped(work, stop)
+            except _Stopped:
+                return
             except CannotStart as error:
                 # Another one was faster, or the leader is of a version that shows itself nowhere;
                 # or a leader whose machine vanished still keeps the lease's row.
@@ -102,12 +114,13 @@ async def _among_peers(
 @contextlib.asynccontextmanager
 async def _controller(
     options: Options,
+    stop: asyncio.Event,
     ready: Callable[[str], None],
     listening: socket.socket | None = None,
     take_back: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
-    API there; `take_back` listens there once it is not served any more."""
+    API there; `take_back` listens there once it is not served any more. Raises _Stopped."""
     certificate = certificate_of(options)
     leading = Leading(math.inf if options.peers is None else peers.LEASE_SECONDS)
     ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
@@ -115,7 +128,7 @@ async def _controller(
         # The stack closes in reverse: first what listens, last the stores that all others use.
         store = await open_store(options, closing)
         leading.renewed(leading.now())
-        opened = await open_parts(options, store, leading, closing)
+        opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
         work = asyncio.create_task(run(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(end, work)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
@@ -139,6 +152,20 @@ async def _controller(
         if take_back is not None:
             closing.push_async_callback(_leave_address, api, take_back)
         yield work
+
+
+async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.Event) -> Opened:
+    """Raises _Stopped as soon as `stop` is set: a bucket may be silent, and a history long, while
+    this controller holds the lease that another one waits for."""
+    task = asyncio.create_task(opening)
+    try:
+        await until_stopped(task, stop)
+        if not task.done():
+            raise _Stopped
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _leave_address(api: web.AppRunner, take_back: Callable[[], Awaitable[None]]) -> None:

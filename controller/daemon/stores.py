@@ -17,9 +17,10 @@ from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.outputs.bucket import BucketError
 from controller.outputs.own_bucket import BucketOfAnother, OwnBucket
-from controller.outputs.store import OutputStore
+from controller.outputs.store import LargeOutputs, OutputStore
 from controller.outputs.uploads import OutputUploads
 from controller.service import Stores
+from controller.shipping.shipper import Shipper
 from controller.store import peers
 from controller.store.base import Boot, Store
 from controller.store.lease import LEASE_SECONDS
@@ -70,27 +71,40 @@ def open_stores(
     own: OwnBucket | None,
     installation_id: str,
     closing: contextlib.AsyncExitStack,
+    shipper: Shipper | None = None,
 ) -> Stores:
-    """Return all stores, which `closing` closes."""
+    """Return all stores, which `closing` closes. `shipper` hears of the frames of logs."""
     data = options.data
+    bucket = _log_bucket(options, own, installation_id)
+    if shipper is None:
+        logs = LogStore(data / "logs", bucket)
+    else:
+        logs = LogStore(data / "logs", bucket, shipper.stored)
     stores = Stores(
         store=store,
-        logs=LogStore(data / "logs", _log_bucket(options, own, installation_id)),
+        logs=logs,
         outputs=OutputStore(
             data / "outputs",
-            options.most_outputs,
-            own=own if options.outputs_bucket is None else None,
+            options.max_outputs,
+            own=own,
+            large=_large_outputs(options),
         ),
         blobs=BlobStore(
             data / "blobs",
-            most_bytes=options.most_upload,
-            most_of_user=options.most_uploads_of_user,
+            max_bytes=options.max_upload,
+            max_of_user=options.max_uploads_of_user,
             bucket=None if own is None else BlobBucket(own),
         ),
     )
     closing.push_async_callback(asyncio.to_thread, stores.outputs.close)
     closing.push_async_callback(asyncio.to_thread, stores.logs.close)
     return stores
+
+
+def _large_outputs(options: Options) -> LargeOutputs | None:
+    bucket = options.outputs_bucket
+    above = options.outputs_bucket_above
+    return None if bucket is None else LargeOutputs(bucket=bucket, above=above)
 
 
 def _log_bucket(options: Options, own: OwnBucket | None, installation_id: str) -> LogBucket | None:
@@ -112,10 +126,9 @@ def metric_bucket(
 
 
 def uploads_of(options: Options, outputs: OutputStore) -> OutputUploads | None:
-    target, above = options.outputs_bucket, options.outputs_bucket_above
-    if target is None:
-        # Those from before there was a bucket; later ones are there when they count as collected.
-        target, above = options.bucket, -1
+    target = options.outputs_bucket or options.bucket
     if target is None:
         return None
+    # Those from before there was an own bucket; later ones are there when they count as collected.
+    above = options.outputs_bucket_above if options.bucket is None else -1
     return OutputUploads(outputs, target, above, system_chance().jitter)

@@ -49,7 +49,7 @@ async def run(
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
             if opened.shipper is not None:
-                group.create_task(opened.shipper.run(), name="copies")
+                group.create_task(opened.shipper.run(stores.logs.read), name="copies")
             if uploads is not None:
                 group.create_task(uploads.run(), name="outputs")
     except BaseExceptionGroup as errors:

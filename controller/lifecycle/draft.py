@@ -282,6 +282,12 @@ class Draft:
     def take_over(self, attempt: Attempt, allocation: Allocation, cause: str) -> Attempt:
         """Give a SUBMITTED attempt an allocation that is held already."""
         allocation = self.change_allocation(allocation, taken_over=True)
+        return self.provision(attempt, allocation, cause)
+
+    def provision(
+        self, attempt: Attempt, allocation: Allocation, cause: str, **changes: Any
+    ) -> Attempt:
+        """Let a SUBMITTED attempt begin with the allocation that the draft holds for it."""
         return self.move_attempt(
             attempt,
             AttemptStatus.PROVISIONING,
@@ -293,6 +299,7 @@ class Draft:
             pending_reason=None,
             renting=None,
             provisioned_at=self.now,
+            **changes,
         )
 
     def change_allocation(self, allocation: Allocation, **changes: Any) -> Allocation:

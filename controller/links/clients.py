@@ -88,14 +88,12 @@ class SocketClients:
         return self._sessions[path]
 
 
-class LocalConnection:
-    """A connection to sockets of this machine. It cannot be lost: when the shim is gone, its event
-    stream ends."""
+class _Connection:
+    """What a connection gives to the sockets of its node, however it reaches them."""
 
-    def __init__(self, shim_socket: str) -> None:
+    def __init__(self, clients: SocketClients) -> None:
         self.runners = ListeningRunners()
-        self._clients = SocketClients(shim_socket, self._connector, asyncio.open_unix_connection)
-        self._closed = asyncio.Event()
+        self._clients = clients
 
     @property
     def shim(self) -> ShimClient:
@@ -110,6 +108,15 @@ class LocalConnection:
     def http(self, socket_path: str) -> aiohttp.ClientSession:
         """Return a session for requests to this socket; it is closed with the connection."""
         return self._clients.http(socket_path)
+
+
+class LocalConnection(_Connection):
+    """A connection to sockets of this machine. It cannot be lost: when the shim is gone, its event
+    stream ends."""
+
+    def __init__(self, shim_socket: str) -> None:
+        super().__init__(SocketClients(shim_socket, self._connector, asyncio.open_unix_connection))
+        self._closed = asyncio.Event()
 
     def heard_at(self) -> float:
         """Return a time before all others: every byte reaches its reader."""
@@ -136,32 +143,19 @@ class LocalLink:
         return LocalConnection(self._shim_socket)
 
 
-class SshConnection:
+class SshConnection(_Connection):
     """One SSH connection to a node."""
 
     def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
-        self.ssh = ssh
-        self.runners = ListeningRunners()
-        self._heard_at = float("-inf")
-        self._clients = SocketClients(
-            shim_socket,
-            lambda path: SshUnixConnector(ssh, path, self._heard),
-            partial(open_stream, ssh, heard=self._heard),
+        super().__init__(
+            SocketClients(
+                shim_socket,
+                lambda path: SshUnixConnector(ssh, path, self._heard),
+                partial(open_stream, ssh, heard=self._heard),
+            )
         )
-
-    @property
-    def shim(self) -> ShimClient:
-        return self._clients.shim
-
-    def runner(self, socket_path: str) -> RunnerClient:
-        return self._clients.runner(socket_path)
-
-    async def forget_runner(self, socket_path: str) -> None:
-        await self._clients.forget_runner(socket_path)
-
-    def http(self, socket_path: str) -> aiohttp.ClientSession:
-        """Return a session for requests to this socket; it is closed with the connection."""
-        return self._clients.http(socket_path)
+        self.ssh = ssh
+        self._heard_at = float("-inf")
 
     def heard_at(self) -> float:
         return self._heard_at

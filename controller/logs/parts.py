@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common import log_segments, object_storage
+from common import object_storage
+from common.files import log_segments
 from controller.logs import segments
 from controller.logs.segments import Position
 from controller.outputs.bucket import Bucket, BucketError, as_bucket_errors

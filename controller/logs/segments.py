@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from common import log_segments, shared_folders
-from common.durable import sync_folder, write_all
+from common.files import log_segments, shared_folders
+from common.files.durable import sync_folder, write_all
 from fairlead.wire.frames import (
     BadFrame,
     Decoder,
@@ -43,6 +43,14 @@ class Position(msgspec.Struct, frozen=True):
 
     segment: int
     at: int
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Whole frames that were written at `position`; the next ones come at `after`."""
+
+    position: Position
+    data: bytes
+    after: Position
 
 
 # -- writing --------------------------------------------------------------------------------
@@ -81,21 +89,24 @@ class SegmentWriter:
             self._cut_back()
             self._let_go()
 
-    def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> None:
-        """Write the frames that are not stored yet; `encoded` are all of them, if they came so.
-        Raises OSError; `end` tells what was written."""
+    def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> Written | None:
+        """Write the frames that are not stored yet, and return them; `encoded` are all of them, if
+        they came so. Raises OSError; `end` tells what was written."""
         with self._one_at_a_time:
             if self._closed:
-                return
+                return None
             data, end = encoded, frames[-1].end if frames else self.end
             if data is None or not _follow(frames, self.end):
                 data, end = _fresh(frames, self.end)
-            if data:
-                self._write(data)
-                self.end = end
-                if self._size >= SEGMENT_BYTES:
-                    self._rotate()
-                self._let_go()
+            if not data:
+                return None
+            position = Position(self._start, self._size)
+            self._write(data)
+            self.end = end
+            if self._size >= SEGMENT_BYTES:
+                self._rotate()
+            self._let_go()
+            return Written(position, data, Position(self._start, self._size))
 
     def sync(self) -> int:
         """Write everything before the returned offset to the disk. Raises OSError."""

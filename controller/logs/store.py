@@ -14,11 +14,13 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from controller.logs import parts, segments, windows
+from controller.logs.newest import NewestPieces
 from controller.logs.parts import LogBucket, PartWriter
 from controller.logs.search import LogSearch, Wanted, search
-from controller.logs.segments import SegmentWriter
+from controller.logs.segments import SegmentWriter, Written
 from controller.logs.windows import KnownLog, LogWindow
 from controller.outputs.bucket import BucketError
+from controller.outputs.bucket_threads import BucketThreads
 from fairlead.queries import WindowQuery
 from fairlead.wire.frames import Decoder, Frame
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+HearStored = Callable[[str, list[Frame]], None]
 
 THREADS = 4
 BUCKET_THREADS = 8
@@ -38,6 +42,9 @@ REMEMBERED_LOGS = 16
 REMEMBERED_FINALS = 10_000
 """So many final attempts are remembered: a reader that begins just as one becomes final must learn
 of it."""
+
+
+def _nobody_hears(attempt_id: str, frames: list[Frame]) -> None: ...
 
 
 class _Follow:
@@ -121,9 +128,9 @@ class LogWriter:
                 encoded = data
         finally:
             if frames:
-                await self._store.in_thread(self._writer.append, frames, encoded)
+                written = await self._store.in_thread(self._writer.append, frames, encoded)
                 self._store.stored(self._attempt_id, frames)
-                self._store.wake(self._attempt_id)
+                self._store.wake(self._attempt_id, written)
         return frames
 
     async def sync(self) -> int:
@@ -146,10 +153,13 @@ class LogStore:
     """The logs of all attempts below one folder, which is a copy where there is a bucket.
 
     Complete logs that were here before the bucket stay here. With a bucket, every method may raise
-    BucketError.
+    BucketError. `stored` hears of frames that were stored; it must not wait.
     """
 
-    def __init__(self, folder: Path, bucket: LogBucket | None = None) -> None:
+    def __init__(
+        self, folder: Path, bucket: LogBucket | None = None, stored: HearStored = _nobody_hears
+    ) -> None:
+        self.stored = stored
         self._folder = folder
         self._bucket = bucket
         self._copies: dict[str, _Copy] = {}
@@ -159,20 +169,18 @@ class LogStore:
         self._why_away = ""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         # Of its own: what waits for a slow bucket keeps no log from the disk.
-        self._bucket_pool = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="log-parts")
+        self._bucket_threads = BucketThreads(BUCKET_THREADS, "log-parts")
         self._follows: dict[str, _Follow] = {}
+        self._newest = NewestPieces()
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
-        self.stored: Callable[[str, list[Frame]], None] = lambda attempt_id, frames: None
-        """Hears of frames that were stored; it must not wait."""
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
-        # A bucket that doesn't answer must not hold up the next leader, and no thread go on for
-        # long: the process ends when all of them have.
+        # A bucket that doesn't answer must not hold up the next leader.
         if self._bucket is not None:
             self._bucket.close()
-        self._bucket_pool.shutdown(wait=False, cancel_futures=True)
+        self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
     @property
@@ -206,6 +214,7 @@ class LogStore:
             return PartWriter(self._bucket, folder, attempt_id, copy.end)
 
     def closed(self, attempt_id: str, writer: LogWriter) -> None:
+        self._newest.forget(attempt_id)
         if self._writers.get(attempt_id) is writer:
             del self._writers[attempt_id]
             # The next writer begins where the bucket ends then.
@@ -322,7 +331,7 @@ class LogStore:
         began = time.monotonic()
         if began < self._away_until:
             raise BucketError(self._why_away)
-        copy.running = running = self._bucket_pool.submit(call, *args, **kwargs)
+        copy.running = running = self._bucket_threads.submit(call, *args, **kwargs)
         try:
             return await asyncio.wrap_future(running)
         except BucketError as error:
@@ -370,7 +379,12 @@ class LogStore:
                 # stored before the end is still given.
                 event.clear()
                 ended = ended or follow.ended
-                data, after = await self.in_thread(segments.read_frames, folder, position)
+                if newest := self._newest.at(attempt_id, position):
+                    data, after = newest.data, newest.after
+                elif not ended and self._newest.is_end(attempt_id, position):
+                    data, after = b"", position
+                else:
+                    data, after = await self.in_thread(segments.read_frames, folder, position)
                 if data:
                     yield segments.cut(data, offset)
                     position = after
@@ -382,6 +396,7 @@ class LogStore:
             follow.readers.discard(event)
             if not follow.readers:
                 self._follows.pop(attempt_id, None)
+                self._newest.forget(attempt_id)
 
     async def window(self, attempt_id: str, query: WindowQuery) -> LogWindow:
         await self._filled(attempt_id)
@@ -402,9 +417,11 @@ class LogStore:
             del self._known[next(iter(self._known))]
         return known
 
-    def wake(self, attempt_id: str) -> None:
+    def wake(self, attempt_id: str, written: Written | None = None) -> None:
         follow = self._follows.get(attempt_id)
         if follow is not None:
+            if written is not None:
+                self._newest.add(attempt_id, written)
             follow.wake()
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -413,8 +430,7 @@ class LogStore:
 
     async def in_bucket_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that asks the bucket."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._bucket_pool, lambda: call(*args, **kwargs))
+        return await self._bucket_threads.ask(call, *args, **kwargs)
 
     def folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id

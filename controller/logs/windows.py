@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from common import log_segments
+from common.files import log_segments
 from controller.clock import iso_of_job
 from controller.logs.segments import Position, locate, read_frames
 from fairlead.queries import MAX_ROWS, WindowQuery

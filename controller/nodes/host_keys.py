@@ -18,6 +18,7 @@ from common.links.errors import LinkError
 from common.links.host_keys import BadHostKey, normalise
 from controller.lifecycle.inventory import Node, NodeAddress
 from controller.links.base import NodeLink, ShimApi
+from controller.store.errors import StoreRefused, StoreUnavailable
 from fairlead.wire.shim import RefusalCode
 from shim.client import ShimError
 
@@ -56,7 +57,7 @@ class FreshHostKey:
     async def run(self) -> None:
         """Work until the node has a key of its own, or its shim leaves the key alone.
 
-        Raises ShimUnavailable, StoreError.
+        Raises ShimUnavailable, LeaseLost.
         """
         wait = _FIRST_RETRY_SECONDS
         while (node := self._records.nodes.get(self._node_id)) is not None:
@@ -64,7 +65,8 @@ class FreshHostKey:
                 return
             try:
                 await self._replace(node)
-            except (ShimError, LinkError, BadHostKey) as error:
+            # A store that refuses the record, or is away, ends no session: its jobs go on.
+            except (ShimError, LinkError, BadHostKey, StoreRefused, StoreUnavailable) as error:
                 if isinstance(error, ShimError) and error.code == RefusalCode.NOT_FOUND:
                     log.info("node %s keeps its first host key: %s", node.name, error)
                     return

@@ -45,8 +45,10 @@ def wanted_images(
 class NodeImages:
     """A TurnListener. `wake` is called with the id of a node whose nominations have changed."""
 
-    def __init__(self, pipeline: RunPipeline, secrets: SecretSource) -> None:
-        self.wake: Callable[[str], None] = lambda node_id: None
+    def __init__(
+        self, pipeline: RunPipeline, secrets: SecretSource, wake: Callable[[str], None]
+    ) -> None:
+        self._wake = wake
         self._pipeline = pipeline
         self._secrets = secrets
         self._nominated: dict[str, frozenset[str]] = {}
@@ -69,7 +71,7 @@ class NodeImages:
                 continue
             self._note(state.run.id, before, now)
             for node_id in sorted(before ^ now):
-                self.wake(node_id)
+                self._wake(node_id)
 
     def wanted(self, node: Node) -> WantedImages | None:
         """Return what this node is to pull ahead; None: it is not asked."""

@@ -66,8 +66,8 @@ class NodeSession:
         self._was_sent = settings.was_sent
         self._failure = settings.failure
         # Each failed connection counts as a failed probe, so none may come later than a probe does.
-        most_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
-        self._backoff = Backoff(FIRST_WAIT_SECONDS, most_wait, chance.jitter)
+        max_wait = min(MAX_WAIT_SECONDS, self._failure.probe_every)
+        self._backoff = Backoff(FIRST_WAIT_SECONDS, max_wait, chance.jitter)
         self._silence = Silence(
             settings.monotonic or asyncio.get_running_loop().time,
             self._failure,
@@ -125,7 +125,13 @@ class NodeSession:
         self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
     ) -> None:
         sync = NodeSync(
-            self._node_id, self._pipeline, self._listener, self._clock, connection, self._fence
+            self._node_id,
+            self._pipeline,
+            self._listener,
+            self._clock,
+            connection,
+            self._fence,
+            wake=lambda: self.look(),
         )
         attendance = Attendance(
             self._node_id,
@@ -203,7 +209,7 @@ class NodeSession:
         """
         await self.up.wait()
         async with self._pipeline.watch(self._node_id) as changed:
-            sync.wake = self.look = changed.set
+            self.look = changed.set
             # Cleared before the node is read: a change during the requests wakes this loop again.
             while True:
                 changed.clear()

@@ -128,7 +128,7 @@ class Attendance:
         time = asyncio.get_running_loop().time
         began, greeted_at = time(), float("-inf")
         while True:
-            patience = self._least_patience()
+            patience = self._min_patience()
             greets = patience is not None and time() - greeted_at >= patience
             if greets:
                 greeted_at = time()
@@ -159,7 +159,7 @@ class Attendance:
         def look() -> None:
             nonlocal timer
             self._heard(self._connection.heard_at())
-            if self._silence.left > 0 and self._least_patience() is None:
+            if self._silence.left > 0 and self._min_patience() is None:
                 timer = look_again()
             # The task may have been cancelled in this same pass of the loop, and its future with
             # it.
@@ -198,7 +198,7 @@ class Attendance:
         machine = None if rentals is None else rentals.committed.get(self._node_id)
         return [] if machine is None or machine.leash is None else [machine.leash]
 
-    def _least_patience(self) -> float | None:
+    def _min_patience(self) -> float | None:
         """Return the seconds between two greetings; None when nothing there must hear from a
         controller: no job, and no rented machine that would power itself off."""
         limits = self._leash()

@@ -45,7 +45,8 @@ _NOT_ACKNOWLEDGED = frozenset({AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONI
 
 
 class NodeSync:
-    """Compares one node, over one connection."""
+    """Compares one node, over one connection. `wake` is called when there is something to look at
+    again."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class NodeSync:
         clock: Clock,
         connection: NodeConnection,
         fence: Fence | None,
+        wake: Callable[[], None],
     ) -> None:
         self._node_id = node_id
         self._pipeline = pipeline
@@ -62,11 +64,10 @@ class NodeSync:
         self._clock = clock
         self._connection = connection
         self._fence = fence
+        self._wake = wake
         self._notices = NoticeCarrier(connection)
         self._ending: set[str] = set()
         self._unsettled: set[str] = set()
-        self.wake: Callable[[], None] = lambda: None
-        """Called when there is something to look at again."""
         self.shim_drains = False
         """Whether the shim was told to drain, as far as known."""
         self.images_asked: WantedImages | None = None
@@ -250,7 +251,7 @@ class NodeSync:
 
     def _look_again_at(self, info: TaskInfo) -> None:
         self._unsettled.add(info.id)
-        self.wake()
+        self._wake()
 
     async def look_again(self) -> None:
         """Look again at the unsettled tasks, and at the allocations that they leave.

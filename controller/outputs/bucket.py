@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PARTS_AT_ONCE = 4
 _SHORT = timedelta(seconds=8)
-"""The time of a request without content. The controller's end waits for those that it began."""
+"""The time of a request without content."""
 _PIECE = timedelta(seconds=25)
 _PROBE = "fairlead-was-here"
 
@@ -82,9 +82,14 @@ class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-async def check(bucket: Bucket) -> None:
-    """Write and remove a small object, as an upload would. Raises BucketError."""
-    await asyncio.to_thread(_check, bucket.object(_PROBE))
+def check(bucket: Bucket) -> None:
+    """Write and remove a small object, as an upload would. Blocking. Raises BucketError."""
+    import obstore
+
+    place = bucket.object(_PROBE)
+    with as_bucket_errors(place):
+        obstore.put(_open(place), place.key, b"", use_multipart=False)
+    delete(place)
 
 
 async def upload(path: Path, length: int, place: BucketObject) -> None:
@@ -123,7 +128,7 @@ async def read(
     place: BucketObject,
     start: int,
     end: int,
-    ask: Callable[[Callable[[], bytes]], Awaitable[bytes]] = asyncio.to_thread,
+    ask: Callable[[Callable[[], bytes]], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
     """Yield the bytes from `start` up to `end`, which is not among them; `ask` runs what blocks.
     Raises BucketError."""
@@ -132,17 +137,12 @@ async def read(
         yield piece
 
 
-async def delete(place: BucketObject) -> None:
-    """Remove the object; one that is not there is removed. Raises BucketError."""
-    await asyncio.to_thread(_delete, place)
-
-
-def _check(place: BucketObject) -> None:
+def delete(place: BucketObject) -> None:
+    """Remove the object; one that is not there is removed. Blocking. Raises BucketError."""
     import obstore
 
     with as_bucket_errors(place):
-        obstore.put(_open(place), place.key, b"", use_multipart=False)
-    _delete(place)
+        obstore.delete(_open(place), place.key)
 
 
 def put_file(path: Path, place: BucketObject) -> int:
@@ -163,13 +163,6 @@ def _pieces(place: BucketObject, start: int, end: int) -> Iterator[bytes]:
 def _next(pieces: Iterator[bytes], place: BucketObject) -> bytes:
     with as_bucket_errors(place):
         return next(pieces, b"")
-
-
-def _delete(place: BucketObject) -> None:
-    import obstore
-
-    with as_bucket_errors(place):
-        obstore.delete(_open(place), place.key)
 
 
 def _open(place: BucketObject, request: timedelta = _SHORT, retries: int = 0) -> S3Store:

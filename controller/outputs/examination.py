@@ -26,19 +26,22 @@ class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by which the storage's clock is ahead of this one."""
 
 
-def bucket_facts(bucket: Bucket, option: str, installation: str | None) -> BucketFacts:
-    """Look at a bucket; nothing is written to one of another installation. Blocking."""
+def bucket_facts(
+    bucket: Bucket, option: str, installation: str | None, *, lists: bool = True
+) -> BucketFacts:
+    """Look at a bucket; nothing is written to one of another installation. `lists`: its keys must
+    allow to list it. Blocking."""
     facts = BucketFacts(bucket=bucket, option=option)
     try:
         owner = owner_of(bucket)
         if owner is None or owner == installation:
-            facts = msgspec.structs.replace(facts, clock_ahead=_try(bucket))
+            facts = msgspec.structs.replace(facts, clock_ahead=_try(bucket, lists))
         return msgspec.structs.replace(facts, owner=owner)
     except BucketError as error:
         return msgspec.structs.replace(facts, why=str(error))
 
 
-def _try(bucket: Bucket) -> float:
+def _try(bucket: Bucket, lists: bool) -> float:
     """Return by how much the storage's clock is ahead. Raises BucketError."""
     import obstore
 
@@ -53,11 +56,12 @@ def _try(bucket: Bucket) -> float:
             at = obstore.head(store, place.key)["last_modified"].timestamp()
             read = bytes(obstore.get(store, place.key).bytes())
             folder = place.key.rpartition("/")[0]
-            listed = [one["path"] for some in obstore.list(store, prefix=folder) for one in some]
+            found = obstore.list(store, prefix=folder) if lists else ()
+            listed = [one["path"] for some in found for one in some]
             ended = time.time()
         finally:
             obstore.delete(store, place.key)
-    if read != b"fairlead" or place.key not in listed:
+    if read != b"fairlead" or (lists and place.key not in listed):
         raise BucketError(f"{bucket}: it does not give back what was written")
     # A storage tells whole seconds.
     return at - min(max(at, began - 1.0), ended)

@@ -8,9 +8,7 @@ holding up anything else.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -19,6 +17,7 @@ import msgspec
 from common import object_storage
 from controller.outputs import bucket as buckets
 from controller.outputs.bucket import Bucket, BucketError, BucketObject, as_bucket_errors
+from controller.outputs.bucket_threads import BucketThreads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,27 +51,24 @@ class OwnBucket:
     """The bucket of one installation. Every method may raise BucketError."""
 
     def __init__(self, bucket: Bucket, installation_id: str) -> None:
-        self._bucket = bucket
+        self.bucket = self._bucket = bucket
         self._installation_id = installation_id
         self._store: S3Store | None = None
         self._is_own = False
         self._is_closed = False
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket")
+        self._threads = BucketThreads(_THREADS, "bucket")
 
     def close(self) -> None:
         """Let each request after the present ones fail. Another thread may call it."""
         self._is_closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def __str__(self) -> str:
         return str(self._bucket)
 
     async def ask(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that blocks in a thread."""
-        if self._is_closed:
-            raise BucketError("the controller ends")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+        return await self._threads.ask(call, *args, **kwargs)
 
     async def put_file(self, path: Path, size: int, key: str) -> None:
         """Write a file of so many bytes, whole or not at all."""

@@ -3,7 +3,8 @@
 A tar arrives next to its place and is checked before it is moved there, so what is listed is whole.
 Names in it lead nowhere: a node is trusted with its jobs, not with this machine. A large tar may
 move on to a bucket; the list stays here and says where the tar is. With a bucket of the
-installation's own, each tar and each list is put there before they count as collected.
+installation's own, each tar and each list is put there before they count as collected; large tars
+may go to another bucket even then, and their lists name it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import tarfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -22,10 +23,11 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from common import shared_folders
-from common.durable import sync_folder, write_durably
+from common.files import shared_folders
+from common.files.durable import sync_folder, write_durably
 from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
+from controller.outputs.bucket_threads import BucketThreads
 from controller.outputs.own_bucket import OwnBucket
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.sizes import OutputsAbout
@@ -43,6 +45,7 @@ _PRIVATE = 0o600
 _MAX_OVERHEAD = 1 << 29
 """Bytes of headers and padding in a tar of as many files as a node sends."""
 _THREADS = 2
+_BUCKET_THREADS = 8
 _STILL_READ_SECONDS = 60.0
 """How long a tar stays here after it came to its bucket: a download that was told of it may be
 about to open it."""
@@ -80,6 +83,13 @@ class WaitingOutputs(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
 
 
+class LargeOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Tars of more than `above` bytes go to this bucket and not to the installation's own."""
+
+    bucket: Bucket
+    above: int
+
+
 class OutputsWriter:
     """Writes one attempt's tar; `at` is where it goes on. Every method may raise OSError."""
 
@@ -112,7 +122,11 @@ class OutputStore:
     """The outputs of all attempts below one folder. Every method may raise OSError."""
 
     def __init__(
-        self, folder: Path, limit: int = DEFAULT_LIMIT, own: OwnBucket | None = None
+        self,
+        folder: Path,
+        limit: int = DEFAULT_LIMIT,
+        own: OwnBucket | None = None,
+        large: LargeOutputs | None = None,
     ) -> None:
         self.limit = limit
         self.came = asyncio.Event()
@@ -120,24 +134,30 @@ class OutputStore:
         self.waiting = WaitingOutputs()
         self._folder = folder
         self._own = own
+        self._large = large
         self._moving = asyncio.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
+        self._bucket_threads = BucketThreads(_BUCKET_THREADS, "outputs-bucket")
 
     def close(self) -> None:
+        self._bucket_threads.close()
         self._pool.shutdown(wait=True)
 
-    def place_in(self, bucket: Bucket, attempt_id: str) -> BucketObject:
-        """Return where a tar goes; `bucket`: the one for large outputs."""
-        if self._own is not None:
-            return self._own.place(_own_key(attempt_id, _ARCHIVE))
-        return bucket.object(f"{attempt_id}/{_ARCHIVE}")
+    def place_in(self, target: Bucket, attempt_id: str, length: int) -> BucketObject:
+        """Return where a tar of this length goes; `target`: the bucket where there is no own
+        one."""
+        if self._own is None:
+            return target.object(f"{attempt_id}/{_ARCHIVE}")
+        if self._large is not None and length > self._large.above:
+            return self._large.bucket.object(f"{attempt_id}/{_ARCHIVE}")
+        return self._own.place(_own_key(attempt_id, _ARCHIVE))
 
     async def check(self, target: Bucket) -> None:
-        """Try whether the bucket for large outputs can be used. Raises BucketError."""
+        """Try whether the buckets for outputs can be used. Raises BucketError."""
         if self._own is not None:
             await self._own.ask(self._own.verify)
-        else:
-            await bucket.check(target)
+        if self._own is None or self._large is not None:
+            await self._bucket_threads.ask(bucket.check, target)
 
     async def writer(self, attempt_id: str) -> OutputsWriter:
         """Return a writer that goes on where the last one stopped; there is one at a time."""
@@ -160,7 +180,14 @@ class OutputStore:
         Raises BucketError.
         """
         if self._own is not None and stored.place is None:
-            await self.move(attempt_id, self._own.place(_own_key(attempt_id, _ARCHIVE)))
+            await self.move(attempt_id, self.place_in(self._own.bucket, attempt_id, stored.length))
+
+    def read(self, place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yield the bytes of a tar in a bucket from `start` up to `end`, which is not among them.
+
+        Raises BucketError.
+        """
+        return bucket.read(place, start, end, self._bucket_threads.ask)
 
     def archive(self, attempt_id: str) -> Path:
         return self._folder_of(attempt_id) / _ARCHIVE
@@ -196,14 +223,18 @@ class OutputStore:
         if self._own is None:
             await bucket.upload(archive, moved.length, moved.place)
             return
-        await self._own.put_file(archive, moved.length, _own_key(attempt_id, _ARCHIVE))
+        key = _own_key(attempt_id, _ARCHIVE)
+        if moved.place == self._own.place(key):
+            await self._own.put_file(archive, moved.length, key)
+        else:
+            await bucket.upload(archive, moved.length, moved.place)
         # The list comes last: what it names is there.
         about = msgspec.json.encode(moved)
         await self._own.ask(self._own.put, _own_key(attempt_id, _ABOUT), about)
 
     async def _leave(self, place: BucketObject) -> None:
         """Remove what an upload to another bucket may have left."""
-        error = await _why_not_deleted(place)
+        error = await self._why_not_deleted(place)
         if error is not None:
             log.warning("an object of an interrupted upload may stay for good: %s", error)
 
@@ -242,13 +273,20 @@ class OutputStore:
     async def _why_not_removed(self, attempt_id: str, place: BucketObject) -> BucketError | None:
         """Remove a tar from its bucket, with the list that is there if the bucket is our own."""
         own = self._own
-        if own is not None and place == own.place(_own_key(attempt_id, _ARCHIVE)):
+        if own is not None:
             try:
                 # The list first: what it names is there.
                 await own.ask(own.delete, _own_key(attempt_id, _ABOUT))
             except BucketError as error:
                 return error
-        return await _why_not_deleted(place)
+        return await self._why_not_deleted(place)
+
+    async def _why_not_deleted(self, place: BucketObject) -> BucketError | None:
+        try:
+            await self._bucket_threads.ask(bucket.delete, place)
+        except BucketError as error:
+            return error
+        return None
 
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
@@ -256,14 +294,6 @@ class OutputStore:
 
     def _folder_of(self, attempt_id: str) -> Path:
         return self._folder / attempt_id[:2] / attempt_id
-
-
-async def _why_not_deleted(place: BucketObject) -> BucketError | None:
-    try:
-        await bucket.delete(place)
-    except BucketError as error:
-        return error
-    return None
 
 
 def _open(folder: Path) -> tuple[BinaryIO, int]:
@@ -369,9 +399,21 @@ def _sweep_own(own: OwnBucket, needed: Collection[str], written_before: float) -
         latest[folder] = max(one.at, latest.get(folder, one.at))
     # The list first: what it names is there.
     for one in sorted(listed, key=lambda one: one.name):
-        folder = one.name.rpartition("/")[0]
+        folder, _, name = one.name.rpartition("/")
         if latest[folder] < written_before and folder.rpartition("/")[2] not in needed:
+            if name == _ABOUT:
+                _delete_elsewhere(own, f"{_OWN}{one.name}")
             own.delete(f"{_OWN}{one.name}")
+
+
+def _delete_elsewhere(own: OwnBucket, key: str) -> None:
+    """Remove the tar of an expired list from the bucket for large outputs. Before the list, unlike
+    all others: nothing else names it. Raises BucketError."""
+    data = own.get(key)
+    stored = None if data is None else _decoded(data, key)
+    place = None if stored is None else stored.place
+    if place is not None and place != own.place(f"{key.removesuffix(_ABOUT)}{_ARCHIVE}"):
+        bucket.delete(place)
 
 
 def _larger_than(folder: Path, size: int) -> dict[str, int]:

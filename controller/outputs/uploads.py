@@ -58,8 +58,8 @@ class OutputUploads:
         if not self._works:
             await self._outputs.check(self._bucket)
         trouble: OSError | None = None
-        for attempt_id in tuple(waiting):
-            place = self._outputs.place_in(self._bucket, attempt_id)
+        for attempt_id, length in tuple(waiting.items()):
+            place = self._outputs.place_in(self._bucket, attempt_id, length)
             try:
                 await self._outputs.move(attempt_id, place)
             except OSError as error:

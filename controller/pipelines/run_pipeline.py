@@ -63,6 +63,7 @@ class RunPipeline:
         chance: Chance,
         scheduler: Scheduler,
         rentals: Rentals | None = None,
+        listeners: Iterable[TurnListener] = (),
     ) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
@@ -80,7 +81,7 @@ class RunPipeline:
         self.scheduler = self._scheduler = scheduler
         self.rentals = self._rentals = rentals
         """None: this controller has no providers of machines."""
-        self._listeners: list[TurnListener] = []
+        self._listeners = list(listeners)
         self._pass_observers: list[Callable[[float], None]] = []
         self._watchers = Watchers()
         self._names: dict[str, str] = {}
@@ -154,6 +155,7 @@ class RunPipeline:
         return self._known
 
     def listen(self, listener: TurnListener) -> None:
+        """Add a listener that is itself made of the pipeline."""
         self._listeners.append(listener)
 
     def observe_passes(self, observe: Callable[[float], None]) -> None:

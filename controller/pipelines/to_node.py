@@ -248,6 +248,7 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
         gpus=0 if allocation is None else len(allocation.gpus),
         reuse_container=_reuses(context),
+        restarts=_restarts(context),
         **{name: getattr(spec, name) for name in JobProgram.__struct_fields__},
     )
 
@@ -255,6 +256,15 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
 def _reuses(context: AttemptContext) -> bool:
     sweep = context.state.run.sweep
     return sweep is not None and sweep.reuse_container
+
+
+def _restarts(context: AttemptContext) -> int:
+    """Return how many attempts of the job there were before, in this occurrence of a schedule."""
+    now = context.attempt
+    if now.occurrence <= 1:
+        return now.number
+    same = (one.number for one in context.job.attempts if one.occurrence == now.occurrence)
+    return now.number - min(same, default=now.number)
 
 
 def _shared(of_the_agent: type[msgspec.Struct], ours: type[msgspec.Struct]) -> Iterator[str]:

@@ -6,9 +6,10 @@ Nothing here knows HTTP; the REST API shows what these methods return and raise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from prometheus_client.core import Metric
 
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
@@ -83,6 +84,8 @@ class LiveParts(msgspec.Struct, frozen=True, kw_only=True):
     autoscaler: Autoscaler
     gateways: GatewayManager
     machines: MachineManager | None = None
+    numbers: Sequence[Callable[[], Iterable[Metric]]] = ()
+    """What Prometheus is shown besides."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +137,9 @@ class ControllerService:
         self.outputs = OutputService(stores.outputs, clock, settings.outputs_kept_for)
         self.blobs = BlobService(stores.blobs)
         self.metric_history = metric_history
-        self.numbers = ControllerNumbers(pipeline, clock, stores.outputs, stores.logs)
+        self.numbers = ControllerNumbers(
+            pipeline, clock, stores.outputs, stores.logs, parts.numbers
+        )
         self._of_accounts(pipeline, store, vault, live_runs)
         self.gateways = GatewayService(
             gateways=parts.gateways,

@@ -29,10 +29,15 @@ _PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 class ControllerNumbers:
-    """Listens to turns; `page` is what Prometheus reads."""
+    """Listens to turns; `page` is what Prometheus reads, with `more` families of others."""
 
     def __init__(
-        self, pipeline: RunPipeline, clock: Clock, outputs: OutputStore, logs: LogStore
+        self,
+        pipeline: RunPipeline,
+        clock: Clock,
+        outputs: OutputStore,
+        logs: LogStore,
+        more: Iterable[Callable[[], Iterable[Metric]]] = (),
     ) -> None:
         self._pipeline = pipeline
         self._clock = clock
@@ -63,13 +68,10 @@ class ControllerNumbers:
             registry=registry,
             buckets=_PASSES,
         )
-        self.add(self._families)
+        for families in (self._families, *more):
+            registry.register(_WhenAsked(families))
         pipeline.listen(self)
         pipeline.observe_passes(self._passes.observe)
-
-    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Show these too."""
-        self._registry.register(_WhenAsked(families))
 
     def page(self) -> bytes:
         """Return the numbers in the text format of Prometheus."""

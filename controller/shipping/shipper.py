@@ -13,7 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from controller.lifecycle.model import Job, RunState
 from controller.shipping import log_copies, traces
-from controller.shipping.log_copies import Line, LineCutter, Origin
+from controller.shipping.log_copies import Line, Origin
+from controller.shipping.log_shipper import LogShipper, Read
+from controller.shipping.positions import Positions
 from controller.shipping.sink import Sink
 from controller.shipping.traces import Span
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
@@ -84,29 +86,45 @@ class Shipper:
         self,
         receivers: Receivers,
         live: Iterable[RunState],
+        positions: Positions,
         jitter: Callable[[], float],
         now: Callable[[], float] = time.time,
     ) -> None:
         self.logs: Sink[Line] | None = None
         self.traces: Sink[Sequence[Span]] | None = None
+        self.log_shipper: LogShipper | None = None
         if receivers.logs is not None:
             kind, url = receivers.logs
-            encode = log_copies.loki if kind == "loki" else log_copies.otlp
-            self.logs = Sink(url, receivers.headers, encode, jitter)
+            self.logs = Sink(
+                url,
+                receivers.headers,
+                log_copies.loki if kind == "loki" else log_copies.otlp,
+                jitter,
+                is_cut=kind == "loki",
+                read=log_copies.read_otlp,
+                done=self._done,
+            )
+            self.log_shipper = LogShipper(self.logs, positions, jitter, now)
         if receivers.traces is not None:
-            self.traces = Sink(receivers.traces, receivers.headers, traces.document, jitter)
-        self._now = now
+            self.traces = Sink(
+                receivers.traces,
+                receivers.headers,
+                traces.document,
+                jitter,
+                read=log_copies.read_otlp,
+            )
         self._live: set[str] = set()
         self._jobs: dict[str, tuple[Job, ...]] = {}
-        self._cutters: dict[str, LineCutter] = {}
         self.committed(tuple(live))
 
-    async def run(self) -> None:
-        """Send until cancelled."""
+    async def run(self, read: Read) -> None:
+        """Send until cancelled. `read` gives what is stored of a log."""
         async with asyncio.TaskGroup() as group:
-            for sink in (self.logs, self.traces):
-                if sink is not None:
-                    group.create_task(sink.run())
+            for one in (self.logs, self.traces):
+                if one is not None:
+                    group.create_task(one.run())
+            if self.log_shipper is not None:
+                group.create_task(self.log_shipper.run(read))
 
     def committed(self, touched: Sequence[RunState]) -> None:
         """Hear of a turn (TurnListener)."""
@@ -116,15 +134,13 @@ class Shipper:
             elif state.run.id in self._live:
                 self._live.discard(state.run.id)
                 self._trace(state)
-            if self.logs is not None:
-                self._note_attempts(state)
+            if self.log_shipper is not None:
+                self._note_attempts(state, self.log_shipper)
 
     def stored(self, attempt_id: str, frames: Iterable[Frame]) -> None:
         """Hear of frames that were stored, in their order."""
-        cutter = self._cutters.get(attempt_id)
-        if cutter is not None:
-            for frame in frames:
-                self._add(cutter.lines(frame))
+        if self.log_shipper is not None:
+            self.log_shipper.stored(attempt_id, frames)
 
     def families(self) -> Iterable[Metric]:
         """Yield the figures for Prometheus."""
@@ -147,9 +163,13 @@ class Shipper:
     def _trace(self, state: RunState) -> None:
         if self.traces is not None:
             found = traces.spans(state)
-            self.traces.add(found, _SPAN_BYTES * len(found))
+            self.traces.offer(found, _SPAN_BYTES * len(found))
 
-    def _note_attempts(self, state: RunState) -> None:
+    def _done(self, lines: Sequence[Line]) -> None:
+        if self.log_shipper is not None:
+            self.log_shipper.acknowledged(lines)
+
+    def _note_attempts(self, state: RunState, logs: LogShipper) -> None:
         run = state.run
         before = self._jobs.get(run.id, ())
         for number, job in enumerate(state.jobs):
@@ -158,19 +178,11 @@ class Shipper:
                 continue
             for attempt in job.attempts[-2:]:
                 if attempt.status in FINAL_ATTEMPT_STATUSES:
-                    cutter = self._cutters.pop(attempt.id, None)
-                    if cutter is not None:
-                        self._add(cutter.end(round(self._now() * 1e9)))
-                elif attempt.id not in self._cutters:
-                    origin = Origin(run.name, run.user, f"{job.group}/{job.cookie}", attempt.id)
-                    self._cutters[attempt.id] = LineCutter(origin)
+                    logs.ended(attempt.id)
+                else:
+                    job_name = f"{job.group}/{job.cookie}"
+                    logs.began(Origin(run.name, run.user, job_name, attempt.id))
         if run.finished_at is None:
             self._jobs[run.id] = state.jobs
         else:
             self._jobs.pop(run.id, None)
-
-    def _add(self, lines: Iterable[Line]) -> None:
-        assert self.logs is not None
-        for line in lines:
-            # As much again for what each line is found by.
-            self.logs.add(line, len(line.text) + 200)

@@ -57,8 +57,10 @@ class Lease:
         else:
             if row.expires_at > now and not holder_is_dead(connection, row.token):
                 raise LeaseHeld(
-                    f"another controller ({row.holder}) works on this database: stop it first; if "
-                    f"it is dead, its lease runs out in {math.ceil(row.expires_at - now)} s"
+                    f"another controller ({row.holder}) works on this database: stop it first, "
+                    "or start all controllers of a PostgreSQL database with --url, so that others "
+                    "wait for their turn; if it is dead, its lease runs out in "
+                    f"{math.ceil(row.expires_at - now)} s"
                 )
             connection.execute(leases.update().where(leases.c.name == LEASE_NAME).values(**content))
         self.token = token

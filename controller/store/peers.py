@@ -87,7 +87,7 @@ class Peers:
         self.url = url
         self.keys = keys
         self.installation_id: str | None = None
-        self._version = version
+        self.version = version
         self._monotonic = monotonic
         self._engine: sa.Engine | None = None
         self._session: sa.Connection | None = None
@@ -214,7 +214,7 @@ class Peers:
 
         changing = {
             "url": self.url,
-            "version": self._version,
+            "version": self.version,
             "keys": self.keys,
             "seen_at": now,
             "token": token,

@@ -140,6 +140,7 @@ class SqlStore:
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
             boot = await self._in(self._writer_thread, self._open)
+        # Also when cancelled: Python waits for the threads of a pool before it ends.
         except BaseException:
             await self.close()
             raise

@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 from aiohttp import web
 
-from common.proxy.cookies import set_cookie
+from common.proxy.browsers.cookies import set_cookie
+from common.proxy.browsers.site import Site
 from common.proxy.errors import TooMany
-from common.proxy.site import Site
 from common.rate_limiter import RateLimiter
 from common.refusals import Forbidden, NotFound, ServiceError, Unauthenticated
 from controller.api.app import add_routes
@@ -27,10 +27,13 @@ from controller.service import ControllerService
 from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
-from controller.web import (
+from controller.web import live, sessions
+from controller.web.assets import Assets
+from controller.web.opening import Opening
+from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
+from controller.web.pages import (
     dev_environments,
     events,
-    live,
     logs,
     nodes,
     people,
@@ -38,12 +41,8 @@ from controller.web import (
     run,
     runs,
     services,
-    sessions,
     sweeps,
 )
-from controller.web.assets import Assets
-from controller.web.opening import Opening
-from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.sessions import (
     ASKED_COOKIE,
     ASKED_SECONDS,

@@ -18,7 +18,7 @@ from common.refusals import Invalid, NotFound
 from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.service import ControllerService
 from controller.service.runs.lookup import RunService
-from controller.web.pages import Visit
+from controller.web.page import Visit
 
 ANY = "any"
 """The topic of all runs and nodes; other topics are the id of a run."""

@@ -8,12 +8,12 @@ import re
 
 from aiohttp import web
 
-from common.proxy.browser_login import beginning, entrance
+from common.proxy.browsers.login import beginning, entrance
+from common.proxy.browsers.site import Site
 from common.proxy.headers import own_origin
-from common.proxy.site import Site
 from common.refusals import Conflict, Invalid, NotFound
 from controller.lifecycle.model import Run
-from controller.web.pages import Visit
+from controller.web.page import Visit
 from fairlead.model.dev_environment import browser_service
 
 _STATE = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from common.proxy.browser_login import OPEN
-from common.proxy.cookies import cookie_name, cookies, the_cookie
+from common.proxy.browsers.cookies import cookie_name, cookies, the_cookie
+from common.proxy.browsers.login import OPEN
 from common.proxy.headers import Client
 from common.refusals import Forbidden, Unauthenticated
 from controller.api.http.origins import host_of

@@ -47,6 +47,7 @@ async def install(log: Path, children: Children) -> None:
         raise InstallFailed(
             f"openssh-server cannot be installed: the image has no package manager ({known})"
         )
+    # debconf asks questions else, and nobody would answer (debconf(7)).
     env["DEBIAN_FRONTEND"] = "noninteractive"
     try:
         async with asyncio.timeout(_LIMIT_SECONDS):
@@ -77,6 +78,7 @@ async def _run(command: str, env: dict[str, str], log: Path, children: Children)
             status = (await child.wait()).code
         finally:
             if not child.ended.done():
+                # The group: a package manager runs others, as apt-get runs dpkg.
                 child.signal_group(9)
     if status != 0:
         raise InstallFailed(

@@ -77,6 +77,7 @@ class OpenSshServer:
             connection, _ = listener.accept()
             with connection, self._log.open("ab") as log:
                 await start_in_thread(
+                    # -e: a container has no system log for its messages (sshd(8)).
                     [*argv, "-i", "-e"],
                     self._children,
                     stdin=connection,
@@ -165,6 +166,7 @@ def _write_file(path: Path, text: str, mode: int) -> None:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w") as file:
+        # The umask has cut the mode of open(2).
         os.fchmod(descriptor, mode)
         file.write(text)
 

@@ -122,6 +122,7 @@ def _listen(settings: SshSettings) -> socket.socket:
     address, port = settings.address, settings.port
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
+        # In the node's network, connections to the port of an earlier task may be in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind((address, port))

@@ -25,6 +25,7 @@ from runner.processes.spawn import Child, Children, Ending, start
 Process = asyncssh.SSHServerProcess[bytes]
 
 _CHUNK = 1 << 17
+# As a shell ends that finds no program (POSIX, 2.8.2).
 _NOT_RUN = 127
 
 
@@ -61,6 +62,7 @@ class Sessions:
                 os.close(end)
             raise
         finally:
+            # A pipe ends when nobody has its other end open any more (pipe(7)): not we either.
             for end in theirs:
                 os.close(end)
         feeding = asyncio.create_task(_feed(process, child, stdin[1]))
@@ -151,6 +153,7 @@ class _Pipe(asyncio.streams.FlowControlMixin):
 async def _feed(process: Process, child: Child, pipe: int) -> None:
     """Give the program all input of the visitor, however late it reads it."""
     loop = asyncio.get_running_loop()
+    # asyncio has no stream for a pipe to write to; StreamWriter.drain needs the mixin of `_Pipe`.
     transport, protocol = await loop.connect_write_pipe(
         lambda: _Pipe(loop), os.fdopen(pipe, "wb", 0)
     )
@@ -163,6 +166,7 @@ async def _feed(process: Process, child: Child, pipe: int) -> None:
             transport.close()
             await protocol.closed.wait()
         finally:
+            # `close` would wait until the program has read the rest, which it may never do.
             if transport.get_write_buffer_size() or not transport.is_closing():
                 transport.abort()
 
@@ -175,6 +179,7 @@ async def _read(process: Process, child: Child) -> bytes:
             number = getattr(signal, f"SIG{received.signal}", None)
             if number is not None:
                 child.signal_group(number)
+        # asyncssh raises within `read` what comes between the data.
         except (asyncssh.BreakReceived, asyncssh.TerminalSizeChanged):
             continue
 
@@ -201,6 +206,7 @@ async def _pump(pipe: int, writer: asyncssh.SSHWriter[bytes]) -> None:
 def _say_end(process: Process, ending: Ending) -> None:
     with contextlib.suppress(OSError, asyncssh.Error):
         if ending.signal is not None:
+            # SSH's names of signals have no SIG (RFC 4254, 6.10).
             process.exit_with_signal(ending.signal.removeprefix("SIG"))
         else:
             process.exit(ending.code)

@@ -1,7 +1,7 @@
 """Look for the best parameters with Optuna: it asks for some at a time, and is told what they gave.
 
     pip install fairlead optuna
-    python tune.py [IMAGE]
+    python tune.py [IMAGE]      # python tune.py "" where nodes have no containers
 
 Each round of trials is a sweep, and its jobs run at once. A job writes its loss to its output
 folder; `run.results()` yields the trials as they end, and a job that failed is told as such.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead import Client, Run, Task
+from fairlead.task import TaskFields
 
 ROUNDS, AT_ONCE = 4, 8
 SPACE = {"lr": (1e-5, 1e-1), "width": (1, 64)}
@@ -59,7 +60,10 @@ def main() -> None:
 def one_round(client: Client, image: str, trials: int, ask: Ask, tell: Tell) -> None:
     """Run so many trials at once, and tell the loss of each as it ends."""
     asked = [dict(ask()) for _ in range(trials)]
-    task = Task(image=image, commands=[TRAIN], resources={"cpu": 0.1, "memory": "128MB"})
+    fields: TaskFields = {"commands": [TRAIN], "resources": {"cpu": 0.1, "memory": "128MB"}}
+    if image:
+        fields["image"] = image
+    task = Task(**fields)
     run = client.sweep(task, asked)
     for number, loss in losses(run):
         tell(number, loss)

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.cli.output import note
-from fairlead.progress import Step
+from fairlead.summaries.progress import Step
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

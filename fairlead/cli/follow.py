@@ -19,14 +19,14 @@ from fairlead.cli import output
 from fairlead.cli.display import Display, display
 from fairlead.cli.log_start import Start
 from fairlead.configuration.text.dstack import ports_of
-from fairlead.dev_environments import how_to_open, opens
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView, WatchLine
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_log, follow_run, patiently
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
-from fairlead.progress import comebacks, find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
+from fairlead.summaries.dev_environments import how_to_open, opens
+from fairlead.summaries.progress import comebacks, find_job, grants, job_name, never_ran, step_of
 
 if TYPE_CHECKING:
     from fairlead.forward import Forwarding
@@ -315,6 +315,7 @@ class _Attachment:
             try:
                 work()
             except BaseException as error:
+                # The main thread raises it: here it would end this thread alone.
                 self._inbox.put(_Failed(error))
 
         threading.Thread(target=guarded, daemon=True).start()

@@ -256,6 +256,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        # Its reader has enough, as `head` has.
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:

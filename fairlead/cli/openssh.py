@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairlead.documents.jobs import SshTarget
-from fairlead.ssh_keys import VARIABLE
+from fairlead.files.ssh_keys import VARIABLE
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
 """Every OpenSSH has these; its own default is half as fast with the embedded server."""

@@ -38,6 +38,7 @@ def emit(text: str) -> None:
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
+    # It is an OSError too; the command ends quietly at it.
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -86,7 +86,7 @@ COMMANDS: dict[str, Quick] = {
         },
     ),
     "logs": Quick(
-        "runs.log_reading:logs",
+        "jobs.log_reading:logs",
         (Option("run"), Option("job_")),
         1,
         {

@@ -16,9 +16,9 @@ MAX_LINKS = 3
 MAX_BYTES = 2048
 """Of the URLs of one attempt together."""
 _SIGNS = (b"View run", b"wandb.ai/")
-_RUNS = re.compile(rb"/runs/")
-"""A line without it and one of the signs has no link. `re` looks for it in 17 µs for each 64 KiB of
-a log; `in` takes 28 µs, and 44 µs for both signs."""
+_RUNS = b"/runs/"
+"""A line without it and one of the signs has no link. To look for it from the end takes 6 to 8 µs
+for each 64 KiB of a log, from the front 27 to 36 µs; `re` takes 16 µs (Python 3.11)."""
 # wandb colours its lines.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _URL = r"https?://[!-~]{1,2000}"
@@ -66,7 +66,7 @@ class LinkFinder:
         if len(data) - end <= MAX_BYTES:  # a longer line, such as a progress bar, has no link
             self._rest[stream] = data[end:]
         before = self.found
-        if _RUNS.search(data, 0, end):
+        if data.rfind(_RUNS, 0, end) >= 0:
             whole = data[:end]
             if any(sign in whole for sign in _SIGNS):
                 for line in whole.splitlines():

@@ -247,6 +247,8 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     """How many GPUs the job has; 0 also from a controller of an older version."""
     reuse_container: bool = False
     """Other jobs may run in its container after it (docs/rules.md 11.14)."""
+    restarts: int = 0
+    """How many attempts of this job there were before; 0 also from an older controller."""
 
     @property
     def leaves_something(self) -> bool:
@@ -278,7 +280,14 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor", "stop_duration", "gpus")
+_FIRST_SAID = (
+    "job_count",
+    "group_job_count",
+    "monitoring_descriptor",
+    "stop_duration",
+    "gpus",
+    "restarts",
+)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -428,7 +437,16 @@ class CarriedStop(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     signal: str | None = None
     grace: float = 10.0
+    delay: float = 0.0
     unbegun: bool = False
+
+
+class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """Send this job of a batch its `signal` as SignalRequest does; one that has not begun, or has
+    ended, gets none."""
+
+    attempt_id: str
+    request: SignalRequest
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,12 +456,14 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     `jobs`: a job that the runner has already is not run again. `stored`: jobs whose end the
     controller has for good; the runner forgets them. `offsets`: how much of each log the controller
     has; `outputs`: how much of each tar of outputs. `outputs_limit`: the most bytes of content that
-    are kept of a job; None: its outputs are not stored. The answer comes at once when there is
-    news, else within `wait` seconds.
+    are kept of a job; None: its outputs are not stored. `signals` are
+    sent before `stop` is obeyed. The answer comes at once when there is news, else within `wait`
+    seconds.
     """
 
     jobs: tuple[SubmitRequest, ...] = ()
     stop: tuple[CarriedStop, ...] = ()
+    signals: tuple[CarriedSignal, ...] = ()
     stored: tuple[str, ...] = ()
     offsets: dict[str, int] = {}
     outputs: dict[str, int] = {}
@@ -518,6 +538,31 @@ class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 WS_TOO_SLOW = 4008
 """Close code for a follower whose limited buffer is full."""
+SOCKET_OFFERED = b"Fairlead-Socket: offered"
+"""A line of a CONNECT: the shim would rather give the runner the caller's own socket than pass on
+bytes."""
+SOCKET_WANTED = b"Fairlead-Socket: wanted"
+"""A line of the answer: the next message is a `socket_offer`, with the socket if it can be given.
+One byte answers it: SOCKET_TAKEN, after which the shim has no part in the connection, or
+SOCKET_NOT_TAKEN, after which the stream goes on as without the offer."""
+SOCKET_TAKEN, SOCKET_NOT_TAKEN = b"1", b"0"
+MAX_EARLY = 4096
+"""Bytes of the caller's that go with its socket; with more of them it keeps its shim. The kernel
+cuts no message of this size."""
+
+
+def socket_offer(early: bytes) -> bytes:
+    """Return the message with these first bytes of the caller."""
+    return len(early).to_bytes(2, "big") + early
+
+
+def early_in(offer: bytes) -> bytes:
+    """Return the caller's first bytes. Raises ValueError."""
+    if len(offer) < 2 or int.from_bytes(offer[:2], "big") != len(offer) - 2:
+        raise ValueError("not an offer of a socket")
+    return offer[2:]
+
+
 LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 """For `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
 LOG_END_HEADER = "Fairlead-Log-End"

@@ -69,7 +69,7 @@ class Helpers:
             identity=self._identity,
         )
         process = await spawn(launch, self._children, stdin)
-        hearing = _Hearing(process)
+        captured = _Output(process)
         try:
             ending = await process.wait()
         except asyncio.CancelledError:
@@ -77,11 +77,11 @@ class Helpers:
             await process.wait()
             raise
         finally:
-            hearing.close()
-        return Outcome(ending.code, hearing.output)
+            captured.close()
+        return Outcome(ending.code, captured.output)
 
 
-class _Hearing:
+class _Output:
     def __init__(self, process: JobProcess) -> None:
         self._loop = asyncio.get_running_loop()
         self._fds = {process.stdout, process.stderr}

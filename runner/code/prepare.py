@@ -143,6 +143,7 @@ def _write_protect(target: str) -> None:
 def _empty(folder: str) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
+            # A link to a folder is removed, not what it leads to.
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from common.durable import write_all
+from common.files.durable import write_all
 from runner.code.archive import Entry, Kind, Parts, TarReader, shown, unpacked
 from runner.code.errors import ArchiveLimits, BadArchive
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# With O_DIRECTORY, Linux says ENOTDIR of a link; open(2) documents ELOOP.
 _NOT_A_FOLDER = frozenset({errno.ELOOP, errno.ENOTDIR})
 
 
@@ -48,6 +49,7 @@ class TreeWriter:
         if entry.kind is Kind.FOLDER:
             folder = self._enter(entry.parts)
             if entry.parts in self._made:
+                # What is in it comes after it, and needs the rights of its owner.
                 os.fchmod(folder, entry.mode | stat.S_IRWXU)
             return
         folder = self._enter(entry.parts[:-1])
@@ -146,6 +148,7 @@ class TreeWriter:
         if made:
             self._made.add(parts)
             self._seen.setdefault(parts, Kind.FOLDER)
+            # The umask has cut the mode of mkdir(2).
             os.fchmod(fd, 0o755)
             if self._owner is not None:
                 os.fchown(fd, *self._owner)

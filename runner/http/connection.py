@@ -373,6 +373,7 @@ class Connection(asyncio.Protocol):
     async def _drain(self) -> None:
         """Wait until the transport takes more. Raises ConnectionError."""
         if self._writable is not None:
+            # All who write wait for it: one that is cancelled must not cancel it for the others.
             await asyncio.shield(self._writable)
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the peer is gone")

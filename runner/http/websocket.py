@@ -60,6 +60,7 @@ def accept_key(headers: Mapping[str, str]) -> str:
     key = headers.get("sec-websocket-key", "").encode()
     with suppress(binascii.Error):
         if asks and len(binascii.a2b_base64(key)) == _KEY_BYTES:
+            # OpenSSL in FIPS mode has SHA-1 only for what is no security.
             digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()
             return binascii.b2a_base64(digest, newline=False).decode()
     raise Refused(400, "not_a_websocket", "this is a WebSocket: request an upgrade")

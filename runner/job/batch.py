@@ -18,13 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
+from common.files.task_folder import LOGS_FOLDER_NAME, OUTPUT_FOLDER_NAME
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame, Stream, notice_line
 from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
     CarriedJob,
+    CarriedSignal,
     CarriedStop,
     ExitReason,
     ExitRecord,
@@ -34,6 +35,7 @@ from fairlead.wire.sizes import OutputsAbout
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.job import surroundings
+from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, JobLimits
 from runner.job.keeping import Keeping
 from runner.job.outcome import Scope, Verdict, of_log_quota
@@ -95,6 +97,8 @@ class _Job:
         self.log: SegmentLog | None = None
         self.execution: Execution | None = None
         self.stopped: CarriedStop | None = None
+        self.signals: EndSignals | None = None
+        """None: it has not begun, is over, or gets none."""
         self.keeping = Keeping()
         self.outputs: OutputsAbout | None = None
         """What is packed of its output folder; None: nothing."""
@@ -219,6 +223,8 @@ class Batch:
         await self._forget(request.stored)
         for job in request.jobs:
             self._take(job)
+        for signal in request.signals:
+            await self._signal(signal)
         for order in request.stop:
             if (known := self._jobs.get(order.attempt_id)) is not None:
                 self._stop(known, order)
@@ -286,7 +292,12 @@ class Batch:
         job.keeping.stop(grace)
         if job.execution is not None:
             number = None if order.signal is None else signal_number(order.signal, "stop.signal")
-            job.execution.stop(number, grace)
+            job.execution.stop(number, grace, delay=order.delay)
+
+    async def _signal(self, order: CarriedSignal) -> None:
+        job = self._jobs.get(order.attempt_id)
+        if job is not None and job.signals is not None:
+            await job.signals.send(order.request)
 
     async def _forget(self, stored: tuple[str, ...]) -> None:
         for attempt_id in stored:
@@ -387,6 +398,7 @@ class Batch:
             return
         self._limit(job, job.log)
         job.log.bell = _Chained(self._bell)
+        job.signals = self._signals_of(job)
         code = CodeStore(folder)
         preparation = Preparation(folder, code, self._children, self._task, brings=False)
         try:
@@ -395,9 +407,22 @@ class Batch:
             self._dirty = "a job could not start"
             ending, verdict = None, Verdict(ExitReason.EXECUTOR_ERROR, str(error))
         finally:
+            if job.signals is not None:
+                signals, job.signals = job.signals, None
+                await signals.close()
             await asyncio.to_thread(preparation.clean)
         await self._pack(job)
         self._conclude(job, verdict, ending)
+
+    def _signals_of(self, job: _Job) -> EndSignals | None:
+        wanted = job.request.job.signal
+        if wanted is None:
+            return None
+
+        def session() -> int | None:
+            return None if job.execution is None else job.execution.session
+
+        return EndSignals(self._folder_of(job), wanted.name, session, partial(_say, job), self._now)
 
     async def _pack(self, job: _Job) -> None:
         """Pack the output folder, which no other job shall find."""

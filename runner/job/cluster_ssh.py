@@ -86,6 +86,7 @@ def _alone_in(folder: Path, user: Identity) -> Iterator[None]:
             except BlockingIOError:
                 time.sleep(_PAUSE)
             except OSError:
+                # A network file system may know no locks (fcntl(2): ENOLCK).
                 break
             else:
                 break
@@ -112,6 +113,7 @@ def _read(path: Path) -> str:
 def _replace(path: Path, text: str, user: Identity) -> None:
     fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # ssh refuses a configuration that others may write to (ssh(1), FILES).
     descriptor = os.open(fresh, flags, 0o600)
     with open(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.write(text)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import STOP_ORDER_NAME, StopOrder
+from common.files.task_folder import STOP_ORDER_NAME, StopOrder
 from fairlead.wire.decoders import decoder_of
 from runner import cgroup
 from runner.job.outcome import (

@@ -75,6 +75,7 @@ class Copier:
         for text in self._paths:
             try:
                 self._keep(text)
+            # Path.glob refuses patterns such as `**x` (ValueError).
             except (OSError, ValueError, NotImplementedError) as error:
                 self._fail(text, error)
         if self._failures > _MAX_FAILURES:
@@ -106,6 +107,7 @@ class Copier:
             folders[:] = sorted(name for name in folders if at / name != self._target)
             into = target / at.relative_to(folder)
             into.mkdir(parents=True, exist_ok=True)
+            # os.walk lists a link to a folder among the folders, and does not enter it.
             for name in sorted([*files, *(one for one in folders if (at / one).is_symlink())]):
                 self._copy_file(at / name, into / name)
 

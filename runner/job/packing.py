@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from common import output_tar
+from common.files import output_tar
 from fairlead.wire.sizes import OutputsAbout
 
 ARCHIVE_NAME = "outputs.tar"

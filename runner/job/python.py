@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import PYTHONS_NAME, Pythons
+from common.files.task_folder import PYTHONS_NAME, Pythons
 from fairlead.wire.decoders import decoder_of
 from runner.code.helper import Helpers, own_program
 from runner.errors import CannotStart

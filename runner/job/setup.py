@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
+from common.files.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
 from fairlead.wire.runner import BucketFolder, SubmitRequest
 from runner.code.store import CodeStore
 from runner.errors import CannotStart

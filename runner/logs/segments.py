@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from common import log_segments
-from common.durable import write_all
+from common.files import log_segments
+from common.files.durable import write_all
 from fairlead.wire.frames import (
     HEADER_SIZE,
     BadFrame,
@@ -34,6 +34,7 @@ from fairlead.wire.frames import (
     Stream,
     encode,
     frame_size,
+    span_at,
     tail_from,
     whole_frames,
 )
@@ -453,7 +454,10 @@ class LogReader:
                 stop, end = segment.positions[index], segment.offsets[index]
         data = os.pread(self._fd, stop - self._position, self._position)
         if len(data) < stop - self._position:
-            raise BadFrame(f"segment {segment.path.name} is shorter than what was written")
+            data, end = _sound(data, self.offset)
+            if not data:
+                raise BadFrame(f"segment {segment.path.name} is shorter than what was written")
+            stop = self._position + len(data)
         self._position, self.offset = stop, end
         return data
 
@@ -500,6 +504,16 @@ class LogReader:
         return b""
 
 
+def _sound(data: bytes, offset: int) -> tuple[bytes, int]:
+    """Return the whole frames at the beginning of these bytes of a file that was cut, and where
+    they end; `offset` if there is none."""
+    at, end = 0, offset
+    with suppress(BadFrame):
+        while (span := span_at(data, at)) is not None and at + span.size <= len(data):
+            at, end = at + span.size, span.end
+    return data[:at], end
+
+
 PAGE_SIZE = 4 << 20
 """The most that one page has, about; the reader asks again from its end."""
 
@@ -523,8 +537,14 @@ class Page(NamedTuple):
 
 
 def next_page(reader: LogReader, size: int = PAGE_SIZE) -> Page:
-    """Return the next page. Raises BadFrame and OSError as `LogReader.read` does."""
+    """Return the next page, which ends before a damage. Raises BadFrame and OSError as
+    `LogReader.read` does when the damage is at its beginning."""
     frames = bytearray()
-    while len(frames) < size and (piece := reader.read(size)):
-        frames += piece
+    try:
+        while len(frames) < size and (piece := reader.read(size)):
+            frames += piece
+    except (BadFrame, OSError):
+        if not frames:
+            raise
+        return Page(bytes(frames), False, reader.offset)
     return Page(bytes(frames), reader.at_end, reader.offset)

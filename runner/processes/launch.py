@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
+from common.files.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import JobSpec, SubmitRequest, script, script_after
 from runner.errors import CannotStart
@@ -139,6 +139,7 @@ def make_folder(name: str, identity: Identity | None, field: str) -> None:
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
         for folder in reversed(missing):
+            # On a volume, another job may make it at the same time.
             folder.mkdir(mode=0o755, exist_ok=True)
             # The umask has cut the mode of mkdir(2).
             folder.chmod(0o755)

@@ -57,6 +57,7 @@ def write_private(places: list[Path], data: bytes) -> Path:
     for path in places:
         unfinished = path.with_name(f"{path.name}.new")
         try:
+            # In a sticky folder another user's file stays (unlink(2): EPERM): then the next place.
             unfinished.unlink(missing_ok=True)
             with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
                 file.write(data)
@@ -107,4 +108,5 @@ def _read(path: Path) -> bytes | None:
 
 
 def _can_be_set(name: str, value: str) -> bool:
+    # Python starts no program with another name or value (ValueError).
     return bool(name) and "=" not in name and "\0" not in name + value

@@ -114,6 +114,7 @@ class Child:
     def kill(self) -> None:
         """Send SIGKILL to it alone; does nothing when it has ended."""
         if not self.ended.done():
+            # It has just ended, or a setuid program has made it another user's (kill(2)).
             with suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -175,6 +176,7 @@ def ends_for(launch: Launch) -> Iterator[Ends]:
         os.close(stderr_read)
         raise
     finally:
+        # Output ends when nobody has the other end open any more (pipe(7)): not we either.
         os.close(stdout_write)
         os.close(stderr_write)
 

@@ -177,7 +177,7 @@ def _slurm(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
     named = {
         "JOB_ID JOBID": str(number + (job.parameter_set or 0)),
         "JOB_NAME": job.run_name,
-        "SUBMIT_DIR": ours["WORKING_DIR"],
+        "SUBMIT_DIR": ours["REPO_DIR"],
         "NNODES JOB_NUM_NODES NTASKS NPROCS": nodes,
         "LOCALID": "0",
         "NTASKS_PER_NODE": "1",
@@ -188,6 +188,9 @@ def _slurm(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
     }
     if cluster.rank is not None:
         named |= {"NODEID PROCID": str(cluster.rank), "SLURMD_NODENAME": cluster.ips[cluster.rank]}
+    if job.restarts:
+        # Slurm sets it from the first restart on, and scripts ask whether it is there.
+        named["RESTART_COUNT"] = str(job.restarts)
     if job.parameter_set is not None:
         index = (job.parameters or {}).get(ARRAY_PARAMETER, job.parameter_set)
         named |= {"ARRAY_JOB_ID": str(number), "ARRAY_TASK_ID": str(index)}

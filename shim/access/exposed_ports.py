@@ -4,8 +4,9 @@ A gateway logs in at the node as a user of its own, who can open the sockets of 
 nothing else. The shim makes two sockets there when the controller exposes a port of a running task.
 A connection to the first begins with one line, `ok` or why the port cannot be reached; to the
 second, which is for programs that know nothing of that line, it is the port's own. Bytes are passed
-on through the task's runner. What is exposed is on disk, so that gateways go on after a restart of
-the shim, also while the controller is away.
+on through the task's runner; a runner that can takes the second kind of connection over from the
+shim. What is exposed is on disk, so that gateways go on after a restart of the shim, also while the
+controller is away.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
@@ -21,11 +23,18 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import sync_folder, write_beside
+from common.files.durable import sync_folder, write_beside
 from common.relay import BUFFER_BYTES, RelayEnd
 from common.sockets import BACKLOG
 from fairlead.wire.errors import Refused
 from fairlead.wire.public_keys import public_key
+from fairlead.wire.runner import (
+    MAX_EARLY,
+    SOCKET_OFFERED,
+    SOCKET_TAKEN,
+    SOCKET_WANTED,
+    socket_offer,
+)
 from fairlead.wire.shim import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
 from shim.errors import conflict, invalid
 from shim.settings import GatewayAccess
@@ -62,7 +71,14 @@ class ExposedPorts:
         self._ports: dict[str, tuple[int, ...]] = {}
         self._servers: dict[Path, asyncio.Server] = {}
         self._changing = asyncio.Lock()
+        self._takers: dict[str, bool] = {}
+        """The tasks whose runner was asked whether it takes sockets, and whether it does."""
+        self._asking: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
+
+    def gives_sockets(self, task_id: str) -> bool:
+        """Return whether the task's runner has shown that it takes sockets."""
+        return self._takers.get(task_id, False)
 
     @property
     def is_possible(self) -> bool:
@@ -89,6 +105,9 @@ class ExposedPorts:
         for server in self._servers.values():
             server.close()
         self._servers.clear()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def expose(self, info: TaskInfo, port: int) -> ExposedPort:
         """Expose a port of a running task. It is on disk when this returns. Raises Refused."""
@@ -147,6 +166,7 @@ class ExposedPorts:
                             server.close()
                         path.unlink(missing_ok=True)
                 await self._records.delete(task_id)
+                self._takers.pop(task_id, None)
             for task_id, ports in self._ports.items():
                 for port in ports:
                     await self._listen(self._access, task_id, port)
@@ -165,13 +185,41 @@ class ExposedPorts:
             if access.gid is not None:
                 os.chown(path, -1, access.gid)
 
-    async def _connect(self, task_id: str, port: int) -> _Port:
-        """Open a connection to a port of the task, through its runner. Raises OSError."""
+    async def _connect(self, task_id: str, port: int, *, may_offer: bool) -> _Port:
+        """Open a connection to a port of the task, through its runner, which is offered the
+        caller's socket if it takes such. Raises OSError."""
+        if may_offer and task_id not in self._takers:
+            self._takers[task_id] = False
+            asking = asyncio.create_task(self._ask(task_id, port), name="exposed port: asks")
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+        return await self._reach(task_id, port, may_offer and self._takers[task_id])
+
+    async def _ask(self, task_id: str, port: int) -> None:
+        """Learn whether the runner takes sockets, with one that nobody needs.
+
+        A security module of the kernel may withhold what comes from outside of the container. A
+        socket that was offered must not be used here any more: a job in its runner's place could
+        say that it has not got it, make it block, and with it the shim.
+        """
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                far = await self._reach(task_id, port, True)
+                try:
+                    self._takers[task_id] = far.wants_socket and await _takes_one(far)
+                finally:
+                    far.abort()
+        except (OSError, TimeoutError):
+            self._takers.pop(task_id, None)  # the next connection asks again
+
+    async def _reach(self, task_id: str, port: int, offers: bool) -> _Port:
         info = self._find(task_id)
         if info is None:
             raise ConnectionError("the task is gone")
         loop = asyncio.get_running_loop()
-        _, far = await loop.create_unix_connection(lambda: _Port(port), info.runner_socket)
+        _, far = await loop.create_unix_connection(
+            lambda: _Port(port, offers=offers), info.runner_socket
+        )
         try:
             await far.connected
         except BaseException:
@@ -184,6 +232,12 @@ class ExposedPorts:
         await asyncio.get_running_loop().run_in_executor(self._executor, act, *args)
 
 
+async def _takes_one(far: _Port) -> bool:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        return await far.offer(b"", [theirs.fileno()])
+
+
 def _paths(access: GatewayAccess, task_id: str, port: int) -> tuple[Path, Path]:
     return access.socket(task_id, port), access.raw_socket(task_id, port)
 
@@ -192,7 +246,7 @@ class _Caller(RelayEnd):
     """The gateway's side. `connect` opens the other one. `tells`: the connection begins with a line
     that says whether that worked."""
 
-    def __init__(self, connect: Callable[[], Awaitable[_Port]], *, tells: bool) -> None:
+    def __init__(self, connect: Callable[..., Awaitable[_Port]], *, tells: bool) -> None:
         super().__init__()
         self._connect = connect
         self._tells = tells
@@ -226,7 +280,9 @@ class _Caller(RelayEnd):
     async def _dial(self) -> None:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                far = await self._connect()
+                far = await self._connect(may_offer=not self._tells)
+                if far.wants_socket and await self._is_given_away(far):
+                    return
         except (OSError, TimeoutError) as error:
             if self._tells:
                 self.write(f"{_sentence(error)}\n".encode())
@@ -243,26 +299,64 @@ class _Caller(RelayEnd):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
+    async def _is_given_away(self, far: _Port) -> bool:
+        """Give the runner this socket; return False if it can't be given. Raises OSError."""
+        if self.transport is None or self.transport.is_closing():
+            far.abort()
+            raise ConnectionError("the caller is gone")
+        # From here on its bytes are the runner's.
+        self.transport.pause_reading()
+        early, numbers = b"", []
+        if not self.has_ended and len(self._early) <= MAX_EARLY:
+            early, numbers = bytes(self._early), [self.transport.get_extra_info("socket").fileno()]
+            self._early.clear()
+        try:
+            taken = await far.offer(early, numbers)
+        except BaseException:
+            far.abort()
+            raise
+        if numbers and not taken:
+            far.abort()
+            raise ConnectionError("the runner did not take the socket")
+        if taken:
+            # Without a shutdown: the runner's descriptor keeps the connection.
+            self._dialing = None
+            self.close()
+            far.close()
+        return taken
+
 
 class _Port(RelayEnd):
     """The runner's side: asks for the port, and waits until it is connected. `connected` raises
-    ConnectionError."""
+    ConnectionError. `offers`: the runner may have the caller's socket; then `wants_socket` says
+    whether it waits for that."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, offers: bool) -> None:
         super().__init__()
         self._port = port
+        self._offers = offers
+        self._answer: asyncio.Future[bytes] | None = None
+        self.wants_socket = False
         self._head = bytearray()
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.write(f"CONNECT /v1/ports/{self._port} HTTP/1.1\r\n\r\n".encode())
+        offered = SOCKET_OFFERED + b"\r\n" if self._offers else b""
+        self.write(b"CONNECT /v1/ports/%d HTTP/1.1\r\n%b\r\n" % (self._port, offered))
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
             self.other.write(data)
             return
         self._head += data
+        if self._answer is not None:
+            if self.transport is not None:
+                self.transport.pause_reading()
+            if not self._answer.done():
+                self._answer.set_result(bytes(self._head[:1]))
+                del self._head[:1]
+            return
         end = self._head.find(_END_OF_HEAD)
         # A job may impersonate its runner and never end its head.
         if end < 0 and len(self._head) <= _MAX_HEAD:
@@ -272,9 +366,21 @@ class _Port(RelayEnd):
         if end < 0 or b" 200 " not in self._head.partition(b"\r\n")[0]:
             self._fail(ConnectionRefusedError(f"nothing listens on port {self._port}"))
             return
+        self.wants_socket = self._offers and SOCKET_WANTED in self._head[:end].split(b"\r\n")
         del self._head[: end + len(_END_OF_HEAD)]
         if not self.connected.done():
             self.connected.set_result(None)
+
+    async def offer(self, early: bytes, numbers: list[int]) -> bool:
+        """Send these first bytes of the caller with its descriptor, if there is one; return whether
+        the runner took it. Raises OSError."""
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionError("the runner gave no answer")
+        self._answer = asyncio.get_running_loop().create_future()
+        with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as way:
+            socket.send_fds(way, [socket_offer(early)], numbers)
+        self.transport.resume_reading()
+        return await self._answer == SOCKET_TAKEN
 
     def eof_received(self) -> bool:
         if self.other is None:
@@ -295,6 +401,9 @@ class _Port(RelayEnd):
             self.transport.resume_reading()
 
     def _fail(self, error: ConnectionError) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+            self._answer.exception()
         if not self.connected.done():
             self.connected.set_exception(error)
             self.connected.exception()  # the caller may be gone

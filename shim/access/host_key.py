@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.durable import sync_folder, write_durably
+from common.files.durable import sync_folder, write_durably
 from fairlead.wire.shim import HostKey
 from shim.errors import conflict
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import sync_folder, write_beside
+from common.files.durable import sync_folder, write_beside
 from fairlead.wire.public_keys import public_key
 from fairlead.wire.shim import Event, SshRequest
 from shim.errors import invalid

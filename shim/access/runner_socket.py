@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from common.task_folder import RUNNER_SOCKET_NAME
+from common.files.task_folder import RUNNER_SOCKET_NAME
 from fairlead.wire.shim import TaskInfo
 from shim.settings import Settings
 

@@ -20,9 +20,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from common import log_segments
+from common.files import log_segments
+from common.files.task_folder import LOGS_FOLDER_NAME
 from common.http import errors_as_json, json_response, read_body
-from common.task_folder import LOGS_FOLDER_NAME
 from fairlead.wire.shim import (
     FENCE_HEADER,
     INCARNATION_HEADER,

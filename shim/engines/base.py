@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from common.task_folder import ImageConfig
+from common.files.task_folder import ImageConfig
 from fairlead.wire.amounts import Amounts
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import (

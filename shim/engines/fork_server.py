@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from common import reaper
-from common.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes import reaper
+from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
 
 ANSWER_SECONDS = 5.0
 """Seconds within which it answers, also while it loads."""
@@ -102,6 +102,7 @@ class ForkServer:
     def _start(self) -> None:
         if self._socket is not None or self._failures >= MAX_FAILURES:
             return
+        # It keeps messages apart, and tells when the other end is gone (unix(7)).
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import msgspec
 
-from common import reaper
-from common.fork_server import ForkRequest
-from common.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
+from common.files.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
+from common.processes import reaper
+from common.processes.fork_server import ForkRequest
 from common.threads import to_the_end
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import EngineAbility

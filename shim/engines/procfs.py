@@ -84,6 +84,7 @@ def find(pid: int) -> Process | None:
 
 def command(pid: int) -> str:
     """Return the program's name and pid, for people."""
+    # It may have ended since it was found.
     with suppress(OSError):
         return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
     return str(pid)
@@ -153,6 +154,7 @@ def send_signal(pid: int, started: int, *numbers: signal.Signals) -> None:
     try:
         for number in numbers:
             signal.pidfd_send_signal(fd, number)
+    # It ended after it was opened; another process of this pid gets nothing (pidfd_open(2)).
     except ProcessLookupError:
         return
     finally:

@@ -59,5 +59,6 @@ def _members(name: str, mark: str) -> set[Process]:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
+    # Without root the shim may not signal a job's setuid program (kill(2)).
     with suppress(PermissionError):
         procfs.send_signal(process.pid, process.started, number)

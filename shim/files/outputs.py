@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from pathlib import Path
 
-from common import output_tar
-from common.output_tar import Plan
-from common.task_folder import OUTPUT_FOLDER_NAME
+from common.files import output_tar
+from common.files.output_tar import Plan
+from common.files.task_folder import OUTPUT_FOLDER_NAME
 from shim.files import safe_files
 
 _PIECE = 1 << 20

@@ -81,6 +81,7 @@ def open_place(folder: Path, name: str) -> int:
     """
     base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # RESOLVE_BENEATH refuses magic links too so far, and may not for ever (openat2(2)).
         how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
         for _ in range(_MAX_RENAMES):
             fd = int(
@@ -102,6 +103,7 @@ def read_link(folder: Path, name: str) -> str:
     for what is no link."""
     base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        # With these two flags, RESOLVE_NO_SYMLINKS opens the last link itself (openat2(2)).
         how = _OpenHow(os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE)
         fd = int(
             _libc.syscall(_OPENAT2, base, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how))
@@ -120,6 +122,7 @@ def read_link(folder: Path, name: str) -> str:
 def open_regular(folder: Path, name: str) -> int:
     """Open as `open_beneath` does, and refuse anything but a regular file."""
     fd = open_beneath(folder, name)
+    # Of the descriptor: the name may lead to another file by now.
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise UnsafeFile(errno.EINVAL, "not a regular file", name)
@@ -134,6 +137,7 @@ def read_small(folder: Path, name: str, limit: int) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(fd, "rb") as file:
+        # The job may write meanwhile: the size that fstat(2) tells would be no limit.
         data = file.read(limit + 1)
     return data if len(data) <= limit else None
 
@@ -148,6 +152,8 @@ def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: i
     try:
         with os.fdopen(os.open(unfinished, flags, 0o600, dir_fd=base), "wb") as file:
             file.write(data)
+            # In this order: chown(2) may clear bits of the mode, and the umask cuts that of
+            # open(2).
             os.fchown(file.fileno(), -1, gid)
             os.fchmod(file.fileno(), mode)
         os.rename(unfinished, name, src_dir_fd=base, dst_dir_fd=base)

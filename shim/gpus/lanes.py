@@ -74,6 +74,7 @@ class _Call:
         failure: BaseException | None = None
         try:
             result = self._act()
+        # Whatever a driver's library raises is the caller's; this thread goes on.
         except BaseException as error:
             failure = error
         try:

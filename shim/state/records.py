@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from common.durable import sync_folder, write_durably, write_quickly
+from common.files.durable import sync_folder, write_durably, write_quickly
 from common.threads import to_the_end
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
@@ -270,6 +270,7 @@ class TwinRecords(Generic[T]):
         known = second.records | first.records
         for records, loaded in zip(self._both, (first, second), strict=True):
             for key in known.keys() - loaded.records.keys():
+                # One copy is enough to go on; the next start tries again.
                 with contextlib.suppress(OSError):
                     await records.save(key, known[key])
         damaged = set(first.damaged + second.damaged) - known.keys()

@@ -28,6 +28,7 @@ GRACE_SECONDS = 30.0
 _KEY = "heard"
 _LOOK_SECONDS = 5.0
 _KEEP_SECONDS = 5.0
+# Linux counts CLOCK_MONOTONIC from the boot, for all processes (clock_gettime(2)).
 _since_boot = time.monotonic
 
 

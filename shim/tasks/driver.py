@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from common.task_folder import EXIT_RECORD_NAME
+from common.files.task_folder import EXIT_RECORD_NAME
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.shim import TaskReason, TaskStatus
 from shim.access import runner_socket

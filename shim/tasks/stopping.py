@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from common import task_folder
-from common.task_folder import STOP_ORDER_NAME
+from common.files import task_folder
+from common.files.task_folder import STOP_ORDER_NAME
 from shim.access import runner_socket
 from shim.engines.base import EngineUnavailable
 from shim.errors import EngineError

@@ -67,6 +67,7 @@ class KernelMounter:
                 raise VolumeError(f"{allowed / relative} is neither a folder nor a regular file")
             self._refuse_ours(fd, allowed / relative)
             _make_place(target, is_folder=stat.S_ISDIR(mode))
+            # By its descriptor: since the check, the path may lead elsewhere.
             _mount(f"/proc/self/fd/{fd}", target, _MS_BIND | _MS_REC)
             _keep_to_ourselves(target)
         finally:

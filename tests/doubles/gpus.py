@@ -42,6 +42,8 @@ class MemoryGpus:
         return frozenset(gpu.uuid for gpu in boards if there and gpu.uuid not in there)
 
     async def vitals(self, uuid: str) -> Vitals:
+        if uuid not in self.readings and uuid not in {gpu.uuid for gpu in self.gpus}:
+            raise GpuError(f"there is no GPU {uuid}")
         reading = self.readings.get(uuid, Vitals())
         if isinstance(reading, GpuError):
             raise reading

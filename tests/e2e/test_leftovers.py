@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.reaper import children_of
+from common.processes.reaper import children_of
 from fairlead.wire.shim import ContainerOptions, TaskInfo, TaskStatus, TerminateRequest
 from shim.client import ShimClient
 from shim.engines import procfs

@@ -34,6 +34,7 @@ from fairlead.model.statuses import (
     RunStatus,
 )
 from fairlead.wire.frames import Decoder, Frame, Stream
+from fairlead.wire.runner import SignalRequest
 from fairlead.wire.shim import TaskInfo
 from tests.simulation import gangs, idle, orders, placing, replicas, standstill, sweeps, waiting
 from tests.simulation.container import Container
@@ -433,6 +434,7 @@ class Checks:
             self.violated(f"the log of {attempt.id}, which was carried, is not whole")
         if by_itself and leaves_outputs(attempt.id):
             self._check_stored_outputs(attempt)
+        self._check_signals(attempt, ride.signals)
 
     def _check_ended(self, state: RunState, job: Job, attempt: Attempt) -> None:
         if attempt.carrier:
@@ -444,12 +446,17 @@ class Checks:
             self.violated(f"attempt {attempt.id}: {found}")
         self._check_log(attempt, container)
         self._check_outputs(attempt, container)
-        if container is not None and not self.clock_jumped:
-            causes = Counter(one.cause for one in container.rules.signals.values())
-            # A drain may be called off and begin again.
-            for cause in (one for one, times in causes.items() if times > 1):
-                if cause != Reason.NODE_DRAINED:
-                    self.violated(f"attempt {attempt.id} was told twice of {cause}")
+        if container is not None:
+            self._check_signals(attempt, container.rules.signals)
+
+    def _check_signals(self, attempt: Attempt, signals: Mapping[str, SignalRequest]) -> None:
+        if self.clock_jumped:
+            return
+        causes = Counter(one.cause for one in signals.values())
+        # A drain may be called off and begin again.
+        for cause in (one for one, times in causes.items() if times > 1):
+            if cause != Reason.NODE_DRAINED:
+                self.violated(f"attempt {attempt.id} was told twice of {cause}")
 
     def _check_outputs(self, attempt: Attempt, container: Container | None) -> None:
         """What the node promised is stored when the attempt is final, unless the node is lost."""

@@ -17,6 +17,7 @@ from fairlead.wire.runner import (
     CarriedStop,
     ExitReason,
     ExitRecord,
+    SignalRequest,
     SubmitRequest,
 )
 from fairlead.wire.sizes import OutputsAbout
@@ -46,6 +47,7 @@ class Ride:
         """Seconds, once it was asked to stop."""
         self.stopped = asyncio.Event()
         self.told: tuple[bool, bool] = (False, False)
+        self.signals: dict[str, SignalRequest] = {}
 
     @property
     def is_over(self) -> bool:
@@ -116,6 +118,10 @@ class Rides:
         for job in request.jobs:
             if job.job.attempt_id not in self._there:
                 self._take(job)
+        for signal in request.signals:
+            ride = self._there.get(signal.attempt_id)
+            if ride is not None and ride.began_at is not None and not ride.is_over:
+                ride.signals.setdefault(signal.request.id, signal.request)
         for order in request.stop:
             if order.attempt_id in self._there:
                 self._stop(self._there[order.attempt_id], order)

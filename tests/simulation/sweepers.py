@@ -17,10 +17,19 @@ from controller.lifecycle.runs.submission import new_run
 from fairlead.model.beginning import After, Moment, SameJob, When
 from fairlead.model.spec import Band, PlannedGroup
 from fairlead.model.sweep import ParameterSets, SweepPlan
+from fairlead.wire.runner import EndSignal
 from tests.simulation.people import User
 from tests.simulation.script import Start, image_of, random_script
 from tests.simulation.virtual import seeded_chance
-from tests.simulation.workload import GIB, RETRIES, USERS, Site, predecessor_of
+from tests.simulation.workload import (
+    GIB,
+    RETRIES,
+    SIGNALLED,
+    USERS,
+    Site,
+    predecessor_of,
+    with_signal,
+)
 
 WAITING = 1 / 2
 
@@ -45,6 +54,10 @@ def random_sweep(
         env=script.env(),
         resources=Resources(cpu=0.5, memory=GIB, unset=tuple(Amount)),
     )
+    told = Random(f"{name} is told at {now}")
+    if told.random() < SIGNALLED:
+        before = told.choice((5.0, 60.0, 600.0))
+        spec = with_signal(spec, EndSignal(name="SIGUSR1", before=before))
     return new_run(
         name=name,
         user=chance.choice(USERS),

@@ -264,15 +264,15 @@ def _signalled(
     if chance.random() >= SIGNALLED:
         return jobs, groups
     signal = EndSignal(name="SIGUSR1", before=chance.choice((5.0, 60.0, 600.0)))
-
-    def told(spec: JobSpec) -> JobSpec:
-        engine = (*spec.resources.engine, EngineAbility.SIGNAL)
-        return replace(spec, signal=signal, resources=replace(spec.resources, engine=engine))
-
     return (
-        [replace(one, spec=told(one.spec)) for one in jobs],
-        [replace(one, spec=told(one.spec)) for one in groups],
+        [replace(one, spec=with_signal(one.spec, signal)) for one in jobs],
+        [replace(one, spec=with_signal(one.spec, signal)) for one in groups],
     )
+
+
+def with_signal(spec: JobSpec, signal: EndSignal) -> JobSpec:
+    engine = (*spec.resources.engine, EngineAbility.SIGNAL)
+    return replace(spec, signal=signal, resources=replace(spec.resources, engine=engine))
 
 
 def _with_volumes(spec: JobSpec) -> JobSpec:

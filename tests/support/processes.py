@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import reaper
+from common.processes import reaper
 from shim.wires.rules import Names
 from tests.support.daemons import (
     Daemon,

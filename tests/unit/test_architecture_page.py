@@ -1,14 +1,16 @@
-"""The page on the architecture names files that are there."""
+"""The page on the architecture names files that are there; folders stay short."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MAX_MODULES = 18
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CHANGES = PAGE.partition("## Where a change goes\n")[2].partition("\n## ")[0]
 ROWS = [row for row in CHANGES.splitlines() if row.startswith("| ") and "`" in row]
@@ -47,6 +49,17 @@ def test_each_contract_of_imports_is_on_the_page() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     names = [one["name"] for one in project["tool"]["importlinter"]["contracts"]]
     assert [name for name in names if f"`{name}`" not in PAGE] == []
+
+
+def test_no_folder_is_a_long_list() -> None:
+    """A reader takes in so many names at once; a larger folder gets rooms that tell a story."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    modules = Counter(
+        str(module.parent.relative_to(ROOT))
+        for package in project["tool"]["importlinter"]["root_packages"]
+        for module in (ROOT / package).rglob("*.py")
+    )
+    assert {folder: count for folder, count in modules.items() if count > MAX_MODULES} == {}
 
 
 def _is_there(path: str) -> bool:

@@ -81,7 +81,7 @@ async def test_bytes_that_are_not_what_they_say_leave_nothing(tmp_path: Path) ->
 async def test_a_blob_that_is_too_large_is_refused_while_it_comes(tmp_path: Path) -> None:
     async with contextlib.aclosing(pieces()) as coming:
         with pytest.raises(BlobTooLarge, match="may have 0 MiB"):
-            await BlobStore(tmp_path, most_bytes=2999).put(DIGEST, coming, user="ada")
+            await BlobStore(tmp_path, max_bytes=2999).put(DIGEST, coming, user="ada")
     assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([], [])
 
 
@@ -238,7 +238,7 @@ async def test_names_of_many_small_parts_are_not_kept(tmp_path: Path) -> None:
 
 
 async def test_the_limits_hold_for_what_is_joined(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, most_bytes=12_000, most_of_user=31_000)
+    store = BlobStore(tmp_path, max_bytes=12_000, max_of_user=31_000)
     with pytest.raises(BlobTooLarge):
         await sent_in_parts(store, OLD)
     await sent_in_parts(store, OLD[:10_000])
@@ -251,7 +251,7 @@ async def test_the_limits_hold_for_what_is_joined(tmp_path: Path) -> None:
 async def test_a_user_has_room_for_so_much_together_and_others_have_their_own(
     tmp_path: Path,
 ) -> None:
-    store = BlobStore(tmp_path, most_of_user=10_000)
+    store = BlobStore(tmp_path, max_of_user=10_000)
     first, second = b"1" * 6000, b"2" * 6000
     await store.put(named(first), pieces(first), user="ada")
     async with contextlib.aclosing(pieces(second)) as coming:
@@ -263,7 +263,7 @@ async def test_a_user_has_room_for_so_much_together_and_others_have_their_own(
 
 
 async def test_a_refused_upload_takes_no_room(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, most_of_user=10_000)
+    store = BlobStore(tmp_path, max_of_user=10_000)
     first = b"1" * 9000
     for _ in range(3):
         with pytest.raises(ConnectionError):
@@ -272,7 +272,7 @@ async def test_a_refused_upload_takes_no_room(tmp_path: Path) -> None:
 
 
 async def test_many_small_uploads_are_charged_what_files_take(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, most_of_user=10_000)
+    store = BlobStore(tmp_path, max_of_user=10_000)
     for content in (b"1", b"2"):
         await store.put(named(content), pieces(content), user="ada")
     with pytest.raises(TooManyBlobs):
@@ -295,7 +295,7 @@ class Slow:
 
 
 async def test_uploads_at_the_same_time_share_the_room_of_their_user(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, most_of_user=10_000)
+    store = BlobStore(tmp_path, max_of_user=10_000)
     first, second = b"1" * 6000, b"2" * 6000
     slow = Slow(first, before=5000)
     going = asyncio.create_task(store.put(named(first), slow.pieces(), user="ada"))
@@ -309,7 +309,7 @@ async def test_uploads_at_the_same_time_share_the_room_of_their_user(tmp_path: P
 
 
 async def test_the_size_of_another_upload_meanwhile_is_counted_at_the_end(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, most_of_user=10_000)
+    store = BlobStore(tmp_path, max_of_user=10_000)
     first, second = b"1" * 6000, b"2" * 6000
     slow = Slow(first, before=1000)
     going = asyncio.create_task(store.put(named(first), slow.pieces(), user="ada"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.durable import write_beside, write_durably
+from common.files.durable import write_beside, write_durably
 from fairlead.wire.errors import ErrorDetail, Refused, read_error
 from fairlead.wire.sizes import human_size, is_count, size_of
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,21 @@ def test_no_password_is_in_the_files() -> None:
     }
 
 
+def test_all_controllers_of_the_compose_file_differ_in_name_and_port_alone() -> None:
+    first, *others = ({**_COMPOSE["services"][name]} for name in _CONTROLLERS)
+    for one in others:
+        different = {key for key in first.keys() | one.keys() if first.get(key) != one.get(key)}
+        assert different == {"command", "ports"}
+
+
+def test_volumes_and_secrets_of_the_compose_file_are_declared() -> None:
+    for service in _COMPOSE["services"].values():
+        volumes = {volume.partition(":")[0] for volume in service.get("volumes", ())}
+        assert volumes <= set(_COMPOSE["volumes"])
+        assert set(service.get("secrets", ())) <= set(_COMPOSE["secrets"])
+        assert "healthcheck" in service or service["image"] == "fairlead-controller"
+
+
 def pod() -> dict[str, Any]:
     template: dict[str, Any] = _MANIFESTS["StatefulSet", "fairlead"]["spec"]["template"]
     return template
@@ -96,6 +113,37 @@ def test_the_pods_are_confined_and_keep_nothing() -> None:
         assert mounted <= {volume["name"] for volume in spec["volumes"]}
     kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
     assert kinds == {"emptyDir", "secret"}
+
+
+def test_the_pods_get_their_secrets_from_those_that_the_page_makes() -> None:
+    page = (_CHECKOUT / "docs/containers.md").read_text()
+    made = set(re.findall(r"kubectl create secret generic (\S+)", page))
+    spec = pod()["spec"]
+    mounted = {one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one}
+    (container,) = spec["containers"]
+    given = {one["secretRef"]["name"] for one in container["envFrom"]}
+    assert mounted | given == made
+    assert [one["name"] for one in container["env"]] == ["POD_NAME"]
+    assert all(one["secret"]["defaultMode"] == 0o440 for one in spec["volumes"] if "secret" in one)
+
+
+def test_the_keys_of_a_pod_are_private_files(tmp_path: Path) -> None:
+    """Kubernetes mounts a secret as links, which the group may read."""
+    (init,) = pod()["spec"]["initContainers"]
+    keys, data, real = tmp_path / "keys", tmp_path / "data", tmp_path / "keys/..data"
+    for folder in (keys, data, real):
+        folder.mkdir()
+    for name in ("id_ed25519", "secrets.key"):
+        (real / name).write_text(name)
+        (real / name).chmod(0o440)
+        (keys / name).symlink_to(f"..data/{name}")
+    command = init["command"][-1].replace("/run/keys/", f"{keys}/").replace("/data/;", f"{data}/;")
+    subprocess.run([*init["command"][:-1], command], check=True)
+    assert {path.name: path.read_text() for path in data.iterdir()} == {
+        "id_ed25519": "id_ed25519",
+        "secrets.key": "secrets.key",
+    }
+    assert {stat.S_IMODE(path.lstat().st_mode) for path in data.iterdir()} == {0o600}
 
 
 def test_the_pods_start_with_options_that_the_controller_knows() -> None:

@@ -106,6 +106,18 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
             "error bucket: the clock of s3://ours (--bucket) is -400 s ahead of this one",
         ),
         (
+            changed(
+                buckets=(
+                    msgspec.structs.replace(BUCKET, option="--outputs-bucket", why="no such key"),
+                )
+            ),
+            "error bucket: s3://ours (--outputs-bucket) cannot be used: no such key",
+        ),
+        (
+            changed(setup=setup(bucket=None, outputs_bucket=BUCKET.bucket)),
+            "warning value: /data alone has the keys, uploads, small outputs and all lists of",
+        ),
+        (
             changed(setup=setup(bucket=None)),
             "warning value: /data alone has the keys, uploads, outputs, the history of use, logs",
         ),
@@ -243,3 +255,17 @@ def test_a_taken_port_and_a_wrong_certificate_are_found(tmp_path: Path) -> None:
     assert facts.port == "Address already in use"
     assert isinstance(facts.certificate, str)
     assert str(broken) in facts.certificate
+
+
+def test_the_bucket_of_large_outputs_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys need not allow to list it."""
+    asked: list[tuple[str, bool]] = []
+
+    def looked(bucket: Bucket, option: str, installation: str | None, *, lists: bool) -> object:
+        asked.append((option, lists))
+        return BUCKET
+
+    monkeypatch.setattr(doctor, "bucket_facts", looked)
+    large = Bucket(name="large")
+    doctor._bucket_facts(setup(bucket=BUCKET.bucket, outputs_bucket=large), None)
+    assert asked == [("--bucket", True), ("--outputs-bucket", False)]

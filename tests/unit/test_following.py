@@ -30,7 +30,7 @@ class Planted(Peers):
     """Sees what is planted, one after the other; the last one stays."""
 
     def __init__(self, *sights: Sight | StoreUnavailable | None) -> None:
-        super().__init__(url="http://own:1", version="1", keys="k")
+        super().__init__(url="http://own:1", version="0.2.0", keys="k")
         self.left = list(sights)
 
     def look(self) -> Sight | None:
@@ -62,10 +62,16 @@ def quick() -> Iterator[None]:
         yield
 
 
-def sight(*, keys: str | None = "k", may_lead: bool = False, now: float | None = None) -> Sight:
+def sight(
+    *,
+    keys: str | None = "k",
+    may_lead: bool = False,
+    now: float | None = None,
+    version: str = "0.2.0",
+) -> Sight:
     at = time.time() if now is None else now
     leader = Peer(
-        id="l", url="http://l:1", version="1", keys=keys, started_at=at, seen_at=at, leads=True
+        id="l", url="http://l:1", version=version, keys=keys, started_at=at, seen_at=at, leads=True
     )
     return Sight(now=at, peers=(leader,), may_lead=may_lead)
 
@@ -95,6 +101,45 @@ async def test_a_stop_ends_the_wait() -> None:
     assert not await Wait(Planted(sight()), stop).until_it_may_lead(NotingRelay())
 
 
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [
+        ("0.1.4", False),
+        ("0.2.7", False),
+        ("0.3.0", False),
+        ("0.3.dev1+local", False),
+        ("0.4.0", True),
+        ("1.2.0", True),
+    ],
+)
+async def test_versions_more_than_one_step_apart_are_refused_by_name(
+    version: str, is_refused: bool
+) -> None:
+    wait = Wait(Planted(sight(version=version)), asyncio.Event())
+    refused = pytest.raises(
+        StoreUnusable, match=rf"http://l:1 has version {version}, and this one is 0\.2\.0"
+    )
+    with refused if is_refused else contextlib.nullcontext():
+        await wait.begin()
+
+
+@pytest.mark.parametrize(("seen_later", "is_refused"), [(3.0, True), (-1.0, False)])
+async def test_the_later_one_of_two_with_the_same_url_is_refused(
+    seen_later: float, is_refused: bool
+) -> None:
+    """One that was killed leaves a row with the URL of its successor."""
+    peers, now = Planted(), time.time()
+    own = msgspec.structs.replace(at(peers.url, peers.id, leads=False), started_at=now - 5)
+    other = msgspec.structs.replace(
+        at(peers.url, "o", leads=False), started_at=now - 60, seen_at=now - 5 + seen_later
+    )
+    peers = Planted(seen(own, other, may_lead=True))
+    peers.id = own.id
+    refused = pytest.raises(StoreUnusable, match="works with --url http://own:1: give each its own")
+    with refused if is_refused else contextlib.nullcontext():
+        assert await Wait(peers, asyncio.Event()).until_it_may_lead(NotingRelay())
+
+
 @pytest.mark.parametrize("keys", ["other", "k2"])
 async def test_other_keys_than_those_of_a_living_controller_are_refused(keys: str) -> None:
     wait = Wait(Planted(sight(keys=keys)), asyncio.Event())
@@ -104,7 +149,7 @@ async def test_other_keys_than_those_of_a_living_controller_are_refused(keys: st
 
 async def test_another_bucket_of_logs_than_the_leaders_is_refused() -> None:
     wait = Wait(Planted(sight(keys="k.place")), asyncio.Event())
-    with pytest.raises(StoreUnusable, match="http://l:1 keeps its logs in another place: give all"):
+    with pytest.raises(StoreUnusable, match="http://l:1 has another bucket: give all"):
         await wait.begin()
 
 

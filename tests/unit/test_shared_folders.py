@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from common import shared_folders
+from common.files import shared_folders
 from controller.blob_bucket import KEPT_SECONDS
 from controller.blobs import BlobStore
 from controller.logs import segments

@@ -52,12 +52,12 @@ async def read_outputs(call: Call) -> web.StreamResponse:
     archive = await call.service.outputs.archive(state, attempt)
     if archive.path is not None:
         return web.FileResponse(archive.path, headers=_HEADERS)
-    return await _relay(call.request, archive)
+    return await _relay(call, archive)
 
 
-async def _relay(request: web.Request, archive: Archive) -> web.StreamResponse:
+async def _relay(call: Call, archive: Archive) -> web.StreamResponse:
     """Answer from the bucket, as `FileResponse` answers from a file."""
-    length = archive.stored.length
+    request, length = call.request, archive.stored.length
     response = web.StreamResponse(headers={**_HEADERS, "Accept-Ranges": "bytes"})
     try:
         start, end, _ = request.http_range.indices(length)
@@ -72,7 +72,7 @@ async def _relay(request: web.Request, archive: Archive) -> web.StreamResponse:
         response.set_status(206)
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
     response.content_length = end - start
-    pieces = archive.read(start, end)
+    pieces = call.service.outputs.read(archive, start, end)
     first = await anext(pieces)  # before the headers: a refusal is still possible
     await response.prepare(request)
     await response.write(first)

@@ -140,16 +140,18 @@ async def submit_together(call: Call) -> SubmittedTogether:
 async def list_runs(call: Call) -> RunsAnswer:
     query: RunQuery = call.query
     states = await call.service.runs.page(one_more(query), user=call.caller)
-    names = call.service.nodes.names()
+    names, now = call.service.nodes.names(), call.service.clock.now()
     states, cursor = cut(states, query.limit, lambda state: state.run.id)
-    return RunsAnswer(runs=tuple(run_summary(state, names) for state in states), next_cursor=cursor)
+    runs = tuple(run_summary(state, names, now) for state in states)
+    return RunsAnswer(runs=runs, next_cursor=cursor)
 
 
 async def get_run(call: Call) -> RunView:
     state = await call.service.runs.get(call.path("run"))
     service = call.service
     children, url = await service.runs.family(state), service.gateways.url(state.run)
-    view = run_view(state, service.nodes.names(), children, url, with_ended=True)
+    now = service.clock.now()
+    view = run_view(state, service.nodes.names(), children, url, with_ended=True, now=now)
     return with_collections(view, service.progress)
 
 
@@ -163,7 +165,7 @@ async def get_submission(call: Call) -> RunSubmission:
 def shown_run(call: Call, state: RunState) -> RunView:
     service = call.service
     children, url = service.runs.children(state), service.gateways.url(state.run)
-    view = run_view(state, service.nodes.names(), children, url)
+    view = run_view(state, service.nodes.names(), children, url, now=service.clock.now())
     return with_collections(view, service.progress)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.membership.members import queues_as_a_whole
@@ -115,6 +117,16 @@ def lose(draft: Draft, report: NodeGone) -> None:
         elif allocation.state is AllocationState.HELD:
             draft.change_allocation(allocation, releasing=True)
             draft.move_allocation(attempt, AllocationState.ORPHANED, "NodeGone")
+
+
+def hold_declared_ports(draft: Draft) -> None:
+    """Let occupied allocations of an earlier version, which recorded none, hold the port that their
+    job declares."""
+    ports = {job.id: job.spec.serves.port for job in draft.jobs if job.spec.serves is not None}
+    for allocation in draft.allocations() if ports else ():
+        port, resources = ports.get(allocation.job_id), allocation.resources
+        if port is not None and resources.port is None and allocation.state in OCCUPIED:
+            draft.change_allocation(allocation, resources=replace(resources, port=port))
 
 
 def all_given_back(draft: Draft) -> bool:

@@ -47,10 +47,7 @@ class _End(msgspec.Struct, frozen=True):
 def settle(draft: Draft) -> None:
     """Note the signals that are due. The runners get them once this is committed."""
     foresight = _Foresight(draft)
-    for job in draft.jobs:
-        signal = job.spec.signal
-        if signal is None or not job.attempts:
-            continue
+    for job, signal in _with_signal(draft):
         attempt = job.attempts[-1]
         if attempt.status is AttemptStatus.RUNNING:
             for end in foresight.of(job, attempt):
@@ -65,15 +62,18 @@ def settle(draft: Draft) -> None:
 def timers(draft: Draft) -> Iterator[float]:
     """Yield the times at which a signal is due."""
     foresight = _Foresight(draft)
-    for job in draft.jobs:
-        signal = job.spec.signal
-        if signal is None or not job.attempts:
-            continue
+    for job, signal in _with_signal(draft):
         attempt = job.attempts[-1]
         if attempt.status is AttemptStatus.RUNNING:
             for end in foresight.of(job, attempt):
                 if not _has_one(attempt, end):
                     yield end.at - signal.before
+
+
+def _with_signal(draft: Draft) -> Iterator[tuple[Job, EndSignal]]:
+    return (
+        (job, job.spec.signal) for job in draft.jobs if job.spec.signal is not None and job.attempts
+    )
 
 
 def sent(draft: Draft, report: JobSignalled) -> None:

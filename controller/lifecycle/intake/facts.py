@@ -161,6 +161,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
         case ControllerStarted():
             rollout.start_timeout_anew(draft)
             readiness.start_registrations_anew(draft)
+            allocations.hold_declared_ports(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():
@@ -278,18 +279,8 @@ def _placed(draft: Draft, report: Placed) -> None:
     draft.hold(attempt, allocation, "Placed")
     for freed_id in report.instead_of:
         freed.give_up(draft, freed_id, "a job of its run uses it")
-    draft.move_attempt(
-        attempt,
-        AttemptStatus.PROVISIONING,
-        "Placed",
-        allocation_id=allocation.id,
-        node_id=allocation.node_id,
-        node_name=allocation.node_name,
-        task=replace(attempt.task, gpus=allocation.gpus),
-        pending_reason=None,
-        renting=None,
-        provisioned_at=draft.now,
-        limit_pause=replace(attempt.limit_pause, total=0.0),
+    draft.provision(
+        attempt, allocation, "Placed", limit_pause=replace(attempt.limit_pause, total=0.0)
     )
 
 

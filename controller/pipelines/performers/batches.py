@@ -16,6 +16,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle import reports
+from controller.lifecycle.attempts import end_signal
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import RunState
 from controller.lifecycle.sweeps import carrying
@@ -37,7 +38,9 @@ from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import (
     BatchRequest,
     CarriedJob,
+    CarriedSignal,
     CarriedStop,
+    SignalRequest,
     SubmitRequest,
 )
 from runner.client import RunnerError, RunnerUnavailable
@@ -48,6 +51,8 @@ WAIT = 0.5
 MAX_SENT = 32 << 20
 """Bytes of jobs in one request, of which a runner takes 64 MiB at most; the others follow in the
 next one."""
+PAST_ALL = (1 << 63) - 1
+"""The offset that asks for nothing more of a log."""
 NO_BATCHES = 404
 """The status with which a runner answers that knows no batches: it runs none of the jobs."""
 
@@ -160,7 +165,7 @@ class _Exchange:
         news = await _all_or_none(
             self._take(wanted[id], one) for id, one in self._there.items() if id in wanted
         )
-        posted = any(news) | self._note_lost(wanted)
+        posted = any(news) | self._note_lost(wanted) | self._note_signalled(request)
         self._answered = True
         if answer.dirty is not None and not carrying.is_closed(carrier.attempt, self._clock.now()):
             posted = True
@@ -187,6 +192,7 @@ class _Exchange:
         unbegun = (one for one in fresh if one.attempt.running_at is None)
         jobs = tuple(_within(MAX_SENT, self._requests(unbegun)))
         stop = (*self._stops(wanted, closed=closed), *self._strays(wanted))
+        signals = tuple(self._signals(wanted))
         stored = tuple(
             id
             for id, one in self._there.items()
@@ -195,11 +201,14 @@ class _Exchange:
         self._ends = {id: end for id, end in self._ends.items() if id in self._there}
         self._damaged &= self._there.keys()
         offsets = self._ends | {id: writer.end for id, writer in self._writers.items()}
+        # A runner answers at once while it has more of a log than this says.
+        offsets |= dict.fromkeys(self._damaged, PAST_ALL)
         for id in stored:
             self._outputs.forget(id)
         return BatchRequest(
             jobs=jobs,
             stop=stop,
+            signals=signals,
             stored=stored,
             offsets=offsets,
             outputs=self._outputs.offsets(),
@@ -230,9 +239,22 @@ class _Exchange:
             attempt = one.attempt
             if attempt.reason is not None:
                 grace = max(0.0, (attempt.remove_at or now) - now)
-                yield CarriedStop(attempt_id=id, signal=one.job.spec.stop_signal, grace=grace)
+                spec = one.job.spec
+                delay = end_signal.stop_delay(one.state.run, attempt, spec.signal, now)
+                yield CarriedStop(attempt_id=id, signal=spec.stop_signal, grace=grace, delay=delay)
             elif closed and attempt.status is AttemptStatus.SUBMITTED and self._may_wait(id):
                 yield CarriedStop(attempt_id=id, unbegun=True)
+
+    def _signals(self, wanted: dict[str, AttemptContext]) -> Iterable[CarriedSignal]:
+        now = self._clock.now()
+        for id, context in wanted.items():
+            attempt, signal = context.attempt, context.job.spec.signal
+            for one in attempt.signalled:
+                if one.sent:
+                    continue
+                left = end_signal.ends_in(context.state.run, attempt, one, signal, now)
+                request = SignalRequest(id=one.id, cause=one.cause.value, ends_in=left)
+                yield CarriedSignal(attempt_id=id, request=request)
 
     def _may_wait(self, attempt_id: str) -> bool:
         there = self._there.get(attempt_id)
@@ -311,6 +333,16 @@ class _Exchange:
                 await writer.close()
         await self._logs.complete(attempt_id)
         self._ends[attempt_id] = end
+
+    def _note_signalled(self, request: BatchRequest) -> bool:
+        sent = [one for one in request.signals if one.attempt_id in self._there]
+        for one in sent:
+            self._pipeline.post(
+                reports.JobSignalled(
+                    run_id=self._run_id, attempt_id=one.attempt_id, ids=(one.request.id,)
+                )
+            )
+        return bool(sent)
 
     def _note_lost(self, wanted: dict[str, AttemptContext]) -> bool:
         """Post the end of what runs by our records and is unknown to its runner; as after a

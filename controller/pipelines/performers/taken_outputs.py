@@ -14,7 +14,6 @@ from contextlib import aclosing
 import msgspec
 
 from controller.lifecycle.model import Run, RunState
-from controller.outputs import bucket
 from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore, StoredOutputs
 from controller.pipelines.to_node import RetryLater
@@ -112,7 +111,7 @@ class TakenOutputsReader:
     async def _pieces(self, attempt_id: str, stored: StoredOutputs) -> AsyncGenerator[bytes, None]:
         if stored.place is not None:
             try:
-                async for piece in bucket.read(stored.place, 0, stored.length):
+                async for piece in self._outputs.read(stored.place, 0, stored.length):
                     yield piece
             except BucketError as error:
                 raise RetryLater(

@@ -38,7 +38,7 @@ class Need:
     def __init__(self, resources: Resources, scope: Scope) -> None:
         self.resources = resources
         self.scope = scope
-        self.least_gpus = resources.gpu.count
+        self.min_gpus = resources.gpu.count
         fleets, constraints = scope
         self.kind = (resources, fleets, tuple(one for one in constraints if one.required))
         """All that decides where the job may go; preferences do not."""
@@ -225,7 +225,7 @@ class Shelf:
         """Return the best room that fits: fewest GPUs unused, then fewest jobs starting, then most
         free CPU. A node that has less than what every job gets comes last."""
         smaller = None
-        for at in range(bisect_left(self._order, (need.least_gpus,)), len(self._order)):
+        for at in range(bisect_left(self._order, (need.min_gpus,)), len(self._order)):
             shape = self._order[at]
             room = rooms[self._bins[shape][0][1]]
             if need.fits(shape, room):

@@ -247,7 +247,7 @@ def takes_less(need: Resources, capacity: NodeCapacity) -> bool:
     )
 
 
-def _least_on(need: Resources, capacity: NodeCapacity) -> Resources:
+def _min_on(need: Resources, capacity: NodeCapacity) -> Resources:
     """Return the need on this node (docs/rules.md 6.2): an amount that nobody asked for refuses no
     small node. One that the user wrote, also for /dev/shm, stays."""
     cpu, memory = need.cpu, need.memory
@@ -267,7 +267,7 @@ def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
     or with GPUs of another vendor, a block adds no GPU that was not asked for.
     """
     if takes_less(need, capacity):
-        need = _least_on(need, capacity)
+        need = _min_on(need, capacity)
     count = capacity.blocks
     if count is None:
         return need

@@ -37,20 +37,20 @@ def granted(
     cpu, memory = need.cpu, need.memory
     total = free.node.capacity
     if need.whole_node:
-        most_cpu, most_memory = total.cpu, total.memory
+        max_cpu, max_memory = total.cpu, total.memory
     elif gpus and total.blocks is None and not least:
         of_node, of_free = _weight(gpus) / _weight(total.gpus), _weight(gpus) / _weight(free.gpus)
-        most_cpu = min(total.cpu * of_node, free.cpu * of_free)
-        most_memory = int(min(total.memory * of_node, free.memory * of_free))
+        max_cpu = min(total.cpu * of_node, free.cpu * of_free)
+        max_memory = int(min(total.memory * of_node, free.memory * of_free))
         # Rounded down, else the shares of all GPUs together would exceed the node.
-        most_cpu = floor(most_cpu * _STEPS_OF_A_CORE) / _STEPS_OF_A_CORE
-        most_memory -= most_memory % _MIB
+        max_cpu = floor(max_cpu * _STEPS_OF_A_CORE) / _STEPS_OF_A_CORE
+        max_memory -= max_memory % _MIB
     else:
-        most_cpu, most_memory = cpu, memory
+        max_cpu, max_memory = cpu, memory
     if Amount.CPU in need.unset:
-        cpu = max(cpu, most_cpu)
+        cpu = max(cpu, max_cpu)
     if Amount.MEMORY in need.unset:
-        memory = max(memory, most_memory)
+        memory = max(memory, max_memory)
     shm_size = need.shm_size
     if Amount.SHM_SIZE in need.unset:
         # A plain process has its node's /dev/shm.

@@ -114,7 +114,7 @@ class MetricSampler:
         if self._bucket is None:
             return
         try:
-            found = await asyncio.to_thread(self._bucket.fetch, self._wall())
+            found = await self._bucket.fetch(self._wall())
         except OSError as error:
             log.warning("metrics of before are shown as far as this disk has them: %s", error)
         else:
@@ -140,7 +140,14 @@ class MetricSampler:
         samples = [(use.attempt.id, sample_of(use, now)) for use in uses]
         for use in uses:
             samples += gpu_samples_of(use, now).items()
-        await asyncio.to_thread(self._keep, samples, now)
+        found = [(name, sample) for name, sample in samples if sample is not None]
+        is_for_sweep = now - self._swept_at >= SWEEP_SECONDS
+        if is_for_sweep:
+            self._swept_at = now
+        await asyncio.to_thread(self._keep, found, is_for_sweep=is_for_sweep)
+        if self._bucket is not None:
+            # In the bucket's threads: the controller's end waits for those of asyncio.
+            await self._bucket.keep(found, now, is_for_sweep=is_for_sweep)
 
     def _is_due(self, key: str, attempt: Attempt, now: float) -> bool:
         is_young = now - (attempt.running_at or now) < YOUNG_SECONDS
@@ -148,14 +155,8 @@ class MetricSampler:
         # Not all of it: a wall clock that NTP slows down would skip each second tick.
         return now - self._last.get(key, -math.inf) >= every * 0.99
 
-    def _keep(self, found: Iterable[tuple[str, Sample | None]], now: float) -> None:
-        samples = [(name, sample) for name, sample in found if sample is not None]
+    def _keep(self, samples: Iterable[tuple[str, Sample]], *, is_for_sweep: bool) -> None:
         for name, sample in samples:
             self._history.append(name, sample)
-        if self._bucket is not None:
-            self._bucket.add(samples, now)
-        if now - self._swept_at >= SWEEP_SECONDS:
-            self._swept_at = now
+        if is_for_sweep:
             self._history.sweep(self._wall() - KEPT_SECONDS)
-            if self._bucket is not None:
-                self._bucket.sweep(now)

@@ -11,7 +11,6 @@ from common.refusals import Conflict, Gone, NotFound, Unavailable
 from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.outputs import state_of
-from controller.outputs import bucket
 from controller.outputs.bucket import BucketError
 from controller.outputs.store import OutputStore, StoredOutputs
 from controller.service.jobs.access import find_job
@@ -34,15 +33,6 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     stored: StoredOutputs
     path: Path | None
 
-    async def read(self, start: int, end: int) -> AsyncIterator[bytes]:
-        """Yield bytes of a tar in a bucket, `end` is not among them. Raises Unavailable."""
-        assert self.stored.place is not None
-        try:
-            async for piece in bucket.read(self.stored.place, start, end):
-                yield piece
-        except BucketError as error:
-            raise _unreachable(error) from error
-
 
 class OutputService:
     """`kept_for`: seconds after which the outputs of an ended run may be removed."""
@@ -64,6 +54,15 @@ class OutputService:
                 raise _unreachable(error) from error
         removed = found is OutputsState.COLLECTED and stored is None
         return JobOutputs(job=job, attempt=attempt, state=found, stored=stored, removed=removed)
+
+    async def read(self, archive: Archive, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yield bytes of a tar in a bucket, `end` is not among them. Raises Unavailable."""
+        assert archive.stored.place is not None
+        try:
+            async for piece in self._outputs.read(archive.stored.place, start, end):
+                yield piece
+        except BucketError as error:
+            raise _unreachable(error) from error
 
     async def archive(self, state: RunState, attempt: Attempt | None) -> Archive:
         """Return the tar of an attempt's outputs. Raises NotFound, Conflict (not stored yet), Gone

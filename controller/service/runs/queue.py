@@ -105,7 +105,7 @@ def _entry(
         priority=run.policy.priority,
         jobs=tuple(f"{one.job.group}/{one.job.cookie}" for one in unit.members) if sees else (),
         gang=unit.gang,
-        gpus=sum(member.need.least_gpus for member in unit.members),
+        gpus=sum(member.need.min_gpus for member in unit.members),
         cpu=sum(one.cpu for one in resources),
         submitted_at=run.submitted_at,
         why=next((one for one in reasons if one is not None), ""),

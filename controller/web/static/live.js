@@ -45,15 +45,37 @@ function tell(topic) {
   }
 }
 
-function keepWhileActing(event) {
-  if (!event.detail.elt.matches("[data-live]") || !isActing()) return;
+const choosing = new Set(); // requests by which the reader chose what else a list shows, not answered yet
+let choices = 0;
+let postponed = null; // the link or form of a choice that was answered while something asked
+
+function asking({ detail: { elt, xhr, requestConfig } }) {
+  if (elt.matches("[data-live]")) {
+    elt.askedAt = Date.now();
+    elt.choices = choosing.size ? -1 : choices;
+  } else if (requestConfig.verb === "get") {
+    choosing.add(xhr);
+    choices += 1;
+  }
+}
+
+function keep(event) {
+  const { elt, verb } = event.detail.requestConfig;
+  const isLive = elt.matches("[data-live]");
+  // What was asked for before the reader's choice would take the list back to what it showed then.
+  const isOld = isLive && elt.choices !== choices;
+  if (verb !== "get" || (!isOld && !isActing())) return;
   event.detail.shouldSwap = false;
-  waiting.add(event.detail.elt.id);
+  if (isLive) waiting.add(elt.id);
+  else postponed = elt;
 }
 
 // The answer replaced the element, and what htmx had queued for it with it.
 function tellAgain() {
   if (isActing()) return;
+  const choice = postponed;
+  postponed = null;
+  if (choice?.isConnected) htmx.trigger(choice, choice.localName === "form" ? "submit" : "click");
   for (const id of [...waiting]) {
     const one = document.getElementById(id);
     if (one && one.classList.contains("htmx-request")) continue;
@@ -62,19 +84,26 @@ function tellAgain() {
   }
 }
 
-function answered({ detail: { elt, successful, requestConfig } }) {
+function answered({ detail: { elt, xhr, successful, requestConfig } }) {
+  choosing.delete(xhr);
   if (requestConfig.verb === "post") {
-    if (successful) elt.querySelectorAll("input").forEach((field) => typed.delete(field));
+    if (successful) elt.querySelectorAll("input").forEach((field) => isSent(field, requestConfig) && typed.delete(field));
     tellAgain();
   } else if (elt.matches("[data-live]")) {
     if (successful) behind.delete(elt.id);
     else behind.add(elt.id);
     rests.set(elt, Date.now() + Math.min(3 * (Date.now() - elt.askedAt), 5000));
     show();
+    tellAgain();
   }
 }
 
 const typed = new WeakSet(); // fields that a reader has filled in and not sent
+
+// The reader may have typed on while what was sent was answered.
+function isSent(field, { parameters }) {
+  return parameters[field.name] === field.value;
+}
 
 // What the reader has typed and unfolded stays when the part around it changes.
 function belongsToReader(name, element) {
@@ -158,9 +187,9 @@ function check() {
 
 export function follow() {
   connect(first);
-  document.body.addEventListener("htmx:beforeSwap", keepWhileActing);
+  document.body.addEventListener("htmx:beforeSwap", keep);
   document.body.addEventListener("htmx:afterSettle", tellAgain);
-  document.body.addEventListener("htmx:beforeRequest", ({ detail }) => (detail.elt.askedAt = Date.now()));
+  document.body.addEventListener("htmx:beforeRequest", asking);
   document.body.addEventListener("htmx:afterRequest", answered);
   document.body.addEventListener("input", (event) => typed.add(event.target));
   Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, element) => !belongsToReader(name, element);

@@ -28,8 +28,9 @@ export class LogView {
     this.marks = null; // finds what is searched for in a row
     this.matches = [];
     this.match = -1;
-    this.busy = false;
-    this.generation = 0;
+    this.sought = null; // the offset that the reader went to last
+    this.filling = null; // the generation that `fill` asks windows for
+    this.generation = 0; // goes up with each part of a log that is asked for
     this.closed = new AbortController();
     this.listen();
     this.open();
@@ -120,6 +121,7 @@ export class LogView {
     });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
+    on("place", "input", () => this.unfollow()); // new rows would move the slider under the reader's hand
     on("place", "change", (event) => this.show({ near: event.target.value }));
     on("time", "focus", (event) => (event.target.value ||= this.timeShown()));
     on("time", "change", (event) => this.showTime(event.target.value));
@@ -165,19 +167,23 @@ export class LogView {
   }
 
   async window(place) {
+    const { generation } = this;
     const asked = await ask(this.path("window"), { attempt: this.attempt, ...place, ...WINDOW });
-    this.logEnd = Math.max(this.logEnd, asked.log_end);
+    // The answer may be of another attempt's log than the one that is shown by now.
+    if (generation === this.generation) this.logEnd = Math.max(this.logEnd, asked.log_end);
     return asked;
   }
 
-  // Show another part of the log; what was shown before goes. `look` scrolls to what is wanted.
+  // Show another part of the log; what was shown before goes. `look` scrolls to what is wanted. Whether
+  // the reader has asked for no other part since.
   async show(place, { keepFollowing = false, look = () => (this.view.scrollTop = 0) } = {}) {
     if (!keepFollowing) this.unfollow();
+    this.sought = place.near ?? null;
     const generation = ++this.generation;
     try {
       const found = await this.window(place);
       // The reader may have gone elsewhere while the answer came.
-      if (generation !== this.generation) return;
+      if (generation !== this.generation) return false;
       this.chunks = [];
       this.view.replaceChildren();
       this.addBelow(found);
@@ -185,14 +191,20 @@ export class LogView {
       this.say(found.log_end ? "" : "The job has printed nothing yet.");
       await this.fill();
     } catch (error) {
-      this.say(error.message);
+      if (generation === this.generation) this.say(error.message);
     }
+    return generation === this.generation;
   }
 
   async showEnd(options) {
-    const look = () => (this.view.scrollTop = this.view.scrollHeight);
-    await this.show({}, { ...options, look });
+    const look = () => {
+      this.view.scrollTop = this.view.scrollHeight;
+      this.lastTop = this.view.scrollTop;
+      if (this.following) this.following.isShown = true;
+    };
+    const isShown = await this.show({}, { ...options, look });
     this.placed();
+    return isShown;
   }
 
   // Begin with the first row of this time; a time after all rows leads to the last ones.
@@ -203,10 +215,9 @@ export class LogView {
       this.view.scrollTop = 0;
       this.view.querySelector(".log-row")?.classList.add("log-here");
     };
-    await this.show({ at: at.toISOString() }, { look });
-    if (this.chunks.length || !this.logEnd) return;
-    await this.showEnd();
-    this.say("Nothing was printed at this time or later: this is the end.");
+    const isShown = await this.show({ at: at.toISOString() }, { look });
+    if (!isShown || this.chunks.length || !this.logEnd) return;
+    if (await this.showEnd()) this.say("Nothing was printed at this time or later: this is the end.");
   }
 
   // The time of the row at the top of the view, in the reader's zone, as the field wants it.
@@ -221,9 +232,11 @@ export class LogView {
 
   async showOffset(offset) {
     const isHere = () => this.chunks.some((chunk) => chunk.start <= offset && offset < chunk.end);
+    this.sought = offset;
     if (isHere()) this.unfollow();
     else await this.show({ near: offset }, { look: () => this.lookAt(offset) });
-    if (isHere()) this.lookAt(offset); // in the middle, now that there are rows above
+    // In the middle, now that there are rows above. The reader may have gone on while they came.
+    if (this.sought === offset && isHere() && !this.hasScrolled()) this.lookAt(offset);
   }
 
   lookAt(offset) {
@@ -232,6 +245,17 @@ export class LogView {
     this.view.querySelector(".log-here")?.classList.remove("log-here");
     row?.classList.add("log-here");
     row?.scrollIntoView({ block: "center" });
+    this.lookedAt = row && this.topOf(row);
+  }
+
+  topOf(row) {
+    return row.getBoundingClientRect().top - this.view.getBoundingClientRect().top;
+  }
+
+  // Whether the reader moved the row that was looked at: rows that come above it do not.
+  hasScrolled() {
+    const row = this.view.querySelector(".log-here");
+    return row !== null && Math.abs(this.topOf(row) - this.lookedAt) > 2;
   }
 
   addBelow(found) {
@@ -336,10 +360,10 @@ export class LogView {
 
   // Ask for windows until the view is full and some rows lie beyond both of its edges.
   async fill() {
-    if (this.busy) return;
-    this.busy = true;
+    const { generation } = this;
+    if (this.filling === generation) return;
+    this.filling = generation;
     try {
-      const generation = this.generation;
       for (;;) {
         if (generation !== this.generation || !this.chunks.length) return;
         const { scrollTop, scrollHeight, clientHeight } = this.view;
@@ -349,6 +373,7 @@ export class LogView {
           const found = await this.window({ offset: last.end });
           if (generation !== this.generation || !found.rows.length) return;
           this.addBelow(found);
+          if (this.following) this.view.scrollTop = END; // the job printed while the end was asked for
         } else if (scrollTop < NEAR && first.start > 0) {
           const found = await this.window({ before: first.start });
           if (generation !== this.generation || !found.rows.length) return;
@@ -356,20 +381,25 @@ export class LogView {
         } else return;
       }
     } catch (error) {
-      this.say(error.message);
+      if (generation === this.generation) this.say(error.message);
     } finally {
-      this.busy = false;
+      if (this.filling === generation) this.filling = null;
     }
   }
 
   scrolled() {
-    const isFollowed = this.socket && this.isAtEnd();
-    // A scroll event does not tell who scrolled. Only a reader goes up; new rows move the end away.
-    if (this.socket && !isFollowed && this.view.scrollTop < this.lastTop) this.unfollow();
-    this.lastTop = this.view.scrollTop;
-    if (isFollowed) return this.place(this.logEnd);
+    this.leaveEnd();
+    if (this.socket && this.isAtEnd()) return this.place(this.logEnd);
     this.fill();
     this.placed();
+  }
+
+  // Follow no more where the reader went up from the end, also while the connection is made. A scroll
+  // event does not tell who scrolled; only a reader goes up: new rows move the end away.
+  leaveEnd() {
+    const isUp = this.view.scrollTop < this.lastTop;
+    this.lastTop = this.view.scrollTop;
+    if (isUp && this.following?.isShown && !this.isAtEnd()) this.unfollow();
   }
 
   isAtEnd() {
@@ -400,10 +430,12 @@ export class LogView {
 
   async follow() {
     this.part("follow").checked = true;
-    const following = {}; // this request to follow; a later one has its own connection
+    const following = { isShown: false }; // this request to follow; a later one has its own connection
     this.following = following;
     await this.showEnd({ keepFollowing: true });
-    if (this.following === following) this.connect();
+    if (this.following !== following) return;
+    following.isShown = true;
+    this.connect();
   }
 
   unfollow() {
@@ -433,6 +465,7 @@ export class LogView {
       if (event.code === 1000) {
         this.say("The log is complete.");
         this.part("follow").checked = false;
+        this.following = null;
       } else if (this.following) {
         this.say("The connection was lost; trying again.");
         this.again = setTimeout(() => this.connect(), 1000);
@@ -451,6 +484,7 @@ export class LogView {
   drawQueued() {
     this.drawing = null;
     this.drawnAt = performance.now();
+    this.leaveEnd(); // the event of a scroll comes with the next picture of the browser, maybe after this
     const frames = this.queue.splice(0);
     if (!this.socket || !frames.length) return;
     this.say("");
@@ -500,6 +534,10 @@ export class LogView {
     this.searching?.abort();
     const searching = new AbortController();
     this.searching = searching;
+    const { generation } = this;
+    // A reader who asked for another part of the log while it was searched stays there.
+    const isLeft = () => generation !== this.generation;
+    const isBare = () => !isLeft() && !this.chunks.length && !this.following;
     this.count("");
     if (!wanted) {
       this.redraw();
@@ -518,18 +556,19 @@ export class LogView {
         const percent = Math.floor((100 * offset) / (found.log_end || 1));
         const many = this.matches.length >= MAX_MATCHES;
         this.count(isDone ? "" : many ? "+" : `, ${percent} % searched`);
-        if (this.match < 0) {
+        if (this.match < 0 && !isLeft()) {
           const next = this.matches.findIndex((match) => match >= from);
           if (next >= 0) await this.goTo(next);
         }
         if (isDone || many) break;
       }
+      if (isLeft()) return;
       if (this.match < 0 && this.matches.length) await this.goTo(0);
-      if (!this.chunks.length) await this.showEnd();
+      else if (isBare()) await this.showEnd();
       this.redraw();
     } catch (error) {
-      if (error.name === "AbortError") return;
-      if (!this.chunks.length) await this.showEnd();
+      if (searching.signal.aborted) return;
+      if (isBare() && !(await this.showEnd())) return;
       this.say(error.message);
     }
   }

@@ -23,21 +23,20 @@ const dialog = document.getElementById("confirm");
 let asked = null; // the request whose question is open
 
 function ask(event) {
-  if (!event.detail.question) return;
-  event.preventDefault();
+  const { elt, verb, question } = event.detail;
+  // A second click while the first is answered: htmx would send it too.
+  const isAgain = verb === "post" && elt.classList.contains("htmx-request");
+  if (question || isAgain) event.preventDefault();
+  if (!question) return;
   asked = event.detail;
-  document.getElementById("confirm-text").textContent = event.detail.question;
-  // Escape closes a dialog without a value: the answer of the question before would stay.
-  dialog.returnValue = "";
+  document.getElementById("confirm-text").textContent = question;
   dialog.showModal();
 }
 
-// A browser tells of a closed dialog later; the next question may be open by then.
-function answered() {
-  if (dialog.open || !asked) return;
+// The answer is heard here: a browser tells of a closed dialog later, maybe after the next question.
+function answered({ submitter }) {
   const { issueRequest } = asked;
-  asked = null;
-  if (dialog.returnValue === "yes") issueRequest(true);
+  if (submitter.value === "yes") issueRequest(true);
 }
 
 function switchTheme() {
@@ -51,7 +50,7 @@ function switchTheme() {
 }
 
 document.body.addEventListener("htmx:confirm", ask);
-dialog.addEventListener("close", answered);
+dialog.addEventListener("submit", answered);
 document.body.addEventListener("fairlead:done", (event) => say(event.detail.message));
 // A filter that is empty does not stand in the address.
 document.body.addEventListener("htmx:configRequest", ({ detail }) => {

@@ -30,7 +30,7 @@ class Plots {
     this.part("of").addEventListener("change", () => this.refresh());
     whenJobsChange((jobs) => this.offerAttempts(jobs));
     new ResizeObserver(() => this.resize()).observe(this.part("plots"));
-    setInterval(() => document.hidden || this.refresh(), AGAIN);
+    setInterval(() => document.hidden || this.asking || this.refresh(), AGAIN);
     const redraw = () => this.made.forEach((plot) => plot.redraw(false));
     document.addEventListener("fairlead:theme", redraw);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -47,17 +47,23 @@ class Plots {
   }
 
   async refresh() {
+    // Another choice of the reader: the answer to the one before could come after this one's.
+    this.asking?.abort();
+    const asking = new AbortController();
+    this.asking = asking;
     const seconds = this.part("span").value;
     const attempt = this.part("of").value || this.only;
     try {
       const path = `runs/${this.root.dataset.run}/metrics/history`;
       const query = { seconds, points: 240, ...(attempt ? { attempt, gpus: true } : {}) };
-      const { jobs, until } = await ask(path, query);
+      const { jobs, until } = await ask(path, query, asking.signal);
       this.end = (until ? Date.parse(until) : now()) / 1000;
       const each = jobs.flatMap(({ gpus, ...job }) => [job, ...(gpus ?? []).map((gpu, at) => asJob(gpu, at))]);
       this.draw(each.filter((job) => job.points.length));
     } catch (error) {
-      this.part("status").textContent = error.message;
+      if (!asking.signal.aborted) this.part("status").textContent = error.message;
+    } finally {
+      if (this.asking === asking) this.asking = null;
     }
   }
 

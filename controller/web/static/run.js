@@ -49,7 +49,9 @@ document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
   const asked = new URL(detail.pathInfo.finalRequestPath, location.href).searchParams;
   const names = ["find", "state", "sort", "page"];
   setAddress(Object.fromEntries(names.map((name) => [name, asked.get(name)])));
-  // A link may have chosen other jobs than the form, which the next change of the run asks with.
+  // A link may have chosen other jobs than the form, which the next change of the run asks with. What
+  // the form itself asked for is in it, and the reader may have typed on.
+  if (detail.elt.id === "jobs-filter") return;
   for (const field of document.querySelectorAll("#jobs-filter [name]")) {
     if (field !== document.activeElement) field.value = asked.get(field.name) ?? "";
   }

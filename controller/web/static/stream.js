@@ -116,7 +116,16 @@ export class Hub {
     if (stream !== this.stream) return;
     if (name === "changed") {
       for (const port of this.pages.keys()) this.tell(port, said.topic);
-    } else this.say(name === "hello" ? { ...stream.hello, broken: stream.broken } : { ...said, state: "live" });
+    } else if (name === "hello") this.say({ ...stream.hello, broken: stream.broken });
+    else this.beat({ ...said, state: "live" });
+  }
+
+  // A page whose stream is on its way knows nothing of its topics up to this one's mark.
+  beat({ mark, ...said }) {
+    for (const [port, { topics }] of this.pages) {
+      const isTold = Object.keys(topics).every((topic) => this.stream.covers(topic));
+      port.postMessage(isTold && mark ? { mark, ...said } : said);
+    }
   }
 
   say(message) {

@@ -64,10 +64,13 @@ class Shell {
 
   async open(form) {
     this.close();
+    const opening = {}; // a later one, or the reader who closes it, takes its place
+    this.opening = opening;
     const [{ Terminal }, { FitAddon }] = await Promise.all([
       import("./vendor/xterm.mjs"), // large, so it is loaded when it is wanted
       import("./vendor/addon-fit.mjs"),
     ]);
+    if (this.opening !== opening) return;
     this.part("screen").hidden = false;
     const terminal = new Terminal({ convertEol: false, fontSize: 13, screenReaderMode: true });
     const fit = new FitAddon();
@@ -85,22 +88,29 @@ class Shell {
     terminal.onData((text) => send(bytes.encode(text)));
     // xterm gives some mouse reports as bytes in a string, which UTF-8 would change.
     terminal.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0))));
-    terminal.onResize(({ cols, rows }) => send(JSON.stringify({ columns: cols, rows })));
+    const resize = ({ cols, rows }) => send(JSON.stringify({ columns: cols, rows }));
+    terminal.onResize(resize);
     terminal.attachCustomKeyEventHandler((event) => this.copied(event));
     // The window has no event for a change in which only this element gets another size.
     this.watch = new ResizeObserver(() => fit.fit());
     this.watch.observe(this.part("screen"));
+    // A socket that was closed tells of it when the next one may be open.
+    const isShown = () => this.socket === socket;
     socket.onopen = () => {
+      if (!isShown()) return;
       this.say("Connected. Ctrl+Shift+C copies what is selected; Ctrl+Shift+Escape leaves the terminal.");
       this.part("close").hidden = false;
-      terminal.focus();
+      // It may have got another size while it connected, and the reader may be at work elsewhere.
+      if (terminal.cols !== query.columns || terminal.rows !== query.rows) resize(terminal);
+      if (document.activeElement === document.body || this.root.contains(document.activeElement)) terminal.focus();
     };
     socket.onmessage = ({ data }) => {
+      if (!isShown()) return;
       if (typeof data !== "string") return terminal.write(new Uint8Array(data));
       const told = JSON.parse(data);
       this.said = told.error ?? `The shell ended with status ${told.exit ?? "unknown"}.`;
     };
-    socket.onclose = () => this.ended(query.job);
+    socket.onclose = () => isShown() && this.ended(query.job, socket);
   }
 
   // Keys of the page itself. Tab and Escape are the shell's, so there is a way out of it by keys.
@@ -118,7 +128,7 @@ class Shell {
     return true;
   }
 
-  async ended(job) {
+  async ended(job, socket) {
     this.say(this.said || "The connection was closed.");
     this.part("close").hidden = true;
     this.watch?.disconnect();
@@ -126,15 +136,19 @@ class Shell {
     try {
       await ask(`runs/${this.root.dataset.run}/ssh`, { job }); // a browser hides why a socket is refused
     } catch (error) {
-      if (!this.said) this.say(`The connection was closed: ${error.message}.`);
+      if (this.socket === socket) this.say(`The connection was closed: ${error.message}.`);
     }
   }
 
   close() {
+    const close = this.part("close");
+    if (document.activeElement === close) this.part("open").focus();
+    close.hidden = true;
+    if (this.socket) this.say("The connection was closed.");
     this.socket?.close();
     this.watch?.disconnect();
     this.terminal?.dispose();
-    this.socket = this.terminal = this.watch = null;
+    this.opening = this.socket = this.terminal = this.watch = null;
     this.part("screen").hidden = true;
   }
 }

@@ -64,7 +64,6 @@ _INSTEAD_IN_A_SWEEP = {
     "max_failed_attempts": "sweep.stop_after_failures",
 }
 _NOT_IN_ONE_CONTAINER = {
-    "signal": "a tiny job gets its stop signal alone",
     "ssh": "the processes of a session would look like those of the job",
     "ports": "they belong to a container, not to each job that runs in it",
 }

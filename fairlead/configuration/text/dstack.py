@@ -416,7 +416,7 @@ def _count(written: object) -> int:
     return written if isinstance(written, int) else 1
 
 
-def _least_disk(work: _Work) -> None:
+def _min_disk(work: _Work) -> None:
     """Tell the amount for which small nodes are refused."""
     for part in _places(work)[1:] or [work.data]:
         resources = {**_mapping(work.data.get("resources")), **_mapping(part.get("resources"))}
@@ -546,5 +546,5 @@ _STEPS = (
 )
 _STEPS_OF_DSTACKS_FILES = (
     *(_tags, _when_it_waits, _retries, _priority, _instances, _probe_of_the_model),
-    *(_amounts_without_lower_end, _lower_ends, _least_disk, _volumes, _image),
+    *(_amounts_without_lower_end, _lower_ends, _min_disk, _volumes, _image),
 )

@@ -7,6 +7,7 @@ counterpart is refused with its number and what to write instead. All of it is p
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,12 @@ command -v module >/dev/null 2>&1 ||
 """Slurm's commands that scripts call. A task is a job here, and the script runs on each node, so
 `srun` runs its command once on each; with `-w`, on that node alone."""
 _END = "FAIRLEAD_END_OF_SCRIPT"
+CODE_FOLDER = "/workflow"
+"""Where code goes that cannot be in the working folder."""
+_FOLDERS_OF_SYSTEMS = frozenset(
+    ["/", "/dev", "/dev/shm", "/etc", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv"]
+) | {"/tmp", "/usr", "/var", "/var/tmp"}
+"""Code goes only to an empty folder, and in an image these are none."""
 
 
 class Line(NamedTuple):
@@ -87,6 +94,17 @@ class Converted(NamedTuple):
 
     configuration: dict[str, Any]
     notes: tuple[str, ...]
+
+
+def with_code(converted: Converted, folder: str) -> Converted:
+    """Return the task with a copy of this folder, next to a working folder that is no place for
+    it."""
+    where = posixpath.normpath(str(converted.configuration.get("working_dir", CODE_FOLDER)))
+    if where not in _FOLDERS_OF_SYSTEMS:
+        return Converted({**converted.configuration, "repos": [folder]}, converted.notes)
+    repo = {"local_path": folder, "path": CODE_FOLDER}
+    note = f"--chdir is {where}, so the code is in $SLURM_SUBMIT_DIR ({CODE_FOLDER})"
+    return Converted({**converted.configuration, "repos": [repo]}, (*converted.notes, note))
 
 
 class _Job:
@@ -579,6 +597,7 @@ _OPTIONS: Mapping[str, Callable[[_Job, str], None]] = {
 _WITHOUT: Mapping[str, str] = {
     "account": "there are no accounts: each run is its user's",
     "qos": "give the YAML a band and a priority",
+    "nice": "give the YAML a priority",
     "constraint": "give the YAML constraints on attributes of nodes, such as rack EQ r1",
     "nodelist": "give the YAML constraints: [node EQ NAME]",
     "exclude": "give the YAML constraints: [node NE NAME]",

@@ -16,7 +16,7 @@ _BUCKET = re.compile(r"(?:s3|gs|r2|cos|https?)://", re.ASCII)
 _CLOUD_ONLY = frozenset(
     {
         "accelerator_args", "any_of", "autostop", "cloud", "disk_tier", "infra", "instance_type",
-        "job_recovery", "labels", "network_tier", "ordered", "region", "use_spot", "zone",
+        "labels", "network_tier", "ordered", "region", "use_spot", "zone",
     }
 )  # fmt: skip
 """Fields of `resources` about clouds: nodes are added to a fleet here."""
@@ -164,12 +164,26 @@ def _ports(task: _Task, field: str, value: Any) -> None:
     task.fields["ports"] = [int(one) for one in given]
 
 
+def _recovery(task: _Task, field: str, value: Any) -> None:
+    """SkyPilot starts a job again after the loss of its machine, as is the default here; after its
+    own errors only so often as this says."""
+    given = dict(value) if isinstance(value, Mapping) else {"strategy": value}
+    errors = given.pop("max_restarts_on_errors", None)
+    if errors is not None and (isinstance(errors, bool) or not isinstance(errors, int)):
+        raise ConfigurationError(f"{field}.max_restarts_on_errors", "is not a whole number")
+    if errors:
+        task.fields["retry"] = {"max_failures": errors}
+    if given:
+        task.notes.append(f"{field}.{next(iter(given))} is left out: jobs go to nodes of a fleet")
+
+
 _RESOURCES: Mapping[str, Callable[[_Task, str, Any], None]] = {
     "accelerators": _gpus,
     "cpus": _least("cpu"),
     "memory": _least("memory", "GB"),
     "disk_size": _least("disk", "GB"),
     "image_id": _image,
+    "job_recovery": _recovery,
     "ports": _ports,
 }
 _FIELDS: Mapping[str, Callable[[_Task, str, Any], None]] = {

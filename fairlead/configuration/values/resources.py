@@ -144,7 +144,7 @@ def _gpu_of_text(text: str) -> GpuNeed:
         if word.replace(".", "").isdigit():
             count = parse_count(word)
         elif word[:1].isdigit():
-            memory = _least_size(word)
+            memory = _min_size(word)
         elif number == 0:
             names = _gpu_names(word.split(","))
         else:
@@ -225,7 +225,7 @@ def _gpu_of_mapping(value: dict[object, object]) -> GpuNeed:
         count=count,
         vendor=vendor,
         names=names,
-        min_memory=0 if memory is None else _named("memory", _least_size, memory),
+        min_memory=0 if memory is None else _named("memory", _min_size, memory),
         min_compute_capability=_named("compute_capability", _capability, fields.compute_capability),
     )
 
@@ -245,7 +245,7 @@ def _named(name: str, make_value: Callable[[Any], Any], value: object) -> Any:
         raise ConfigurationError(f"resources.gpu.{name}", str(error), allowed) from None
 
 
-def _least_size(value: str) -> int:
+def _min_size(value: str) -> int:
     return parse_size(without_upper_end(value))
 
 

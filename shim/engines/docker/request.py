@@ -13,7 +13,7 @@ import msgspec
 from docker.types import HostConfig, LogConfig, Mount
 from docker.types import Ulimit as DockerUlimit
 
-from common.task_folder import RUNNER_SOCKET_NAME
+from common.files.task_folder import RUNNER_SOCKET_NAME
 from fairlead.wire.shim import NetworkMode, VolumeKind
 from shim.engines.base import ContainerSpec, MountSpec, NodeFault
 

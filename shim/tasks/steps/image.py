@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
+from common.files.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from fairlead.wire.shim import PullPolicy, PullProgress, TaskStatus
 from shim.engines.base import ImageError, ImageInfo, ImageProblem, pinned
 from shim.files import safe_files

@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from common.task_folder import PYTHONS_NAME, Pythons
+from common.files.task_folder import PYTHONS_NAME, Pythons
 from fairlead.wire.engine_abilities import EngineAbility
 from fairlead.wire.shim import VolumeKind
 from shim.engines.base import MountSpec

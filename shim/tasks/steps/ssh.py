@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from common.durable import sync_folder
+from common.files.durable import sync_folder
 from fairlead.wire.shim import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
 from shim.engines.base import EngineUnavailable, NodeFault
 from shim.errors import EngineError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -9,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
@@ -181,9 +182,10 @@ async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_t
     await expect(count).to_have_text("1 of 1")
     await expect(marks).to_have_text(["step ", "1234", " loss"])
 
+    await page.get_by_label("Regular expression").check()
+    await expect(count).to_have_text("1 of 1")  # it is searched for again, and leads to its match
     await page.get_by_role("button", name="Start").click()
     await expect(page.locator(".log-text").first).to_have_text("step 0 loss 0.000")
-    await page.get_by_label("Regular expression").check()
     await search.fill(r"^step 1\d00 loss 0\.1[0-2]00$")
     await search.press("Enter")
     await expect(count).to_have_text("1 of 3")
@@ -200,6 +202,40 @@ async def test_a_log_is_searched_for_what_is_on_the_screen_and_the_match_is_in_t
     await search.press("Enter")
     status = page.locator("#log [data-log-part=status]")
     await expect(status).to_contain_text("this is no regular expression: missing )")
+
+
+async def test_rows_that_come_late_do_not_lead_back_to_the_match_before(
+    chromium: Browser, controller: Controller, site: TestServer
+) -> None:
+    run_id = await submit(controller, "train")
+    state = await controller.service.runs.get(run_id)
+    words = ["warning" if at in (1000, 1010) else "fine" for at in range(2000)]
+    lines = [f"step {at} {word}\n".encode() for at, word in enumerate(words)]
+    await write_log(controller, state.jobs[0].attempts[0].id, *lines)
+    page = await visit(chromium, controller, address_of(site), "admin")
+    await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
+    texts, here = page.locator(".log-text"), page.locator(".log-here .log-text")
+    search = page.locator("[data-log-part=search]")
+    is_asked, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        is_asked.set()
+        await may_go_on.wait()
+        await route.continue_()
+
+    await expect(texts.last).to_have_text("step 1999 fine")
+    await page.route("**/logs/window?*before=*", hold)
+    await search.fill("warning")
+    await search.press("Enter")
+    await is_asked.wait()
+    await expect(here).to_have_text("step 1000 warning")
+    await search.press("Enter")
+    await expect(here).to_have_text("step 1010 warning")
+    first = await texts.first.inner_text()
+    may_go_on.set()
+
+    await expect(texts.first).not_to_have_text(first)
+    await expect(here).to_have_text("step 1010 warning")
 
 
 async def test_a_login_leads_on_to_the_log_that_was_asked_for(
@@ -436,8 +472,8 @@ async def test_keys_search_and_back_work_without_a_mouse(
 
     await page.keyboard.press("/")
     await page.keyboard.type("alph")
+    await page.wait_for_url("**/dashboard/runs?text=alph")  # a slow typist asks for "al" before
     await expect(page.get_by_role("link", name="beta")).to_have_count(0)
-    assert page.url.endswith("/dashboard/runs?text=alph")
     await page.get_by_label("Band").select_option("batch")
     await expect(page.get_by_text("No run matches these filters.")).to_be_visible()
     assert page.url.endswith("/dashboard/runs?text=alph&band=batch")

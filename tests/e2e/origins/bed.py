@@ -22,8 +22,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy, to_services
-from common.proxy.site import Site
 from common.proxy.view import Service
 from controller.api.app import make_app
 from controller.lifecycle.model import Run

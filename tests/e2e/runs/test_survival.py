@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.task_folder import EXIT_RECORD_NAME
+from common.files.task_folder import EXIT_RECORD_NAME
 from tests.support.lab import RunLab
 from tests.support.proxy import CuttableProxy
 from tests.support.waiting import wait_until

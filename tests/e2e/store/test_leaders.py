@@ -187,7 +187,7 @@ def test_one_of_another_installation_or_with_other_keys_or_another_bucket_is_ref
         third.start()
     (third.data / "installation").write_text(installation)
     third.daemon.argv.extend(["--logs-bucket", "s3://theirs"])
-    with pytest.raises(DaemonFailed, match="keeps its logs in another place"):
+    with pytest.raises(DaemonFailed, match="has another bucket: give all"):
         third.start()
     (third.data / "id_ed25519").unlink()
     with pytest.raises(DaemonFailed, match=r"has other keys: copy id_ed25519 and secrets\.key"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import CollectedOutputs
 from controller.lifecycle.reports import OutputsCollected
 from controller.outputs import bucket
-from controller.outputs.bucket import BucketError, BucketObject
+from controller.outputs.bucket import BucketError
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.shim import PullProgress
@@ -140,7 +139,7 @@ async def test_outputs_of_a_job_that_is_not_there_are_refused_by_its_name(
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
     with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        asyncio.run(bucket.check(started.bucket))  # obstore's own threads stay for the process
+        bucket.check(started.bucket)  # obstore's own threads stay for the process
         yield started
 
 
@@ -188,7 +187,7 @@ async def test_a_bucket_that_stops_in_the_middle_cuts_the_download(
     storage: ObjectStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def stops(place: BucketObject, start: int, end: int) -> AsyncIterator[bytes]:
+    async def stops(*_: object) -> AsyncIterator[bytes]:
         yield b"x" * 512
         raise BucketError("it was reset")
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from controller.clock import iso
-from controller.web.services import without_requests
+from controller.web.pages.services import without_requests
 from fairlead.cli.commands.services.deployments import requests_of
 from fairlead.documents.services import ReplicaView
 from tests.unit.api.conftest import Controller

@@ -182,7 +182,7 @@ async def test_an_ended_sweep_says_how_to_run_its_failed_sets_again(
 
 
 def seconds_left(play: Play) -> float | None:
-    view = sweep_view(folded(play.state))
+    view = sweep_view(folded(play.state), play.now)
     assert view is not None
     return view.seconds_left
 
@@ -202,7 +202,21 @@ def test_the_estimate_counts_those_that_run_and_not_those_in_the_queue() -> None
     play.send(play.removed(0))
     assert seconds_left(play) == 90
     play.to_running(1)
+    assert seconds_left(play) == 90
+    play.wait(5)
     assert seconds_left(play) == 85
+
+
+def test_a_set_that_takes_longer_than_others_is_not_about_to_end() -> None:
+    play = ten_sets()
+    for number in range(9):
+        play.to_running(number)
+        play.wait(1)
+        play.send(play.exited(number))
+        play.send(play.removed(number))
+    play.to_running(9)
+    play.wait(300)
+    assert seconds_left(play) == 300
 
 
 def test_a_set_that_was_stopped_says_nothing_of_how_long_one_takes() -> None:

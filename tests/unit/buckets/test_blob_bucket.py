@@ -86,9 +86,9 @@ def bucket(storage: ObjectStorage, tmp_path: Path, wall: Wall) -> Iterator[AgedB
 def machine(bucket: AgedBucket, wall: Wall, tmp_path: Path) -> _Machine:
     """A controller's uploads, by the name of its disk."""
 
-    def made(name: str, *, most_of_user: int | None = None) -> BlobStore:
+    def made(name: str, *, max_of_user: int | None = None) -> BlobStore:
         there = BlobBucket(bucket, wall)
-        return BlobStore(tmp_path / name, now=wall, most_of_user=most_of_user, bucket=there)
+        return BlobStore(tmp_path / name, now=wall, max_of_user=max_of_user, bucket=there)
 
     return made
 
@@ -124,7 +124,7 @@ async def test_the_limit_of_a_user_holds_on_an_empty_disk(machine: _Machine) -> 
     other = b"y" * 3000
     async with contextlib.aclosing(pieces(other)) as coming:
         with pytest.raises(TooManyBlobs):
-            await machine("b", most_of_user=6000).put(
+            await machine("b", max_of_user=6000).put(
                 hashlib.sha256(other).hexdigest(), coming, user="ada"
             )
 

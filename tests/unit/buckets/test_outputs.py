@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controller.outputs import bucket, own_bucket
+from controller.outputs import own_bucket
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import OwnBucket
-from controller.outputs.store import OutputStore
+from controller.outputs.store import LargeOutputs, OutputStore
 from controller.outputs.uploads import OutputUploads
 from tests.support.object_storage import ObjectStorage
 from tests.support.ssh_daemon import free_port
-from tests.unit.outputs.test_uploads import SMALL, keep
+from tests.unit.outputs.test_uploads import LARGE, SMALL, keep
 
-_Machine = Callable[[str], OutputStore]
+_Machine = Callable[..., OutputStore]
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ async def machine(target: Bucket, tmp_path: Path) -> AsyncIterator[_Machine]:
     async with AsyncExitStack() as closing:
         closing.callback(own.close)
 
-        def made(name: str) -> OutputStore:
-            outputs = OutputStore(tmp_path / name, own=own)
+        def made(name: str, large: LargeOutputs | None = None) -> OutputStore:
+            outputs = OutputStore(tmp_path / name, own=own, large=large)
             closing.push_async_callback(asyncio.to_thread, outputs.close)
             return outputs
 
@@ -53,11 +53,12 @@ async def test_a_controller_with_an_empty_disk_has_them(
     stored = await keep(outputs, "attempt", SMALL)
     assert await machine("b").find("attempt") is None
     await outputs.secure("attempt", stored)
-    found = await machine("b").find("attempt")
+    other = machine("b")
+    found = await other.find("attempt")
     assert found is not None
     assert found.place is not None
     assert found.files == stored.files
-    read = b"".join([piece async for piece in bucket.read(found.place, 0, found.length)])
+    read = b"".join([piece async for piece in other.read(found.place, 0, found.length)])
     assert read == SMALL
 
 
@@ -106,3 +107,52 @@ async def test_those_that_are_older_here_than_in_the_bucket_leave_no_list_there(
     assert await machine("b").find("attempt") is None
     left = [key for key in storage.objects() if key.startswith(f"{target.prefix}/outputs/")]
     assert left == []
+
+
+@pytest.fixture
+def large(storage: ObjectStorage, tmp_path: Path) -> LargeOutputs:
+    bucket = msgspec.structs.replace(storage.bucket, prefix=f"{tmp_path.name}-large")
+    return LargeOutputs(bucket=bucket, above=len(SMALL))
+
+
+async def test_the_lists_of_large_ones_elsewhere_outlive_the_disk_too(
+    machine: _Machine, storage: ObjectStorage, large: LargeOutputs
+) -> None:
+    outputs = machine("a", large)
+    for attempt_id, content in (("small", SMALL), ("large", LARGE)):
+        await outputs.secure(attempt_id, await keep(outputs, attempt_id, content))
+    other = machine("b", large)
+    for attempt_id, content in (("small", SMALL), ("large", LARGE)):
+        found = await other.find(attempt_id)
+        assert found is not None
+        assert found.place is not None
+        read = [piece async for piece in other.read(found.place, 0, found.length)]
+        assert b"".join(read) == content
+    elsewhere = [key for key in storage.objects() if key.startswith(large.bucket.prefix)]
+    assert elsewhere == [f"{large.bucket.prefix}/large/outputs.tar"]
+
+
+@pytest.mark.parametrize("disk", ["a", "b"])
+async def test_large_ones_elsewhere_expire_with_their_lists(
+    machine: _Machine, target: Bucket, storage: ObjectStorage, large: LargeOutputs, disk: str
+) -> None:
+    """`b`: a disk that never had them."""
+    outputs = machine("a", large)
+    await outputs.secure("attempt", await keep(outputs, "attempt", LARGE))
+    await machine(disk, large).sweep((), time.time() + 60)
+    mine = (f"{target.prefix}/outputs/", large.bucket.prefix)
+    assert [key for key in storage.objects() if key.startswith(mine)] == []
+
+
+async def test_those_from_before_the_own_bucket_go_where_their_size_says(
+    machine: _Machine, storage: ObjectStorage, large: LargeOutputs
+) -> None:
+    outputs = machine("a", large)
+    await keep(outputs, "small", SMALL)
+    await keep(outputs, "large", LARGE)
+    await OutputUploads(outputs, large.bucket, -1, lambda: 0.0).move_all()
+    places = [(await machine("b", large).find(one)) for one in ("small", "large")]
+    assert [one is not None and one.place and one.place.key.split("/")[0] for one in places] == [
+        large.bucket.prefix.removesuffix("-large"),
+        large.bucket.prefix,
+    ]

@@ -78,6 +78,17 @@ async def test_several_files_are_one_act(start: Fairlead, tmp_path: Path) -> Non
     assert len(json.loads((await of(start, "ps", "--json")).out)["runs"]) == 2
 
 
+async def test_what_only_the_controller_knows_is_refused_with_its_line(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.yaml"
+    for run, why in (("nobody", "you have no run 'nobody'"), ("train", "cannot wait for itself")):
+        train.write_text(f"{TASK}after: {run}\n")
+        refused = await of(start, "apply", "-d", "-f", str(train))
+        assert refused.err.startswith(f"fairlead: {train}:6: after[0].run: ")
+        assert (refused.status, why in refused.err) == (2, True)
+
+
 async def test_inspect_says_for_whom_a_run_waits(start: Fairlead, tmp_path: Path) -> None:
     train, prepare = tmp_path / "train.yaml", tmp_path / "prepare.yaml"
     train.write_text(f"{TASK}after: [{{run: prepare, when: ended}}]\nstart_before: 4h\n")

@@ -107,14 +107,20 @@ async def test_a_stopped_run_is_a_failure(
     assert "hello: terminated: stopped by admin" in result.err
 
 
-async def test_the_output_of_every_attempt_of_a_retried_job_arrives(
-    start: Fairlead, node: PlayedNode, tmp_path: Path
-) -> None:
+@pytest.fixture
+def retried(tmp_path: Path) -> str:
+    """The file of a run named `again`, whose job is tried twice."""
     path = tmp_path / "retried.yml"
     path.write_text(
         "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
     )
-    command = await start("apply", "-f", str(path))
+    return str(path)
+
+
+async def test_the_output_of_every_attempt_of_a_retried_job_arrives(
+    start: Fairlead, node: PlayedNode, retried: str
+) -> None:
+    command = await start("apply", "-f", retried)
     await command.hears("submitted again")
     await node.runs("again")
     await node.prints("again", b"first\n")
@@ -127,13 +133,9 @@ async def test_the_output_of_every_attempt_of_a_retried_job_arrives(
 
 
 async def test_an_attempt_that_failed_and_comes_back_is_told_after_its_output(
-    start: Fairlead, node: PlayedNode, tmp_path: Path
+    start: Fairlead, node: PlayedNode, retried: str
 ) -> None:
-    path = tmp_path / "retried.yml"
-    path.write_text(
-        "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
-    )
-    command = await start("apply", "-f", str(path))
+    command = await start("apply", "-f", retried)
     await command.hears("submitted again")
     await node.runs("again")
     await node.prints("again", b"first\n")
@@ -149,13 +151,9 @@ async def test_an_attempt_that_failed_and_comes_back_is_told_after_its_output(
 
 
 async def test_attach_begins_with_the_last_lines_of_the_present_attempt(
-    start: Fairlead, node: PlayedNode, tmp_path: Path
+    start: Fairlead, node: PlayedNode, retried: str
 ) -> None:
-    path = tmp_path / "retried.yml"
-    path.write_text(
-        "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
-    )
-    await of(start, "apply", "-d", str(path))
+    await of(start, "apply", "-d", retried)
     await node.runs("again")
     await node.prints("again", b"first\n")
     await node.ends("again", 1)

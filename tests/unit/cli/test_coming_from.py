@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,9 @@ from controller.lifecycle.model import RetryEvent
 from fairlead.cli.main import make_app
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, Plan, to_run
+from fairlead.configuration.text import skypilot
 from fairlead.configuration.text.environment import with_environment
+from fairlead.configuration.text.sbatch import SbatchError, convert
 from fairlead.wire.runner import BucketMode, EndSignal
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
@@ -73,6 +77,83 @@ def plan_of(page: str, row: str) -> Plan:
             fields |= yaml.safe_load(text)
     data = {**BESIDE, **fields}
     return to_run(parse(data), data, Defaults())
+
+
+def options_of_slurm() -> dict[str, str]:
+    """The rows of the table of options: the right cell by the options that `#SBATCH` may have."""
+    text = next(one for one in PAGES if one.stem == "coming-from-slurm").read_text()
+    table = text.partition("| option there |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ", 1) for row in table.splitlines() if row.startswith("| ")]
+    return {left: right for left, right in rows if left.startswith("`-")}
+
+
+BY_HAND = "YAML only"
+"""How the page marks an option that `fairlead sbatch` refuses."""
+
+
+@pytest.mark.parametrize("left", options_of_slurm())
+def test_each_option_of_slurm_is_read_as_its_row_says(left: str) -> None:
+    right = options_of_slurm()[left]
+    lines = [f"#SBATCH {one}" for one in re.findall(r"`(-[^`]+)`", left)]
+    lines = [line for one in lines for line in one.replace(" -t ", "\n#SBATCH -t ").splitlines()]
+    script = "\n".join(["#!/bin/bash", *lines, "true"])
+    if "scontrol requeue" in left:
+        script += "\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
+    if BY_HAND in right:
+        for line in lines:
+            with pytest.raises(SbatchError, match=r"job\.sh:2: .* the YAML "):
+                convert(f"#!/bin/bash\n{line}\n", "job.sh")
+        return
+    made = {**BESIDE, **convert(script, "job.sh").configuration}
+    meant: dict[str, object] = {}
+    for text in re.findall(r"`([^`]+)`", right):
+        if re.match(r"\{?[a-z_]+: ", text):
+            meant |= yaml.safe_load(text)
+    assert meant or right.startswith("The default"), "the row names a field"
+    for field in ("volumes", "retry"):  # an addition that the row proposes, and a default
+        meant.pop(field, None) if field not in made else None
+    data = {**BESIDE, "nodes": made.get("nodes"), **meant}
+    by_hand, by_script = (to_run(parse(one), one, Defaults()) for one in (data, made))
+    assert by_script.policy == by_hand.policy
+    assert by_script.specs[0].resources == by_hand.specs[0].resources
+
+
+def fields_of_skypilot() -> list[tuple[str, str]]:
+    """The rows of the table of fields, whose left cell is YAML of SkyPilot."""
+    text = next(one for one in PAGES if one.stem == "coming-from-skypilot").read_text()
+    table = text.partition("| field there |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ", 1) for row in table.splitlines() if row.startswith("| ")]
+    return [(left, right) for left, right in rows if ": " in left and "mode:" not in left]
+
+
+@pytest.mark.parametrize(("left", "right"), fields_of_skypilot())
+def test_each_field_of_skypilot_is_converted_as_its_row_says(left: str, right: str) -> None:
+    theirs: dict[str, Any] = {"run": "true"}
+    section: list[str] = []
+    for text in re.findall(r"`([^`]+: [^`]+)`", left):
+        path, value = text.split(": ", 1)
+        *above, name = path.split(".")
+        section = above or section
+        inner = theirs
+        for part in section:
+            inner = inner.setdefault(part, {})
+        inner[name] = yaml.safe_load(value)
+    made = skypilot.convert(theirs).configuration
+    meant: dict[str, Any] = {}
+    for text in re.findall(r"`([^`]+)`", right):
+        if re.match(r"[a-z_]+: ", text) and text.partition(":")[0] in made:
+            meant |= yaml.safe_load(text)
+    assert meant, "the row names a field that comes of it"
+    data = {**BESIDE, "commands": ["true"], **meant}
+    given = {name: made[name] for name in meant}
+    filled: Iterator[Any] = (
+        with_environment(one, {"HF_TOKEN": "x"}, {}) for one in (data, {**data, **given})
+    )
+    if "files" in meant:
+        assert given == meant
+        return
+    by_hand, by_convert = (to_run(parse(one), one, Defaults()) for one in filled)
+    assert (by_convert.policy, by_convert.specs) == (by_hand.policy, by_hand.specs)
 
 
 def test_a_job_of_slurm_is_requeued_by_default_and_after_no_error() -> None:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from controller.api.views import run_view
 from controller.lifecycle.model import RunState
-from fairlead.dev_environments import how_to_open, link, opens
 from fairlead.documents.runs import RunView
 from fairlead.model.dev_environment import DevEnvironment, Ide
+from fairlead.summaries.dev_environments import how_to_open, link, opens
 from tests.unit.lifecycle.test_inactivity import NOTES, DeskPlay
 
 URL = "http://127.0.0.1:8700"

@@ -93,7 +93,7 @@ OWN_CHECK = {"fairlead.configuration.parse", "fairlead.configuration.runs.task"}
 BUDGET = {
     "runs.applying:apply": SLOW | OWN_CHECK | {"fairlead.documents", "websockets", "tarfile"},
     "runs.run_list:ps": SLOW | OWN_CHECK | {"yaml", "websockets", "tarfile"},
-    "runs.log_reading:logs": SLOW | OWN_CHECK | {"yaml", "tarfile"},
+    "jobs.log_reading:logs": SLOW | OWN_CHECK | {"yaml", "tarfile"},
 }
 """What a command must not load before its first request: each costs 5 to 80 ms of CPU time."""
 

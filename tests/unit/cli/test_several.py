@@ -14,10 +14,10 @@ from controller.lifecycle.reports import Preempted
 from controller.service.jobs.logs import KeptLogs
 from fairlead.cli.output import LineWriter
 from fairlead.model.reasons import Reason
-from fairlead.progress import exit_status
+from fairlead.summaries.progress import exit_status
 from fairlead.wire.frames import Frame, Stream
 from tests.unit.api.conftest import Controller
-from tests.unit.cli.conftest import Fairlead, PlayedNode
+from tests.unit.cli.conftest import Command, Fairlead, PlayedNode
 from tests.unit.lifecycle.play import Play
 
 PAIR = "type: task\nname: pair\nnodes: 2\ngang: false\nshare_nodes: true\ncommands: [work]\n"
@@ -30,13 +30,20 @@ def pair(tmp_path: Path) -> str:
     return str(path)
 
 
-async def test_lines_of_several_jobs_stand_behind_their_jobs_names(
-    start: Fairlead, node: PlayedNode, pair: str
-) -> None:
-    command = await start("apply", "-f", pair)
+async def both_run(start: Fairlead, node: PlayedNode, file: str) -> Command:
+    """Submit the pair, and return its command once both jobs run."""
+    command = await start("apply", "-f", file)
     await command.hears("submitted pair")
     for job in (0, 1):
         await node.runs("pair", job)
+    return command
+
+
+async def test_lines_of_several_jobs_stand_behind_their_jobs_names(
+    start: Fairlead, node: PlayedNode, pair: str
+) -> None:
+    command = await both_run(start, node, pair)
+    for job in (0, 1):
         await node.prints("pair", f"first of {job}\nno end".encode(), job=job)
         await node.prints("pair", f" of {job}".encode(), job=job)
         await node.prints("pair", b"oops\n", Stream.STDERR, job=job)
@@ -56,10 +63,7 @@ async def test_lines_of_several_jobs_stand_behind_their_jobs_names(
 async def test_the_exit_code_of_the_job_that_ended_the_run_is_the_commands(
     start: Fairlead, node: PlayedNode, pair: str
 ) -> None:
-    command = await start("apply", "-f", pair)
-    await command.hears("submitted pair")
-    for job in (0, 1):
-        await node.runs("pair", job)
+    command = await both_run(start, node, pair)
     await node.ends("pair", 9, 1)
     await node.ends("pair", 3, 0)
     result = await command.ended()
@@ -72,10 +76,7 @@ async def test_a_limit_of_the_run_that_ended_it_is_told(
 ) -> None:
     file = tmp_path / "limited.yml"
     file.write_text(f"{PAIR}max_failed_attempts: 0\nretry: true\n")
-    command = await start("apply", "-f", str(file))
-    await command.hears("submitted pair")
-    for job in (0, 1):
-        await node.runs("pair", job)
+    command = await both_run(start, node, str(file))
     await node.ends("pair", 9, 1)
     await node.ends("pair", 143, 0)
     result = await command.ended()
@@ -88,10 +89,7 @@ async def test_a_failure_that_a_run_tolerated_is_not_why_it_ended(
 ) -> None:
     file = tmp_path / "tolerant.yml"
     file.write_text(f"{PAIR}max_failed_jobs: 1\n")
-    command = await start("apply", "-f", str(file))
-    await command.hears("submitted pair")
-    for job in (0, 1):
-        await node.runs("pair", job)
+    command = await both_run(start, node, str(file))
     await node.ends("pair", 9, 1)
     await node.ends("pair", 0, 0)
     result = await command.ended()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.cli.commands.runs.ssh import place_of
+from fairlead.cli.commands.jobs.ssh import place_of
 from fairlead.cli.openssh import (
     host_blocks,
     identity,
@@ -18,7 +18,7 @@ from fairlead.cli.openssh import (
 )
 from fairlead.documents.jobs import SshTarget
 from fairlead.errors import UsageError
-from fairlead.ssh_keys import public_keys
+from fairlead.files.ssh_keys import public_keys
 from tests.unit.cli import output
 from tests.unit.cli.conftest import Fairlead
 

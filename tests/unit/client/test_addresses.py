@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fairlead import settings
-from fairlead.addresses import Addresses
+from fairlead.connections.addresses import Addresses
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
 from fairlead.wire.errors import LEADS_NO_MORE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.notebook import shower
+from fairlead.summaries.notebook import shower
 
 
 class Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.documents.nodes import GpuView, NodeView
-from fairlead.offers import offers
+from fairlead.summaries.offers import offers
 
 
 def _gpu(number: int, *, in_use: bool = False, healthy: bool = True, name: str = "H100") -> GpuView:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fairlead import AsyncClient, Client, OutputsMissing, Run, Task, UsageError
-from fairlead.outputs import Arriving
+from fairlead.files.outputs import Arriving
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.api.test_outputs import stored
 

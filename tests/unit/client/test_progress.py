@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fairlead import Client, Task
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import IrisState
-from fairlead.progress import comebacks
+from fairlead.summaries.progress import comebacks
 from fairlead.views import AttemptView, JobView, RunView
 from tests.unit.cli.conftest import PlayedNode
 

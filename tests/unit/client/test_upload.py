@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from controller.lifecycle.model import JobSpec
-from fairlead import upload
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, public, to_run
-from fairlead.upload import Packed, UploadProgress, as_if_sent, pack
+from fairlead.files import upload
+from fairlead.files.upload import Packed, UploadProgress, as_if_sent, pack
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 

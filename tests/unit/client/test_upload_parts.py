@@ -12,8 +12,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fairlead import Client, Task
+from fairlead.files.upload import MIN_PART_BYTES
 from fairlead.rest import ControllerClient
-from fairlead.upload import MIN_PART_BYTES
 from fairlead.wire.blobs import Part
 from runner.code.tree import unpack
 from tests.unit.api.conftest import USER_TOKEN, Controller

@@ -11,7 +11,7 @@ import pytest
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, to_run
 from fairlead.configuration.text.environment import with_environment
-from fairlead.configuration.text.sbatch import SbatchError, convert
+from fairlead.configuration.text.sbatch import SbatchError, convert, with_code
 from tests.unit.configuration.sbatch_corpus import SHAPES, Shape
 
 _ALWAYS = ("commands", "shell", "env_style")
@@ -162,6 +162,21 @@ def test_the_options_of_the_command_win_over_the_lines() -> None:
     made = read("--array=x", given={"array": "0-1", "dependency": "afterok:a"})
     assert made["sweep"]["matrix"] == {"array_task_id": "0..1"}
     assert made["after"] == [{"run": "a", "when": "done"}]
+
+
+@pytest.mark.parametrize(
+    ("option", "repos"),
+    [
+        ("-J x", ["/code"]),
+        ("-D /home/me/project", ["/code"]),
+        ("--chdir=/tmp", [{"local_path": "/code", "path": "/workflow"}]),
+        ("--chdir=/var/tmp/", [{"local_path": "/code", "path": "/workflow"}]),
+    ],
+)
+def test_code_goes_to_a_folder_that_can_be_empty(option: str, repos: list[object]) -> None:
+    made = with_code(convert(f"#!/bin/bash\n#SBATCH {option}\ntrue\n", "job.sh"), "/code")
+    assert made.configuration["repos"] == repos
+    assert any("SLURM_SUBMIT_DIR" in note for note in made.notes) == (repos != ["/code"])
 
 
 def test_a_task_of_an_array_gets_its_signal_before_its_time_and_before_a_drain() -> None:

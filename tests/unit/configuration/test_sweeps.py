@@ -12,9 +12,9 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, Plan, public, to_run, without_uploads
 from fairlead.configuration.values.sweep import FailureLimit, filled
+from fairlead.files.set_files import with_sets
 from fairlead.model.spec import JobSpec
 from fairlead.model.sweep import ParameterSets
-from fairlead.set_files import with_sets
 
 
 def planned(**sweep: object) -> Plan:
@@ -64,10 +64,15 @@ def test_a_sweep_asks_for_containers_that_are_used_again() -> None:
     assert plan.reuse_container
 
 
+def test_jobs_that_share_a_container_may_get_a_signal() -> None:
+    signal = {"name": "SIGUSR1", "before": "10s"}
+    sweep = {"matrix": {"x": [1]}, "reuse_container": True}
+    parse({"type": "task", "commands": ["true"], "sweep": sweep, "signal": signal})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("signal", {"name": "SIGUSR1", "before": "10s"}),
         ("ssh", "install"),
         ("ports", [8000]),
     ],

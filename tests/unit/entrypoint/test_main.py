@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.task_folder import StopOrder
+from common.files.task_folder import StopOrder
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from fairlead.wire.frames import Decoder
 from fairlead.wire.runner import ExitRecord, RunnerState

@@ -23,19 +23,22 @@ from controller.lifecycle.sweeps.sets import counts
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus, OutputsState, RunStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
+from fairlead.wire.runner import EndSignal
 from tests.unit.lifecycle.play import NO_RETRY, Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
 
 
-def reusing(sets: int, *, parallel: int | None = 1, **policy: Any) -> Play:
+def reusing(
+    sets: int, *, parallel: int | None = 1, signal: EndSignal | None = None, **policy: Any
+) -> Play:
     plan = SweepPlan(
         sets=ParameterSets.of(["seed"], [[number] for number in range(sets)]),
         max_parallel=parallel,
         reuse_container=True,
     )
     groups = [Group(name="main", nodes=1)]
-    return Play(sweep=plan, groups=groups, spec=JobSpec(image="busybox"), **policy)
+    return Play(sweep=plan, groups=groups, spec=JobSpec(image="busybox", signal=signal), **policy)
 
 
 def carries(play: Play, number: int = 0) -> Attempt:
@@ -180,6 +183,20 @@ def test_a_drained_node_ends_the_job_that_runs_there() -> None:
     node = carrier.node_id or ""
     play.send(NodeDrained(run_id=play.run_id, node_id=node, message="drained"))
     assert of_set(play, 1).reason is Reason.NODE_DRAINED
+
+
+def test_the_job_that_runs_is_told_of_a_drain_before_it_ends() -> None:
+    play = reusing(2, signal=EndSignal(name="SIGUSR1", before=60.0), stop_duration=100.0)
+    carrier = carries(play)
+    play.send(told(play, riders(play)[0], started_at=play.now))
+    deadline = play.now + 90.0
+    play.around = replace(play.around, drain_deadlines={carrier.node_id or "": deadline})
+    play.send()
+    assert of_set(play, 1).signalled == ()
+    play.wait(31.0)
+    (noted,) = of_set(play, 1).signalled
+    assert (noted.cause, noted.ends_at, noted.sent) == (Reason.NODE_DRAINED, deadline, False)
+    assert play.attempt(0).signalled == (), "the carrier's own job has ended"
 
 
 def test_a_container_is_used_for_a_minute() -> None:

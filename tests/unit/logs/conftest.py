@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -12,5 +11,5 @@ from tests.support.object_storage import ObjectStorage, object_storage
 @pytest.fixture(scope="package")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
     with object_storage(tmp_path_factory.mktemp("storage")) as started:
-        asyncio.run(bucket.check(started.bucket))  # obstore's own threads stay for the process
+        bucket.check(started.bucket)  # obstore's own threads stay for the process
         yield started

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import log_segments
+from common.files import log_segments
 from controller.logs import parts, segments, store
 from controller.logs.parts import LogBucket, Part, Parts, cover
 from controller.logs.store import LogStore, LogWriter

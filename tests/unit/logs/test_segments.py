@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import log_segments
+from common.files import log_segments
 from controller.logs import segments
 from controller.logs.segments import Position, SegmentWriter, cut, locate, read_frames
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode, span_at

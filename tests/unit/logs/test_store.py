@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.durable import write_all
-from controller.logs import segments
+from common.files.durable import write_all
+from controller.logs import newest, segments
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore, LogWriter
 from fairlead.wire.frames import BadFrame, Decoder, Frame, Stream, encode
@@ -112,6 +112,39 @@ async def test_many_followers_of_a_log_being_written_all_get_every_byte_once(
         everything[500:],
         everything[1990:],
     ]
+
+
+async def test_a_follower_at_the_end_does_not_ask_the_disk_for_what_is_written(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 300)
+    async with writing(logs) as writer:
+        await writer.append(frame(0))
+        follower = logs.follow(ATTEMPT, 0)
+        assert await anext(follower) == frame(0)
+        await writer.append(frame(1))
+        monkeypatch.delattr(segments, "read_frames")
+        for number in range(1, 50):
+            assert await anext(follower) == frame(number)
+            await writer.append(frame(number + 1))
+        await follower.aclose()
+
+
+@pytest.mark.parametrize("most", [0, 3 * 4096], ids=["none", "three"])
+async def test_a_follower_that_fell_behind_gets_the_rest_from_the_disk(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(newest, "MAX_BYTES", most)
+    async with writing(logs) as writer:
+        await writer.append(frame(0))
+        follower = logs.follow(ATTEMPT, 0)
+        assert await anext(follower) == frame(0)
+        for number in range(1, 50):
+            await writer.append(frame(number))
+    async with writing(logs) as writer:
+        await writer.append(frame(50))
+    await logs.complete(ATTEMPT)
+    assert await collect(follower) == numbers(*range(1, 51))
 
 
 async def test_completing_a_log_ends_its_followers_for_good(logs: LogStore) -> None:

@@ -13,6 +13,7 @@ from controller.lifecycle.inventory import Node, NodeAddress
 from controller.links.base import NodeConnection, NodeLink, ShimApi
 from controller.nodes import host_keys
 from controller.nodes.host_keys import FreshHostKey
+from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from fairlead.wire.shim import HostKey
 from shim.client import ShimError, ShimUnavailable
 from tests.unit.pipelines.parts import a_node
@@ -35,6 +36,8 @@ class Machine:
         self.nodes = {"n1": replace(a_node("n1"), address=address)}
         self.stored = dict(self.nodes)
         """What a controller finds that starts now. `nodes` shows a change before its commit."""
+        self.refusals: list[StoreError] = []
+        """What the next commits are refused with; then the record is the one before."""
         self.cut_commits = 0
         """How many commits end with the connection whose work waits for them."""
         self.key, self.next = SENT, ""
@@ -57,6 +60,8 @@ class Machine:
 
     async def save_node(self, node: Node | None, node_id: str) -> None:
         assert node is not None
+        if self.refusals:
+            raise self.refusals.pop()
         self.nodes[node_id] = node
         if self.cut_commits:
             self.cut_commits -= 1
@@ -162,6 +167,22 @@ async def test_a_key_is_used_only_when_its_pin_is_committed_not_when_it_is_shown
     await machine.replaced()
     assert machine.effects == ["prepare", "commit", "use", "login", "commit"]
     assert has_its_own(machine)
+
+
+async def test_a_record_that_the_store_refuses_is_tried_again_and_ends_no_session() -> None:
+    machine = Machine()
+    machine.refusals = [StoreRefused("no such value", nodes=["n1"]), StoreUnavailable("away")]
+    await machine.replaced()
+    assert machine.effects == ["prepare", "prepare", "prepare", "commit", "use", "login", "commit"]
+    assert has_its_own(machine)
+
+
+async def test_one_that_no_longer_leads_stops_at_once() -> None:
+    machine = Machine()
+    machine.refusals = [LeaseLost("another one leads")]
+    with pytest.raises(LeaseLost):
+        await machine.replaced()
+    assert machine.address.host_key == SENT
 
 
 async def test_a_shim_that_leaves_the_key_alone_is_asked_once() -> None:

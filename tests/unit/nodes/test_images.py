@@ -10,7 +10,7 @@ import pytest
 
 from controller.lifecycle.inventory import NodeImage
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeCapacity, RunState
-from controller.nodes.images import MAX_NOMINATED, wanted_images
+from controller.nodes.images import MAX_NOMINATED, NodeImages, wanted_images
 from fairlead.model.statuses import AllocationState, AttemptStatus, NodeStatus
 from fairlead.wire.shim import (
     EventType,
@@ -249,10 +249,10 @@ async def test_a_failure_is_an_event_of_the_node_once_and_cordons_nothing() -> N
 async def test_ended_nominations_leave_nothing_behind() -> None:
     async with world(before=can_pull) as it:
         woken: list[str] = []
-        it.images.wake = woken.append
+        images = NodeImages(it.pipeline, it.secrets, woken.append)
         state = nominated()
-        it.images.committed((state,))
-        it.images.committed((state,))
-        it.images.committed((msgspec.structs.replace(state, allocations=()),))
+        images.committed((state,))
+        images.committed((state,))
+        images.committed((msgspec.structs.replace(state, allocations=()),))
         assert woken == ["n1", "n1"]
-        assert it.images.is_idle
+        assert images.is_idle

@@ -88,8 +88,7 @@ class World:
         for state in states:
             database.runs[state.run.id] = state
         self.secrets = GivenSecrets()
-        self.images = NodeImages(self.pipeline, self.secrets)
-        self.images.committed(states)
+        self.images = NodeImages(self.pipeline, self.secrets, lambda node_id: self.session.look())
         self.collected: list[str] = []
         self.collected_outputs: list[str] = []
         self.full: OSError | None = None
@@ -107,7 +106,7 @@ class World:
             Handshakes(),
             Settings(fence=FENCE, monotonic=self.clock.now, failure=failure, images=self.images),
         )
-        self.images.wake = lambda node_id: self.session.look()
+        self.images.committed(states)
         self.pipeline.listen(self.images)
 
     def _make_link(self, node: Node) -> FakeLink:

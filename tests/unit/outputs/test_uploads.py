@@ -29,7 +29,7 @@ ABOVE = 100_000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
     with object_storage(tmp_path_factory.mktemp("storage")) as storage:
-        asyncio.run(bucket.check(storage.bucket))  # obstore's own threads stay for the process
+        bucket.check(storage.bucket)  # obstore's own threads stay for the process
         yield storage
 
 
@@ -72,7 +72,7 @@ async def test_only_what_is_large_moves_and_reads_the_same(
     assert server.objects() == ["kept/here/large/outputs.tar"]
     assert small is not None
     assert small.place is None
-    read = b"".join([piece async for piece in bucket.read(moved.place, 10, len(LARGE))])
+    read = b"".join([piece async for piece in outputs.read(moved.place, 10, len(LARGE))])
     assert read == LARGE[10:]
     assert outputs.waiting == WaitingOutputs()
 
@@ -143,16 +143,16 @@ async def test_expired_outputs_leave_the_bucket_and_later_when_it_is_away(
 
 
 async def test_an_object_that_another_program_removed_is_said_to_be_missing(
-    server: ObjectStorage,
+    outputs: OutputStore, server: ObjectStorage
 ) -> None:
     place = server.bucket.object("never/outputs.tar")
     with pytest.raises(BucketError, match=r"never/outputs\.tar"):
-        await anext(bucket.read(place, 0, 10))
+        await anext(outputs.read(place, 0, 10))
 
 
-async def test_a_bucket_that_is_not_there_is_named(server: ObjectStorage) -> None:
+def test_a_bucket_that_is_not_there_is_named(server: ObjectStorage) -> None:
     with pytest.raises(BucketError, match="s3://nothing-here"):
-        await bucket.check(Bucket.parse("s3://nothing-here", server.endpoint))
+        bucket.check(Bucket.parse("s3://nothing-here", server.endpoint))
 
 
 def test_a_url_of_a_bucket_has_a_name_and_maybe_a_prefix() -> None:
@@ -212,7 +212,7 @@ async def test_a_sweep_asks_a_bucket_that_is_away_once_and_removes_the_rest(
     await keep(outputs, "here", SMALL)
     asked = []
 
-    async def away(place: BucketObject) -> None:
+    def away(place: BucketObject) -> None:
         asked.append(place)
         raise BucketError("it is away")
 

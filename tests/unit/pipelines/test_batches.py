@@ -24,7 +24,7 @@ from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.wire.frames import Frame, Stream, encode
-from fairlead.wire.runner import BatchAnswer, CarriedJob, ExitRecord
+from fairlead.wire.runner import BatchAnswer, CarriedJob, EndSignal, ExitRecord
 from fairlead.wire.sizes import OutputsAbout
 from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.clock import NOW, ManualClock
@@ -43,14 +43,15 @@ class OneTurn(NotedPipeline):
         await asyncio.sleep(0)
 
 
-def carrying(sets: int = 3) -> Play:
+def carrying(sets: int = 3, *, signal: EndSignal | None = None) -> Play:
     """A sweep whose first set's container carries the others."""
     plan = SweepPlan(
         sets=ParameterSets.of(["seed"], [[number] for number in range(sets)]),
         max_parallel=1,
         reuse_container=True,
     )
-    play = Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=JobSpec(image="busybox"))
+    spec = JobSpec(image="busybox", signal=signal)
+    play = Play(sweep=plan, groups=[Group(name="main", nodes=1)], spec=spec)
     play.to_running(0)
     clean = LeftClean(run_id=play.run_id, attempt_id=play.attempt(0).id)
     play.send(play.seen(0), clean, play.exited(0))
@@ -133,6 +134,31 @@ async def test_a_damaged_log_ends_where_the_damage_begins(
     )
     assert [type(one) for one in posted][-2:] == [reports.Carried, reports.RunnerExited]
     assert await logs.is_complete(rider.id)
+    asked = node.the_runner.batches[1].offsets[rider.id]
+    assert asked > END.log_end, "a runner that has more of the log would answer at once"
+
+
+async def test_a_signal_is_sent_with_its_cause_and_noted_once_the_runner_has_it(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying(signal=EndSignal(name="SIGUSR1", before=60.0))
+    rider = riders(play.state)[0]
+    carrier = play.attempt(0)
+    runs = reports.Carried(
+        run_id=play.run_id, attempt_id=rider.id, carrier_id=carrier.id, started_at=play.now
+    )
+    drains = msgspec.structs.replace(
+        play.around, drain_deadlines={carrier.node_id or "": play.now + 30.0}
+    )
+    play.around = drains
+    play.send(runs)
+    there = CarriedJob(attempt_id=rider.id, began_at=NOW, started_at=NOW)
+    posted = await exchanged(play, logs, outputs, node, BatchAnswer(jobs=(there,)))
+    (sent,) = node.the_runner.batches[0].signals
+    assert (sent.attempt_id, sent.request.cause) == (rider.id, "node_drained")
+    assert 0 < sent.request.ends_in <= 30.0
+    (noted,) = (one for one in posted if isinstance(one, reports.JobSignalled))
+    assert (noted.attempt_id, noted.ids) == (rider.id, (sent.request.id,))
 
 
 async def test_what_no_commit_knows_is_stopped_or_forgotten(

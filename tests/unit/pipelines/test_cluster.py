@@ -358,6 +358,21 @@ def test_a_job_is_told_how_many_gpus_it_has() -> None:
     assert to_node.submit_request(context(state, 0)).job.gpus == 4
 
 
+def test_a_job_is_told_how_often_it_was_started_before() -> None:
+    state = place(submitted(Group(name="main", nodes=1)), 0, "n1")
+    job = state.jobs[0]
+    first = job.attempts[-1]
+
+    def told_with(**fields: int) -> int:
+        again = msgspec.structs.replace(first, id="again", **fields)
+        both = msgspec.structs.replace(job, attempts=(first, again))
+        now = msgspec.structs.replace(state, jobs=(both,))
+        return to_node.submit_request(context(now, 0)).job.restarts
+
+    assert told_with(number=1) == 1
+    assert told_with(number=1, occurrence=2) == 0, "of a schedule, each occurrence is new"
+
+
 def test_the_incarnation_is_the_attempts() -> None:
     state = a_gang()
     gang = to_node.submit_request(context(state, 0)).job.gang

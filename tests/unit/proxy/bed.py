@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from common.proxy.browsers.site import Site
 from common.proxy.entry import Proxy, Settings, tidy, to_services
 from common.proxy.forwarding import ProxyLimits
-from common.proxy.site import Site
 from common.proxy.view import Replica, Service
 from common.tokens import digest
 from controller.lifecycle.model import Role
@@ -25,7 +25,7 @@ from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 
 TOKENS = {"ada": "fl_ada", "bob": "fl_bob", "root": "fl_root"}
 KEY = "flk_key"
-QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body=1 << 20)
+QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, max_held=2, most_body=1 << 20)
 
 
 def as_user(name: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 
-from common.proxy.site import Site
+from common.proxy.browsers.site import Site
 from common.refusals import Unauthenticated
 from common.tokens import browser_secret, digest
 from controller.service.accounts.browser_grants import MAX_OF_USER

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from common.proxy.site import Site
+from common.proxy.browsers.site import Site
 from controller.store.base import Changes
 from tests.support.replicas import an_app, echo
 from tests.unit.proxy.bed import KEY, TOKENS, Bed, a_bed

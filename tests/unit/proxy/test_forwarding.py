@@ -532,7 +532,7 @@ async def test_a_node_that_stays_away_holds_requests_for_a_moment_only() -> None
 
 
 async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
-    async with a_bed(ProxyLimits(hold_seconds=0.5, most_held=1)) as bed:
+    async with a_bed(ProxyLimits(hold_seconds=0.5, max_held=1)) as bed:
         bed.serve(is_held=True)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
         await eventually(lambda: bed.services.woken, SOON)

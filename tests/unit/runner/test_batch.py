@@ -14,9 +14,11 @@ from fairlead.wire.runner import (
     BatchAnswer,
     BatchRequest,
     CarriedJob,
+    CarriedSignal,
     CarriedStop,
     Repo,
     RunnerState,
+    SignalRequest,
     SubmitRequest,
 )
 from runner.client import RunnerClient
@@ -189,6 +191,27 @@ async def test_a_damaged_log_costs_no_other_its_own(tmp_path: Path) -> None:
     first, second = answer.jobs
     assert (code_of(first), first.log_complete) == (0, True)
     assert text_of(second) == b"whole\n"
+
+
+async def test_the_job_that_runs_gets_its_signal_with_a_file_of_its_own(tmp_path: Path) -> None:
+    show = "trap 'cat \"$FAIRLEAD_SIGNAL_FILE\"; exit 0' USR1"
+    loop = "echo ready; while :; do sleep 0.05; done"
+    request = SignalRequest(id="preempted 0", cause="preempted", ends_in=600.0)
+    async with a_runner(tmp_path) as (_, client):
+        await opened(client, tmp_path)
+        where, usr1 = str(tmp_path / "work"), {"name": "SIGUSR1", "before": 600.0}
+        job = carried("a2", show, loop, working_dir=where, signal=usr1)
+        behind = carried("a3", show, "true", working_dir=where, signal=usr1)
+        signals = tuple(CarriedSignal(attempt_id=one, request=request) for one in ("a2", "a3"))
+        answer = await client.batch(BatchRequest(jobs=(job, behind), wait=0.5))
+        async with asyncio.timeout(DEADLINE):
+            while b"ready" not in text_of(answer.jobs[0]):
+                answer = await client.batch(BatchRequest(wait=0.5))
+        await client.batch(BatchRequest(signals=signals))
+        first, second = (await all_over(client, job, behind)).jobs
+    assert (code_of(first), code_of(second)) == (0, 0)
+    assert b'"cause":"preempted"' in text_of(first)
+    assert text_of(second) == b"", "what has not begun is not signalled"
 
 
 async def test_a_first_job_that_others_follow_reports_as_any(tmp_path: Path) -> None:

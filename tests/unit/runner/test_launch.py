@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from common.task_folder import ImageConfig
+from common.files.task_folder import ImageConfig
 from fairlead.wire.runner import script
 from runner.errors import CannotStart
 from runner.processes.launch import Launch, prepare, read_image_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.task_folder import PYTHONS_NAME, Pythons
+from common.files.task_folder import PYTHONS_NAME, Pythons
 from fairlead.wire.runner import ExitReason, ExitRecord
 from runner.code.helper import Helpers
 from runner.errors import CannotStart

@@ -37,7 +37,7 @@ def test_a_session_below_the_jobs_own_dies_with_it_where_no_orphan_comes_back(
 
 LOOKS = """
 import os, signal, subprocess
-from common.reaper import adopt_orphans
+from common.processes.reaper import adopt_orphans
 from runner.job import outcome
 adopt_orphans()
 scope = outcome.DescendantScope(adopts_orphans=True)
@@ -58,6 +58,31 @@ assert os.WTERMSIG(status) == signal.SIGKILL
 
 def test_a_runner_that_adopts_orphans_looks_at_other_processes_only_while_it_has_a_child() -> None:
     done = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+LEFT = """
+import os, signal, subprocess, time
+from common.reaper import adopt_orphans
+from runner.job import outcome
+adopt_orphans()
+def left():
+    return outcome.left_behind(os.getpid() + 1, adopts_orphans=True)
+assert not left(), "nothing was started"
+# Its parent and its session's leader end at once, and its environment is empty: no list names it.
+hidden = "setsid sh -c 'env -i sleep 600 >/dev/null 2>&1 & echo $!'"
+orphan = int(subprocess.run(["sh", "-c", hidden], stdout=-1).stdout)
+assert left()
+os.kill(orphan, signal.SIGKILL)
+os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+assert not left(), "what has ended is no process, although nobody has waited for it"
+os.waitpid(orphan, 0)
+assert not left()
+"""
+
+
+def test_what_a_job_left_is_seen_whatever_its_session_and_parents() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.wire.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
-from runner.logs.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog
+from runner.logs.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog, next_page
 from tests.unit.runner.harness import frames_of, payload
 
 KIB = 1 << 10
@@ -238,6 +238,36 @@ def test_a_segment_that_the_job_shortened_is_an_error_not_a_hang(
     reader = log.reader(0)
     with pytest.raises(BadFrame, match="shorter"):
         reader.read()
+    reader.close()
+
+
+def test_what_lies_before_a_damage_is_served_and_then_the_damage_is_an_error(
+    open_log: Open, tmp_path: Path
+) -> None:
+    log = open_log()
+    for word in (b"sound", b"cut off"):
+        log.append(Stream.STDOUT, word)
+    path = tmp_path / "logs" / f"{0:020d}.seg"
+    path.write_bytes(path.read_bytes()[:-3])
+    reader = log.reader(0)
+    assert [one.payload for one in frames_of(reader.read())] == [b"sound"]
+    with pytest.raises(BadFrame, match="shorter"):
+        reader.read()
+    reader.close()
+
+
+def test_a_page_ends_before_a_damage_in_a_later_segment(open_log: Open, tmp_path: Path) -> None:
+    log = open_log(segment_size=64 << 10)
+    for _ in range(4):
+        log.append(Stream.STDOUT, bytes(40 << 10))
+    second = sorted((tmp_path / "logs").iterdir())[1]
+    second.write_bytes(b"")
+    reader = log.reader(0)
+    page = next_page(reader)
+    assert (page.end, page.complete) == (int(second.stem), False)
+    assert sum(len(one.payload) for one in frames_of(page.frames)) == page.end > 0
+    with pytest.raises(BadFrame, match="shorter"):
+        next_page(reader)
     reader.close()
 
 

@@ -191,6 +191,17 @@ def test_slurm_on_one_node_is_rank_0_of_1_and_no_array() -> None:
     assert "SLURM_ARRAY_TASK_ID" not in env
 
 
+def test_a_script_for_slurm_learns_that_it_came_back() -> None:
+    assert "SLURM_RESTART_COUNT" not in told(env_style=["slurm"])
+    assert told(env_style=["slurm"], restarts=2)["SLURM_RESTART_COUNT"] == "2"
+
+
+def test_slurms_submit_dir_is_where_the_code_is() -> None:
+    env = told(None, Paths(repo_dir="/workflow"), env_style=["slurm"])
+    assert env["SLURM_SUBMIT_DIR"] == "/workflow"
+    assert told(env_style=["slurm"])["SLURM_SUBMIT_DIR"] == "/w"
+
+
 def test_each_set_of_a_sweep_is_a_task_of_an_array() -> None:
     one = told(env_style=["slurm"], parameters={"array_task_id": 12}, parameter_set=3)
     other = told(env_style=["slurm"], parameters={"lr": 0.1}, parameter_set=4)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, Group
-from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.reports import ControllerStarted, StopRequested
 from controller.scheduling.feasibility import why_never
 from fairlead.model.service import Serves
 from tests.unit.scheduling.cluster import Cluster, gpu_node
@@ -85,3 +86,21 @@ def test_a_higher_band_evicts_only_the_job_that_holds_the_port() -> None:
     cluster.settle()
     assert cluster.places(above) == {"main/0": "n1"}
     assert cluster.places(other) == {"main/0": "n1"}
+
+
+def test_an_allocation_of_an_earlier_version_holds_its_port_after_the_upgrade() -> None:
+    cluster = Cluster(plain("n1"))
+    first = cluster.submit("a", own=serving())
+    cluster.settle()
+    cluster.start_all()
+    state = cluster.states[first]
+    (held,) = state.allocations
+    before = replace(held, resources=replace(held.resources, port=None))
+    cluster.states[first] = replace(state, allocations=(before,))
+    cluster.tell(first, ControllerStarted(run_id=first))
+    second = cluster.submit("b", own=serving())
+    cluster.settle()
+    assert cluster.places(second) == {}
+    waits = cluster.waits(second)
+    assert waits is not None
+    assert waits.startswith("needs port 8000")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from common import reaper
-from common.fork_server import ForkRequest
+from common.processes import reaper
+from common.processes.fork_server import ForkRequest
 from fairlead.wire.runner import RunnerState
 from runner.client import RunnerClient
 from shim.daemon import disk_threads

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from common import reaper
+from common.processes import reaper
 from shim.engines import process
 from shim.errors import EngineError
 from tests.support.engine_contract import DEADLINE, spec

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common import output_tar
+from common.files import output_tar
 from shim.files import outputs
 
 LIMIT = 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common import reaper
+from common.processes import reaper
 from tests.support.waiting import LONG, eventually
 
 Process = asyncio.subprocess.Process

@@ -125,7 +125,7 @@ async def test_an_abort_leaves_no_time_for_last_words(
     engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
-        await order(service, SOON)
+        await order(service, 3600.0)
         await eventually(lambda: engine.told != [])
         await order(service, 0.0)
         await until(service, "t1", TaskStatus.TERMINATED)

@@ -3,106 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
-from controller.lifecycle.model import RunState
 from controller.shipping import sink
+from controller.shipping.log_copies import LineCutter, Origin
 from controller.shipping.shipper import (
     ReceiverInvalid,
-    Receivers,
-    Shipper,
     parse_logs,
-    parse_traces,
     read_headers,
 )
 from controller.shipping.traces import spans
-from fairlead.model.statuses import AttemptStatus, RunStatus
 from fairlead.wire.frames import Frame, Stream
 from tests.support.ssh_daemon import free_port
-from tests.unit.pipelines.parts import attempt_of, placed
-
-RUNNING = placed(AttemptStatus.RUNNING)
-ATTEMPT = attempt_of(RUNNING).id
-NS = 1_800_000_000_000_000_000
-
-
-def ended(state: RunState) -> RunState:
-    began = state.run.submitted_at
-    (job,) = state.jobs
-    attempt = replace(
-        attempt_of(state),
-        status=AttemptStatus.FAILED,
-        exit_code=3,
-        submitted_at=began,
-        provisioned_at=began + 1,
-        pulling_at=began + 2,
-        pull=replace(attempt_of(state).pull, progressed_at=began + 5),
-        running_at=began + 6,
-        terminating_at=began + 60,
-        finished_at=began + 61,
-    )
-    run = replace(state.run, status=RunStatus.FAILED, finished_at=began + 61)
-    return replace(state, run=run, jobs=(replace(job, attempts=(attempt,)),))
-
-
-class Receiver:
-    """Takes what is sent to any path, and answers as it is told."""
-
-    def __init__(self) -> None:
-        self.status = 204
-        self.got: list[tuple[str, dict[str, Any], dict[str, str]]] = []
-        self.url = ""
-
-    async def take(self, request: web.Request) -> web.Response:
-        if self.status < 300:
-            body = json.loads(await request.read())
-            self.got.append((request.path, body, dict(request.headers)))
-        return web.Response(status=self.status)
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    made, app = Receiver(), web.Application()
-    app.router.add_post("/{path:.*}", made.take)
-    async with TestServer(app) as server:
-        made.url = str(server.make_url("")).rstrip("/")
-        yield made
-
-
-@pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as made:
-        yield made
-
-
-def shipper(*, logs: str | None = None, traces: str | None = None) -> Shipper:
-    receivers = Receivers(
-        logs=None if logs is None else parse_logs(logs),
-        traces=None if traces is None else parse_traces(traces),
-        headers={"Authorization": "Bearer canary"},
-    )
-    return Shipper(receivers, [RUNNING], lambda: 0.0, lambda: NS / 1e9)
-
-
-def frames(*payloads: bytes, stream: Stream = Stream.STDOUT) -> list[Frame]:
-    return [Frame(0, NS + number, stream, payload) for number, payload in enumerate(payloads)]
+from tests.unit.shipping.parts import ATTEMPT, NS, RUNNING, Log, Receiver, ended, frames, shipper
 
 
 async def test_loki_gets_whole_lines_of_each_stream(
     receiver: Receiver, session: aiohttp.ClientSession
 ) -> None:
-    copies = shipper(logs=f"loki={receiver.url}")
+    copies = await shipper(logs=f"loki={receiver.url}")
     assert copies.logs is not None
-    copies.stored(ATTEMPT, frames(b"one\ntw", b"o\nthree"))
-    copies.stored(ATTEMPT, frames(b"\xffoops\r\n", stream=Stream.STDERR))
+    log = Log()
+    copies.stored(ATTEMPT, log.add(b"one\ntw", b"o\nthree"))
+    copies.stored(ATTEMPT, log.add(b"\xffoops\r\n", stream=Stream.STDERR))
     copies.stored("an attempt that nobody knows", frames(b"lost\n"))
     assert await copies.logs.send(session)
     copies.committed([ended(RUNNING)])
@@ -128,7 +55,7 @@ async def test_loki_gets_whole_lines_of_each_stream(
 async def test_otlp_gets_a_record_for_each_line(
     receiver: Receiver, session: aiohttp.ClientSession
 ) -> None:
-    copies = shipper(logs=f"otlp={receiver.url}/")
+    copies = await shipper(logs=f"otlp={receiver.url}/")
     assert copies.logs is not None
     copies.stored(ATTEMPT, frames(b"one\n\ntwo\n"))
     assert await copies.logs.send(session)
@@ -146,7 +73,7 @@ async def test_otlp_gets_a_record_for_each_line(
 async def test_a_run_is_a_trace_when_it_has_ended(
     receiver: Receiver, session: aiohttp.ClientSession
 ) -> None:
-    copies = shipper(traces=receiver.url)
+    copies = await shipper(traces=receiver.url)
     assert copies.traces is not None
     copies.committed([RUNNING])
     assert copies.traces.waiting_bytes == 0
@@ -185,7 +112,7 @@ def test_a_trace_that_is_made_again_has_the_same_ids() -> None:
 async def test_a_receiver_that_is_busy_gets_the_same_again(
     receiver: Receiver, session: aiohttp.ClientSession, status: int
 ) -> None:
-    copies = shipper(logs=f"loki={receiver.url}")
+    copies = await shipper(logs=f"loki={receiver.url}")
     assert copies.logs is not None
     copies.stored(ATTEMPT, frames(b"one\n"))
     receiver.status = status
@@ -198,7 +125,7 @@ async def test_a_receiver_that_is_busy_gets_the_same_again(
 async def test_what_a_receiver_refuses_is_dropped_and_counted(
     receiver: Receiver, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    copies = shipper(logs=f"loki={receiver.url}")
+    copies = await shipper(logs=f"loki={receiver.url}")
     assert copies.logs is not None
     copies.stored(ATTEMPT, frames(b"one\n"))
     receiver.status = 400
@@ -208,19 +135,77 @@ async def test_what_a_receiver_refuses_is_dropped_and_counted(
     assert "canary" not in caplog.text
 
 
-async def test_a_receiver_that_is_away_takes_a_bounded_room(
-    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+async def test_of_a_batch_that_loki_refuses_only_the_bad_lines_are_dropped(
+    receiver: Receiver, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sink, "MAX_WAITING_BYTES", 1000)
-    copies = shipper(logs=f"loki=http://127.0.0.1:{free_port()}")
+    """Loki stores the good lines of such a batch, and names one of the others."""
+    copies = await shipper(logs=f"loki={receiver.url}")
     assert copies.logs is not None
-    copies.stored(ATTEMPT, frames(*[b"line\n"] * 100))
-    assert not await copies.logs.send(session)
-    assert copies.logs.waiting_bytes <= 1000
-    assert copies.logs.dropped > 90
+    texts = [f"line {number}" for number in range(100)]
+    receiver.bad = {texts[7], texts[93]}
+    receiver.answer = b"entry for stream '{}' has timestamp too old"
+    copies.stored(ATTEMPT, frames(*(f"{one}\n".encode() for one in texts)))
+    while copies.logs.waiting_bytes:
+        assert await copies.logs.send(session)
+    assert sorted(receiver.lines) == sorted(set(texts) - receiver.bad)
+    assert (copies.logs.sent, copies.logs.dropped) == (98, 2)
+    assert "refuses 1 copies, which are dropped: HTTP 400: entry for stream" in caplog.text
+
+
+async def test_a_receiver_that_takes_nothing_gets_few_pieces(
+    receiver: Receiver, session: aiohttp.ClientSession
+) -> None:
+    copies = await shipper(logs=f"loki={receiver.url}")
+    assert copies.logs is not None
+    receiver.status = 400
+    requests = []
+    for _ in range(2):
+        copies.stored(ATTEMPT, [])
+        log = Log()
+        sent = 0
+        for frame in log.add(*[b"line\n"] * 1000):
+            for line in LineCutter(Origin("r", "u", "j", ATTEMPT)).lines(frame):
+                copies.logs.add(line, 10)
+        while copies.logs.waiting_bytes:
+            await copies.logs.send(session)
+            sent += 1
+        requests.append(sent)
+    assert requests == [2 * sink.MAX_CUTS + 1, 1]
+    assert copies.logs.dropped == 2000
+
+
+async def test_records_that_otlp_refuses_in_part_are_counted(
+    receiver: Receiver, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = await shipper(logs=f"otlp={receiver.url}")
+    assert copies.logs is not None
+    receiver.status, why = 200, "two are too long"
+    partial = {"rejectedLogRecords": "2", "errorMessage": why}
+    receiver.answer = json.dumps({"partialSuccess": partial}).encode()
+    copies.stored(ATTEMPT, frames(b"one\n", b"two\n", b"three\n"))
+    assert await copies.logs.send(session)
+    receiver.answer = b"\n\x02 protobuf"
+    copies.stored(ATTEMPT, [Frame(14, NS, Stream.STDOUT, b"four\n")])
+    assert await copies.logs.send(session)
+    assert (copies.logs.sent, copies.logs.dropped) == (2, 2)
+    assert why in caplog.text
+
+
+async def test_traces_for_a_receiver_that_is_away_take_a_bounded_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink, "MAX_WAITING_BYTES", 5000)
+    copies = await shipper(traces=f"http://127.0.0.1:{free_port()}")
+    assert copies.traces is not None
+    for number in range(10):
+        run = replace(RUNNING.run, id=f"r{number}")
+        copies.committed([replace(RUNNING, run=run)])
+        copies.committed([ended(replace(RUNNING, run=run))])
+    assert copies.traces.waiting_bytes <= 5000
     dropped = next(one for one in copies.families() if one.name == "fairlead_ship_dropped")
+    assert copies.traces.dropped > 5
     assert [(one.labels, one.value) for one in dropped.samples] == [
-        ({"kind": "logs"}, copies.logs.dropped)
+        ({"kind": "traces"}, copies.traces.dropped)
     ]
 
 

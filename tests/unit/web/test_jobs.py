@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Attempt, RunPolicy, RunState
-from controller.web.jobs import MAX_ATTEMPTS, ROWS, ran_for
+from controller.web.pages.jobs import MAX_ATTEMPTS, ROWS, ran_for
 from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import Controller

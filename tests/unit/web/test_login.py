@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientPayloadError
 from aiohttp.test_utils import TestClient, TestServer
 
-from common.proxy.site import Site
+from common.proxy.browsers.site import Site
 from common.refusals import Unauthenticated
 from controller.api.app import make_app
 from controller.clock import SystemClock

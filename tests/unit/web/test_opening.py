@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from common.proxy.site import Site
+from common.proxy.browsers.site import Site
 from common.tokens import browser_secret, digest
 from controller.api.app import make_app
 from controller.web.app import Dashboard, session_key

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Occurrence
 from controller.store.base import Changes
-from controller.web.durations import lasting
-from controller.web.pages import dated
-from controller.web.run import occurrence_rows, sentence_of
-from controller.web.runs import gpus_of
+from controller.web.page import dated
+from controller.web.pages.durations import lasting
+from controller.web.pages.run import occurrence_rows, sentence_of
+from controller.web.pages.runs import gpus_of
 from controller.web.states import LOOKS, badge, stylesheet
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import AttemptStatus, IrisState, RunStatus

@@ -27,11 +27,11 @@ from controller.service.machines.use import Holder, NodeUse
 from controller.service.runs.queue import QueueEntry
 from controller.store.base import Changes
 from controller.web.assets import Assets
-from controller.web.dev_environments import ways_of
-from controller.web.nodes import GIB, bar, gpu_square, node_row
-from controller.web.pages import Renderer
-from controller.web.queue import by_band, queue_row
-from controller.web.services import group_row
+from controller.web.page import Renderer
+from controller.web.pages.dev_environments import ways_of
+from controller.web.pages.nodes import GIB, bar, gpu_square, node_row
+from controller.web.pages.queue import by_band, queue_row
+from controller.web.pages.services import group_row
 from fairlead.documents.nodes import GpuView
 from fairlead.documents.services import ServiceGroupView
 from fairlead.model.statuses import AllocationState

@@ -12,10 +12,10 @@ import msgspec
 from cyclopts import Parameter
 
 from fairlead import settings
-from fairlead.addresses import Addresses
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_USAGE, CliError
+from fairlead.connections.addresses import Addresses
 from fairlead.documents.accounts import CallerView
 from fairlead.errors import ConnectionLost, NotLoggedIn
 from fairlead.rest import ControllerClient, decode

@@ -1,1 +1,1 @@
-"""Commands about runs and their jobs."""
+"""Commands about runs: submit, list, show and change them."""

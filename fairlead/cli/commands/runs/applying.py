@@ -22,9 +22,9 @@ from fairlead.cli.log_start import tail_of
 from fairlead.configuration.text.dstack import is_of_dstack, translated
 from fairlead.configuration.text.source import Document
 from fairlead.errors import ApiError
+from fairlead.files.ssh_keys import public_keys
 from fairlead.follow import Outages, patiently
 from fairlead.rest import ControllerClient, decode, run_path
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import (
     checked_if_it_fails,
     completed,
@@ -241,7 +241,7 @@ def follow_here(
     """`quiet`: without the output of its jobs."""
     from fairlead.cli import follow
     from fairlead.cli.log_start import Start
-    from fairlead.progress import exit_status, why
+    from fairlead.summaries.progress import exit_status, why
 
     try:
         if run.sweep is not None and job is not None:

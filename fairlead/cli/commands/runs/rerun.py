@@ -17,8 +17,8 @@ from fairlead.cli.commands.runs.applying import submit_and_follow
 from fairlead.configuration.secrecy import HIDDEN
 from fairlead.configuration.text.source import Document
 from fairlead.errors import UsageError
+from fairlead.files.ssh_keys import public_keys
 from fairlead.rest import decode, run_path
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import given_variables, with_overrides
 
 

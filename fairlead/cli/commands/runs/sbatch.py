@@ -13,11 +13,12 @@ from fairlead import settings
 from fairlead.cli import output
 from fairlead.cli.commands.options import Overrides
 from fairlead.cli.commands.runs.applying import submit_and_follow
+from fairlead.configuration.text import sbatch as sbatch_text
 from fairlead.configuration.text.sbatch import SbatchError, convert
 from fairlead.configuration.text.source import Document
 from fairlead.configuration.text.written import as_yaml
 from fairlead.errors import InvalidConfiguration, UsageError
-from fairlead.ssh_keys import public_keys
+from fairlead.files.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, with_code, with_overrides
 
 
@@ -101,11 +102,12 @@ def _read(
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise UsageError(f"{script}: {why}") from None
     try:
-        configuration, notes = convert(
+        converted = convert(
             text, str(script), arguments, [one.lstrip("-") for one in ignore], given
         )
     except SbatchError as error:
         raise InvalidConfiguration(str(error)) from None
     if code is not None:
-        configuration["repos"] = [str(code.resolve())]
-    return Document(name=str(script), data=configuration, lines={}), notes
+        converted = sbatch_text.with_code(converted, str(code.resolve()))
+    document = Document(name=str(script), data=converted.configuration, lines={})
+    return document, converted.notes

@@ -19,10 +19,10 @@ from fairlead.documents.nodes import NodeView
 from fairlead.documents.plans import ExplainView, GroupPlanView, OffersView, PlanView, UnderWayView
 from fairlead.documents.sweeps import SweepPlanView
 from fairlead.model.answers import NodeAnswer, OfferedPlace, Waiting
-from fairlead.offers import Offer, offers
-from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
 from fairlead.submission import with_code_unsent
+from fairlead.summaries.offers import Offer, offers
+from fairlead.summaries.progress import grant_sentences
 from fairlead.wire.sizes import human_size
 
 

@@ -24,9 +24,9 @@ from fairlead.documents.metrics import MetricPoint, MetricsAnswer, MetricsHistor
 from fairlead.documents.runs import EventView, RunView
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_events, patiently
-from fairlead.progress import grants, job_name, why
 from fairlead.queries import EventQuery
 from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.summaries.progress import grants, job_name, why
 from fairlead.wire.shim import GpuMetrics
 from fairlead.wire.sizes import human_size
 

@@ -17,8 +17,8 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.text.source import Document
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, InvalidConfiguration
+from fairlead.files.ssh_keys import public_keys
 from fairlead.rest import ControllerClient, decode
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import (
     completed,
     given_variables,

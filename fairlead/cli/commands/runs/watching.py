@@ -21,10 +21,9 @@ from fairlead.cli.commands.runs import applying
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
 from fairlead.errors import FairleadError
+from fairlead.files.ssh_keys import public_keys
 from fairlead.model.statuses import FINAL_RUN_STATUSES
-from fairlead.progress import why
 from fairlead.rest import ControllerClient, decode
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import (
     completed,
     given_variables,
@@ -34,6 +33,7 @@ from fairlead.submission import (
     with_code_digested,
     with_overrides,
 )
+from fairlead.summaries.progress import why
 
 POLL_SECONDS = 0.5
 REST = 10
@@ -77,20 +77,20 @@ def wait_for_change(
 ) -> bool:
     """Wait until two looks in a row see the same, and not what was `seen`: between them an editor
     may still write. A look that fails is told. Return False once `ended` is set."""
-    before, told, pause = seen, "", POLL_SECONDS
+    before, problem, pause = seen, "", POLL_SECONDS
     while not ended.wait(pause):
         began = time.monotonic()
         try:
             now = look()
         except (FairleadError, CliError, OSError) as error:
-            if str(error) != told:
-                told = str(error)
-                tell(told)
+            if str(error) != problem:
+                problem = str(error)
+                tell(problem)
             continue
         pause = max(POLL_SECONDS, (REST - 1) * (time.monotonic() - began))
         if now == before != seen:
             return True
-        before, told = now, ""
+        before, problem = now, ""
     return False
 
 

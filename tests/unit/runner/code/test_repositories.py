@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import upload
+from fairlead.files import upload
 from fairlead.wire.runner import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers

@@ -12,9 +12,9 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.sweeps.ended import brought_back, folded
 from controller.lifecycle.sweeps.sets import counts, is_ending
 from controller.service.runs.sweeps import ListedSet, chosen
-from controller.web.durations import lasting
-from controller.web.jobs import ROWS, Chosen, StateLink
-from controller.web.pages import Done, PageRoute, Visit
+from controller.web.page import Done, PageRoute, Visit
+from controller.web.pages.durations import lasting
+from controller.web.pages.jobs import ROWS, Chosen, StateLink
 from controller.web.states import Badge, badge
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import ROWS as REASONS

@@ -10,7 +10,7 @@ from common.refusals import Invalid
 from controller.clock import iso
 from controller.lifecycle.model import Band
 from controller.service.runs.queue import MAX_ENTRIES, QueueEntry
-from controller.web.pages import Page, PageRoute, Visit
+from controller.web.page import Page, PageRoute, Visit
 
 _MAX_JOBS = 3
 

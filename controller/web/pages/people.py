@@ -9,7 +9,7 @@ from controller.api.accounts import users as api
 from controller.api.http.paging import PageQuery
 from controller.lifecycle.model import Band, Role
 from controller.service.accounts.rights import require_admin
-from controller.web.pages import Done, Page, PageRoute, Visit
+from controller.web.page import Done, Page, PageRoute, Visit
 from fairlead.documents.accounts import TokenView, UserView
 
 _MOST = 1000

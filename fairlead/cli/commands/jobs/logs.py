@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fairlead.cli.commands.runs import log_reading
+from fairlead.cli.commands.jobs import log_reading
 
 
 def logs(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from common.proxy.cookies import cookie_name, the_cookie
+from common.proxy.browsers.cookies import cookie_name, the_cookie
 from common.proxy.errors import TooMany
 from common.proxy.headers import OWN_COOKIES, Client, is_loopback_host
 from common.proxy.view import Service

@@ -34,7 +34,7 @@ from fairlead.configuration.parse import parse
 from fairlead.configuration.runs.common import RunFields
 from fairlead.configuration.values.files import FileFields, RepoFields
 from fairlead.errors import ApiError
-from fairlead.ignored import IsIgnored, ignored_in
+from fairlead.files.ignored import IsIgnored, ignored_in
 from fairlead.rest import ControllerClient
 from fairlead.wire.blobs import MAX_PARTS, Part
 

@@ -18,16 +18,16 @@ import msgspec
 from aiohttp import web
 
 from common.proxy.body import whole
-from common.proxy.browsers import (
+from common.proxy.browsers.cookies import cookie_name, set_cookie, the_cookie
+from common.proxy.browsers.sessions import (
     COOKIE,
     SESSION_SECONDS,
     BrowserSessions,
     is_of_own_page,
     wants_page,
 )
-from common.proxy.cookies import cookie_name, set_cookie, the_cookie
+from common.proxy.browsers.site import Site
 from common.proxy.headers import LOCAL_DOMAIN, Client, Target, is_loopback_host, port_of
-from common.proxy.site import Site
 from common.proxy.view import Access, Service
 from common.refusals import Forbidden, Unauthenticated
 from common.tokens import KEY_PREFIX, browser_secret, digest

@@ -14,8 +14,8 @@ from fairlead.cli.commands.options import Json
 from fairlead.cli.errors import EXIT_FAILED, CliError
 from fairlead.documents.jobs import OutputsView
 from fairlead.errors import OutputsMissing, UsageError
+from fairlead.files.outputs import left_out, listed, pull, read
 from fairlead.model.statuses import OutputsState
-from fairlead.outputs import left_out, listed, pull, read
 from fairlead.rest import ControllerClient
 from fairlead.wire.sizes import counted_files
 

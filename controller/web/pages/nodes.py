@@ -16,8 +16,8 @@ from controller.api.views import iso_or_none
 from controller.lifecycle.model import RunState
 from controller.service.machines.faults import Hit
 from controller.service.machines.use import Holder
-from controller.web.events import AFTER_ALL, EventRow, event_rows, with_own_events
-from controller.web.pages import Done, Page, PageRoute, Visit
+from controller.web.page import Done, Page, PageRoute, Visit
+from controller.web.pages.events import AFTER_ALL, EventRow, event_rows, with_own_events
 from fairlead.documents.machines import MachineView
 from fairlead.documents.nodes import FleetView, GpuView, NodeView
 from fairlead.queries import EventQuery

@@ -1,6 +1,6 @@
 """`logs`: print the bytes of a job's output as the job wrote them.
 
-The command is in `logs`; see `applying` for why this is apart.
+The command is in `logs`; see `runs.applying` for why this is apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView
 from fairlead.follow import Outages, follow_log, patiently, unread
 from fairlead.model.statuses import FINAL_RUN_STATUSES
-from fairlead.progress import job_name, why
 from fairlead.rest import ControllerClient
+from fairlead.summaries.progress import job_name, why
 
 if TYPE_CHECKING:
     from fairlead.wire.frames import Frame

@@ -10,7 +10,7 @@ from common.refusals import Invalid
 from controller.api.machines.nodes import get_node
 from controller.api.runs.events import event_view
 from controller.store.base import StoredEvent
-from controller.web.pages import Page, PageRoute, Visit
+from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.nodes import NodeView
 from fairlead.documents.runs import EventView
 from fairlead.queries import EventQuery

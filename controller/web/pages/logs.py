@@ -6,7 +6,7 @@ from aiohttp import web
 
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.api.jobs.logs import formed
-from controller.web.pages import PageRoute, Visit
+from controller.web.page import PageRoute, Visit
 
 
 async def download(visit: Visit) -> web.StreamResponse:

@@ -7,12 +7,12 @@ import msgspec
 from controller.api.runs.runs import get_run
 from controller.lifecycle.model import RunState, RunType
 from controller.service.jobs.terminals import why_no_ssh
-from controller.web.durations import lasting
-from controller.web.pages import Page, PageRoute, Visit
-from controller.web.runs import RunRow, run_row
-from fairlead.dev_environments import link, opens
+from controller.web.page import Page, PageRoute, Visit
+from controller.web.pages.durations import lasting
+from controller.web.pages.runs import RunRow, run_row
 from fairlead.documents.runs import RunView
 from fairlead.queries import RunQuery
+from fairlead.summaries.dev_environments import link, opens
 
 _MAX_RUNS = 1000
 

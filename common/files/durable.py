@@ -13,6 +13,7 @@ from pathlib import Path
 def write_durably(path: Path, data: bytes, mode: int = 0o660) -> None:
     """Replace `path` by `data` atomically. Raises OSError."""
     os.replace(write_beside(path, data, mode), path)
+    # A rename is on the disk only once its folder is (fsync(2)).
     sync_folder(path.parent)
 
 

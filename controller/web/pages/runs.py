@@ -13,7 +13,7 @@ from controller.api.views import run_summary
 from controller.clock import iso
 from controller.lifecycle.model import Band, Run, RunState
 from controller.lifecycle.runs.status import state_of_job
-from controller.web.pages import Page, PageRoute, Visit
+from controller.web.page import Page, PageRoute, Visit
 from controller.web.states import Badge, badge
 from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,

@@ -16,17 +16,17 @@ from cyclopts import Parameter
 
 from fairlead import settings
 from fairlead.cli import output
-from fairlead.cli.commands.runs.ssh import program_of, written_config
+from fairlead.cli.commands.jobs.ssh import program_of, written_config
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost
+from fairlead.files.ssh_keys import public_keys
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages, follow_run
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
-from fairlead.progress import step_of, why
 from fairlead.rest import ControllerClient, decode, run_path
-from fairlead.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, read_document, submit, with_code
+from fairlead.summaries.progress import step_of, why
 
 SESSION = "/tmp/.fairlead-shell"
 """The process that stands for this command writes its pid there."""

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from common.refusals import Invalid
 from controller.lifecycle.model import Attempt, Job, RunState
-from controller.web.durations import lasting
-from controller.web.pages import Visit
+from controller.web.page import Visit
+from controller.web.pages.durations import lasting
 from controller.web.states import Badge, badge
 from fairlead.documents.jobs import JobView
 from fairlead.documents.runs import RunView

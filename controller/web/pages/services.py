@@ -8,7 +8,7 @@ import msgspec
 
 from controller.api.runs.services import get_service
 from controller.lifecycle.model import RunType
-from controller.web.pages import Page, PageRoute, Visit
+from controller.web.page import Page, PageRoute, Visit
 from fairlead.documents.services import ReplicaView, ServiceGroupView, ServiceView
 from fairlead.queries import RunQuery
 

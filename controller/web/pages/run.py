@@ -11,12 +11,12 @@ from controller.clock import iso
 from controller.lifecycle.model import Run, RunState, RunType
 from controller.service.jobs.terminals import why_no_ssh
 from controller.store.base import StoredEvent
-from controller.web.dev_environments import ways_of
-from controller.web.events import AFTER_ALL, event_rows
-from controller.web.jobs import Chosen, as_sentence, chosen_jobs, jobs_page, offered, ran_for
-from controller.web.pages import Done, Page, PageRoute, Visit
-from controller.web.runs import badges, gpus_of, has_ended
-from controller.web.sweeps import chosen_sets, page_state, sets_page
+from controller.web.page import Done, Page, PageRoute, Visit
+from controller.web.pages.dev_environments import ways_of
+from controller.web.pages.events import AFTER_ALL, event_rows
+from controller.web.pages.jobs import Chosen, as_sentence, chosen_jobs, jobs_page, offered, ran_for
+from controller.web.pages.runs import badges, gpus_of, has_ended
+from controller.web.pages.sweeps import chosen_sets, page_state, sets_page
 from fairlead.configuration.text.written import as_yaml
 from fairlead.documents.plans import ExplainView
 from fairlead.documents.runs import RunView
