@@ -76,8 +76,8 @@ def _make_root(root: Path) -> None:
     options.append(f"--customize-hook={_DOWNLOAD}{' '.join(_LATER)}")
     # In mounts of its own: what a run that was killed leaves mounted is of this host, and the
     # removal of the folder would go on into it.
-    command = ["unshare", "--mount", "mmdebstrap", *options, "bookworm", root, _MIRROR]
-    run(command, timeout=_ROOT_SECONDS)
+    alone = ["unshare", "--mount", "mmdebstrap", *options, "bookworm", str(root), _MIRROR]
+    run(alone, timeout=_ROOT_SECONDS)
     packages = root / "srv/packages"
     shutil.rmtree(packages / "partial")
     (packages / "lock").unlink(missing_ok=True)

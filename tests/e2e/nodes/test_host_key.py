@@ -33,23 +33,24 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
             config=None,
         )
 
-    async def shows(key: str) -> bool:
+    async def shown() -> tuple[str, ...]:
         try:
-            return key in await fetch("127.0.0.1", sshd.port)
+            return await fetch("127.0.0.1", sshd.port)
         except LinkError:
-            return False  # It executes itself again, and listens in a moment.
+            return ()  # It executes itself again, and listens in a moment.
 
     try:
         first = await login(sshd.host_key)
         node = NodeHostKey(sshd.host_key_file(), sshd.reload)
         made = await node.prepare()
-        assert await shows(sshd.host_key)
+        assert sshd.host_key in await shown()
         await node.use(made.key)
 
-        async def is_new() -> bool:
-            return await shows(made.key)
+        async def is_shown() -> bool:
+            return made.key in await shown()
 
-        await eventually(is_new)
+        is_new: bool = await eventually(is_shown)
+        assert is_new
         reader, writer = await first.open_connection("127.0.0.1", sshd.port)
         assert await reader.readexactly(4) == b"SSH-"
         writer.close()
