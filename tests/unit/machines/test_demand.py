@@ -578,7 +578,8 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
     [
         (
             {"regions": ("mars",)},
-            "`machines.regions` of its file allows no offer of its provider, which has north, south",
+            "`machines.regions` of its file allows no offer of its provider, which has north, "
+            "south",
         ),
         ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
         ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
