@@ -179,6 +179,9 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
         for name, value in end_to_end(request.headers.items())
         if name.lower() not in _SET_HERE
     ]
+    if "Host" not in request.headers:
+        # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
+        kept.append(("Host", request.host))
     kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -232,6 +233,18 @@ async def test_connections_to_a_leader_of_an_earlier_version_are_carried_by_byte
     bed.lead_to(old)
     async with bed.session.get(bed.url + "/seen") as answer:
         assert (await answer.json())["by"] == "one"
+
+
+async def test_a_health_check_of_http_1_0_without_a_host_is_answered(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    where = bed.url.removeprefix("http://")
+    reader, writer = await asyncio.open_connection(*where.split(":"))
+    writer.write(b"GET /seen HTTP/1.0\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 ")
+    assert json.loads(body)["host"] == "127.0.0.1"
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_an_answer_is_passed_on_while_it_comes(bed: Bed) -> None:
