@@ -299,6 +299,29 @@ async def test_a_request_waits_until_somebody_leads(bed: Bed) -> None:
     assert first.writes == 0
 
 
+async def test_nobody_waits_for_a_connection_to_a_leader_that_is_followed(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that vanished takes no connection: all would wait, one after the other."""
+    vanished, second = leader_at("http://vanished:1", "one"), await bed.leader("two")
+    has_asked, links = asyncio.Event(), bed.follower._links
+    own = links._open
+
+    async def never(to: Leader) -> ReplicaConnection:
+        if to != vanished:
+            return await own(to)
+        has_asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(links, "_open", never)
+    bed.relay.lead_to(vanished)
+    waiting = [asyncio.create_task(bed.session.get(bed.url + "/seen")) for _ in range(3)]
+    await has_asked.wait()
+    bed.lead_to(second)
+    for task in waiting:
+        assert (await (await task).json())["by"] == "two"
+
+
 async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed: Bed) -> None:
     bed.lead_to(await bed.leader())
     async with bed.session.get(bed.url + "/seen") as answer:
