@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from common.http import is_our_failure
 from controller.api import app
 from controller.api.app import make_runner
+from controller.api.http import errors as errors_of_requests
 from controller.store.errors import StoreRefused, StoreUnavailable
 from tests.support import waiting
 from tests.unit.api.asking import shape_of, submit
@@ -117,7 +118,7 @@ async def test_a_client_that_leaves_within_its_body_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     has_begun, has_ended = asyncio.Event(), asyncio.Event()
-    read, seen = web.Request.read, app.as_response
+    read, seen = web.Request.read, errors_of_requests.as_response
 
     async def noted(request: web.Request) -> bytes:
         has_begun.set()

@@ -311,7 +311,8 @@ async def test_nobody_waits_for_a_connection_to_a_leader_that_is_followed(
         if to != vanished:
             return await own(to)
         has_asked.set()
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
 
     monkeypatch.setattr(links, "_open", never)
     bed.relay.lead_to(vanished)
