@@ -123,6 +123,10 @@ class Forwarder:
             if not asking.done() and _may_be_sent_again(exchange):
                 raise NoAnswer("leads no more")
             return await asking
+        except BaseException:
+            # Also when it is cancelled: the answer would be taken for the next request's.
+            exchange.connection.close()
+            raise
         finally:
             for task in (asking, over):
                 task.cancel()

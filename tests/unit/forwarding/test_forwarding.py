@@ -285,6 +285,33 @@ async def test_connections_to_the_leader_are_used_again(
     assert opened == 2
 
 
+async def test_a_connection_whose_client_left_while_its_request_was_sent_is_not_used_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is paused reads nothing, so that sending takes until it goes on."""
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    has_sent, send = asyncio.Event(), ReplicaConnection.send
+
+    async def stuck(connection: ReplicaConnection, data: bytes) -> None:
+        await send(connection, data)
+        has_sent.set()
+        await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplicaConnection, "send", stuck)
+        leaving = asyncio.create_task(bed.session.get(bed.url + "/wait"))
+        await has_sent.wait()
+        leaving.cancel()
+        await eventually(lambda: not bed.follower.forwarder._hang_ups.in_flight)
+    # The next one on it would get the answer that comes when the leader goes on.
+    term = bed.follower._links._term
+    assert term is not None
+    assert not term.kept
+
+
 async def test_a_request_waits_until_somebody_leads(bed: Bed) -> None:
     first = await bed.leader()
     bed.lead_to(first)
