@@ -55,6 +55,10 @@ def nobody_leads() -> web.Response:
     )
 
 
+def body_too_slow(seconds: float) -> web.Response:
+    return _answer(408, "body_too_slow", f"the body did not come within {seconds:g} s")
+
+
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
         400: " ".join((error.text or error.reason).split()),

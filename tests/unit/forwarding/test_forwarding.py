@@ -16,6 +16,7 @@ from aiohttp import web
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
+from controller.forwarding import forwarder
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
@@ -243,6 +244,23 @@ async def test_a_health_check_of_http_1_0_without_a_host_is_answered(bed: Bed) -
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 200 ")
     assert json.loads(body)["host"] == "127.0.0.1"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_small_body_that_does_not_come_is_refused(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "HEAD_SECONDS", 0.1)
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    reader, writer = await asyncio.open_connection(*bed.url.removeprefix("http://").split(":"))
+    writer.write(b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nbegun")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    # The server reads for a while what still comes, and closes.
+    writer.write(b"late")
+    assert b"body_too_slow" in await reader.read()
+    assert leader.writes == 0
     writer.close()
     await writer.wait_closed()
 
