@@ -4,6 +4,9 @@ stopped in order.
 A client submits one run after the other, with a key each, and repeats what was not answered. The
 gap is the longest time between two answers around the end of the leader; without an end, it is the
 longest time of one submission. All are on one machine, whose load is a part of each figure.
+
+Before that: the CPU time that a request costs the leader and a follower, when the leader is asked
+and when the follower is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -24,6 +27,7 @@ from statistics import median
 import msgspec
 
 from bench import history, report
+from bench.runner_start import cpu_seconds
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
 from tests.support.postgresql_server import PostgresqlServer
@@ -129,6 +133,9 @@ class Submitting:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev bench controllers", description=__doc__)
     parser.add_argument("--tries", type=int, default=10, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--requests", type=int, default=300, metavar="N", help="of each kind (default: %(default)s)"
+    )
     history.add_option(parser)
     given = parser.parse_args()
     machine = report.machine()
@@ -139,6 +146,7 @@ def main() -> None:
     controllers = Controllers(folder, server.new_database())
     try:
         controllers.start()
+        _shares(controllers, given.requests)
         figures = {
             "takeover.none": _tell("nothing ends", [_quiet(controllers) for _ in range(3)]),
             "takeover.stopped": _tell(
@@ -157,6 +165,41 @@ def main() -> None:
     figures.pop("takeover.none")
     print(f"three controllers on one PostgreSQL, one machine: {machine}")
     history.conclude(figures, given.release, machine)
+
+
+def _shares(controllers: Controllers, count: int) -> None:
+    """Tell what requests cost each process, at the leader and at a follower."""
+    leader = controllers.leader()
+    follower = next(one for one in controllers.all if one is not leader)
+    run = msgspec.json.decode(_submitted(ControllerClient(leader.url, controllers.token)))["id"]
+    kinds: dict[str, Callable[[ControllerClient], object]] = {
+        "submissions": _submitted,
+        "reads of a run": lambda client: client.get(f"/v1/runs/{run}"),
+        "lists of nodes": lambda client: client.get("/v1/nodes"),
+    }
+    for what, ask in kinds.items():
+        for asked, where in ((leader, "the leader"), (follower, "a follower")):
+            client = ControllerClient(asked.url, controllers.token)
+            ask(client)
+            before = [cpu_seconds(one.daemon.pid) for one in (leader, follower)]
+            began = time.monotonic()
+            for _ in range(count):
+                ask(client)
+            took = time.monotonic() - began
+            after = [cpu_seconds(one.daemon.pid) for one in (leader, follower)]
+            costs = [1000 * (end - start) / count for start, end in zip(before, after, strict=True)]
+            print(
+                f"{count} {what} at {where}: {costs[0]:.2f} ms of CPU each at the leader, "
+                f"{costs[1]:.2f} ms at the follower; {1000 * took / count:.1f} ms each; "
+                f"load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+
+
+def _submitted(client: ControllerClient) -> bytes:
+    key = uuid.uuid4().hex
+    body = {"configuration": RUN, "name": f"b-{key[:12]}", "client_key": key}
+    return client.post("/v1/runs", body, repeatable=True)
 
 
 def _quiet(controllers: Controllers) -> float:

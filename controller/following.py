@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from controller.identity import IDENTITY_NAME
-from controller.relay import Relay
+from controller.relay import Leader, Relay, leader_at
 from controller.store.base import BEFORE_BUCKET, Peer, Sight
 from controller.store.errors import OtherInstallation, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
@@ -103,11 +103,13 @@ class Wait:
             peer.id != self._peers.id for peer in filter(sight.is_alive, sight.peers)
         )
 
-    def _elsewhere(self, sight: Sight | None) -> str | None:
+    def _elsewhere(self, sight: Sight | None) -> Leader | None:
         """Return where the leader is. One that was here is gone: its row stays until another one
         leads, and a connection to its address would arrive here again and again."""
         leader = None if sight is None else sight.leader
-        return None if leader is None or leader.url == self._peers.url else leader.url
+        if leader is None or leader.url == self._peers.url:
+            return None
+        return leader_at(leader.url, leader.id)
 
     def _may_try(self, sight: Sight | None) -> bool:
         """A database that no controller of this version has opened shows nothing: then the lease

@@ -1,46 +1,98 @@
-"""Carries connections to the controller that leads, byte by byte, while this one waits.
+"""Accepts connections for the controller that leads, while this one waits.
 
-So any address of the controllers works, for requests, streams, terminals and services alike, and
-TLS stays between the client and the leader. A connection that comes while nobody leads is held: it
-is carried on as soon as somebody does, which may be this controller.
+So any address of the controllers works, for requests, streams, terminals and services alike. A
+connection goes to what serves followers' clients; or it is carried on byte by byte, to a leader
+that takes requests in no other way. One that comes while nobody leads is held until somebody does,
+which may be this controller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+from typing import Protocol
 from urllib.parse import urlsplit
+
+import msgspec
 
 from fairlead.connections.keepalives import notice_the_gone
 
+log = logging.getLogger(__name__)
+
 HOLD_SECONDS = 30.0
 """How long a connection waits for a leader."""
+CONNECT_SECONDS = 1.5
+"""A lost SYN is repeated after 1 s (RFC 6298)."""
 _MAX_CONNECTIONS = 10_000
 _RETRY_SECONDS = 0.1
-_CONNECT_SECONDS = 1.5
-"""A lost SYN is repeated after 1 s (RFC 6298)."""
 _PIECE_BYTES = 64 << 10
+_BACKLOG = 128
+_PAUSE_SECONDS = 1.0
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the leader is. `id`: of its process, which is another one after each start."""
+
+    id: str
+    host: str
+    port: int
+    is_secure: bool
+    is_own: bool = False
+    """It is this controller's own server."""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_secure else ''}://{host}:{self.port}"
+
+
+def leader_at(url: str, peer_id: str = "", *, is_own: bool = False) -> Leader:
+    """Raises ValueError."""
+    host, port = address_of(url)
+    return Leader(
+        id=peer_id, host=host, port=port, is_secure=url.startswith("https:"), is_own=is_own
+    )
+
+
+class RequestServer(Protocol):
+    """What passes requests on to the leader, one by one."""
+
+    def lead_to(self, leader: Leader | None) -> None: ...
+    async def can_serve(self, leader: Leader) -> bool:
+        """Return whether this leader takes requests in this way. Raises OSError, TimeoutError."""
+
+    async def take(self, connection: socket.socket) -> None:
+        """Serve this connection from now on."""
 
 
 class Relay:
-    """Serves a listening socket. `lead_to` says where the leader is; it may be called at any
-    time."""
+    """Serves a listening socket. `lead_to` says where the leader is; it may be called at any time.
+    `requests`: what connections are given to; None: they are carried byte by byte."""
 
-    def __init__(self, hold_seconds: float = HOLD_SECONDS) -> None:
+    def __init__(
+        self, hold_seconds: float = HOLD_SECONDS, requests: RequestServer | None = None
+    ) -> None:
         self._hold_seconds = hold_seconds
-        self._leader: tuple[str, int] | None = None
-        self._server: asyncio.Server | None = None
+        self._requests = requests
+        self._leader: Leader | None = None
+        self._listening: socket.socket | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._carrying: set[asyncio.Task[None]] = set()
 
-    def lead_to(self, url: str | None) -> None:
-        """Carry new connections to the controller with this URL; None: hold them."""
-        self._leader = None if url is None else address_of(url)
+    def lead_to(self, leader: Leader | None) -> None:
+        """Bring new connections to this controller; None: hold them."""
+        self._leader = leader
+        if self._requests is not None:
+            self._requests.lead_to(leader)
 
     async def listen(self, listening: socket.socket) -> None:
         """Serve a copy of the socket; the socket itself stays the caller's. It may be called again
         after `hand_over`."""
-        self._server = await asyncio.start_server(self._accepted, sock=listening.dup())
+        self._listening = listening.dup()
+        self._listening.setblocking(False)
+        self._begin_accepting()
 
     def hand_over(self, url: str) -> None:
         """Leave new connections to the server at this address, which has a copy of the socket, and
@@ -49,12 +101,21 @@ class Relay:
         In this order: else a carried connection could arrive here again.
         """
         self._stop_listening()
-        self.lead_to(url)
+        self.lead_to(leader_at(url, is_own=True))
+
+    def _begin_accepting(self) -> None:
+        self._pause = None
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def close(self) -> None:
         """End everything; may be called twice."""
@@ -63,54 +124,100 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._carrying, return_exceptions=True)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None or len(self._carrying) >= _MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._carrying.add(task)
-        try:
-            await self._carry(reader, writer)
-        except asyncio.CancelledError:
-            # By close(). The streams of Python 3.11 ask this task for its exception, and log what
-            # a cancelled one raises then.
-            return
-        finally:
-            self._carrying.discard(task)
-            # Not abort(): what was read of the leader may still be on its way to the client.
-            writer.close()
+    def _accept(self) -> None:
+        """Take what waits in the socket's queue. Nothing may be awaited between: a connection that
+        was taken while this stops would be lost."""
+        listening = self._listening
+        for _ in range(_BACKLOG):
+            if listening is None:
+                return
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Too many open files: the queue stays, and the loop would spin.
+                log.warning("no connection can be accepted now: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                self._pause = loop.call_later(_PAUSE_SECONDS, self._begin_accepting)
+                return
+            if len(self._carrying) >= _MAX_CONNECTIONS:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = asyncio.create_task(self._accepted(connection))
+            self._carrying.add(task)
+            task.add_done_callback(self._carrying.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found = await self._connected(writer)
-        if found is None:
-            return
-        up_reader, up_writer = found
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, up_writer))
-                group.create_task(_pump(up_reader, writer))
-        except* OSError:
-            pass
-        finally:
-            up_writer.close()
-
-    async def _connected(
-        self, client: asyncio.StreamWriter
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Return a connection to the leader; None: there was none in time, or the client left."""
+    async def _accepted(self, connection: socket.socket) -> None:
         until = asyncio.get_running_loop().time() + self._hold_seconds
-        while not client.transport.is_closing():
-            if self._leader is not None:
-                with contextlib.suppress(OSError, TimeoutError):
-                    async with asyncio.timeout(_CONNECT_SECONDS):
-                        reader, writer = await asyncio.open_connection(*self._leader)
-                    notice_the_gone(writer.get_extra_info("socket"))
-                    return reader, writer
-            if asyncio.get_running_loop().time() >= until:
-                break
-            # A leader that has just died is still the last one that was seen.
-            await asyncio.sleep(_RETRY_SECONDS)
-        return None
+        try:
+            while True:
+                if (leader := self._leader) is not None:
+                    with contextlib.suppress(OSError, TimeoutError):
+                        if await self._is_served(leader):
+                            await self._give_away(connection)
+                            return
+                        upstream = await _connected(leader)
+                        break
+                if asyncio.get_running_loop().time() >= until or _has_left(connection):
+                    connection.close()
+                    return
+                # A leader that has just died is still the last one that was seen.
+                await asyncio.sleep(_RETRY_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+        await _carry(connection, upstream)
+
+    async def _is_served(self, leader: Leader) -> bool:
+        """Raises OSError, TimeoutError."""
+        return self._requests is not None and await self._requests.can_serve(leader)
+
+    async def _give_away(self, connection: socket.socket) -> None:
+        assert self._requests is not None
+        await self._requests.take(connection)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Return whether the client ended before it said anything."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+async def _connected(leader: Leader) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError, TimeoutError."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(leader.host, leader.port)
+    notice_the_gone(writer.get_extra_info("socket"))
+    return reader, writer
+
+
+async def _carry(
+    connection: socket.socket, upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+) -> None:
+    up_reader, up_writer = upstream
+    try:
+        reader, writer = await asyncio.open_connection(sock=connection)
+    except BaseException:
+        connection.close()
+        up_writer.close()
+        raise
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_pump(reader, up_writer))
+            group.create_task(_pump(up_reader, writer))
+    except* OSError:
+        pass
+    finally:
+        up_writer.close()
+        # Not abort(): what was read of the leader may still be on its way to the client.
+        writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -32,10 +32,13 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
+CLIENT = "Fairlead-Client"
+"""Of a request between controllers: the scheme and the address by which its client came."""
 _SET_HERE = frozenset(
     {
         "content-length",
         "expect",
+        CLIENT.lower(),
         "forwarded",
         "x-forwarded-for",
         "x-forwarded-host",

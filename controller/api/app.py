@@ -56,20 +56,21 @@ def make_app(
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
     leads: Callable[[], bool] = lambda: True,
+    first: Sequence[Middleware] = (),
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
     those whose pages may use the API; `mounts` add routes that are not the API's; changes are
-    refused while `leads` is false."""
+    refused while `leads` is false; `first` comes before all of it."""
     origins = origins or Origins()
     # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
     app = web.Application(
-        middlewares=[*before, _errors_as_json, origins.middleware, _only_while(leads)],
+        middlewares=[*first, *before, _errors_as_json, origins.middleware, _only_while(leads)],
         client_max_size=MAX_BODY_BYTES,
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
-    app.on_response_prepare.append(_not_for_tabs)
+    app.on_response_prepare.append(not_for_tabs)
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
@@ -81,7 +82,7 @@ def make_app(
     return app
 
 
-async def _not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:
+async def not_for_tabs(request: web.Request, response: web.StreamResponse) -> None:
     """Keep the API's answers, which hold what users wrote, out of caches and out of documents."""
     if request.path.startswith(_OF_THE_API) and FROM_REPLICA not in response:
         for name, value in _API_HEADERS.items():
@@ -124,6 +125,7 @@ def make_runner(
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
     leads: Callable[[], bool] = lambda: True,
+    first: Sequence[Middleware] = (),
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -132,7 +134,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins, mounts, leads),
+        make_app(service, proxy, origins, mounts, leads, first),
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=HEAD_SECONDS,

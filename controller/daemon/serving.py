@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from aiohttp import web
@@ -18,6 +18,7 @@ from controller.api.app import make_runner
 from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
 from controller.daemon.boot import fingerprint, installation_of, tie
+from controller.daemon.followers import follower, links_of_followers
 from controller.daemon.gateways import make_proxy
 from controller.daemon.lease import Leading, end
 from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
@@ -25,6 +26,7 @@ from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
+from controller.forwarding.follower_links import FollowerLinks
 from controller.relay import Relay
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
@@ -82,7 +84,8 @@ async def _among_peers(
         listening = await bound_socket(options)
         closing.callback(listening.close)
         closing.push_async_callback(asyncio.to_thread, peers.leave)
-        relay = Relay()
+        requests = await follower(options, closing)
+        relay = Relay(requests=requests)
         closing.push_async_callback(relay.close)
         await relay.listen(listening)
         ready(peers.url)
@@ -131,6 +134,7 @@ async def _controller(
         opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
         work = asyncio.create_task(run(options, opened, certificate, leading), name="controller")
         closing.push_async_callback(end, work)
+        links = await links_of_followers(options)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
         closing.callback(proxy.close)
         api = make_runner(
@@ -138,9 +142,12 @@ async def _controller(
             shutdown_timeout=ending,
             proxy=proxy,
             origins=Origins(options.allowed_origins),
-            mounts=(opened.dashboard.mount,),
+            mounts=(opened.dashboard.mount, *(one.mount for one in links)),
             leads=leading.is_sure,
+            first=[one.middleware for one in links],
         )
+        for one in links:
+            one.serve_with(api)
         closing.push_async_callback(api.cleanup)
         if opened.join is not None:
             now = asyncio.get_running_loop().time
@@ -150,7 +157,7 @@ async def _controller(
             await listen_for_nodes(joining, opened.join)
         ready(await listen(api, options, certificate, listening))
         if take_back is not None:
-            closing.push_async_callback(_leave_address, api, take_back)
+            closing.push_async_callback(_leave_address, api, links, take_back)
         yield work
 
 
@@ -168,8 +175,14 @@ async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.
         await asyncio.wait({task})
 
 
-async def _leave_address(api: web.AppRunner, take_back: Callable[[], Awaitable[None]]) -> None:
+async def _leave_address(
+    api: web.AppRunner,
+    links: Sequence[FollowerLinks],
+    take_back: Callable[[], Awaitable[None]],
+) -> None:
     """Leave what comes from now on to the next leader, and go on with what has begun."""
     for site in api.sites:
         await site.stop()
     await take_back()
+    for one in links:
+        await one.leave()

@@ -23,9 +23,11 @@ from controller.clouds.base import (
     QuotaReached,
     Refused,
     Throttled,
+    Unauthorized,
     answer_of,
 )
 from controller.lifecycle.machines.life import (
+    AccountKnown,
     CallFailed,
     InstanceGone,
     InstanceKnown,
@@ -180,11 +182,17 @@ class Worker:
         """Ask until the outcome is known. A list between two tries finds what an earlier one
         made."""
         wait = _FIRST_RETRY_SECONDS
-        first = machine_id in self._fresh
+        first = nothing_made = machine_id in self._fresh
         self._fresh.discard(machine_id)
         while (machine := self._record(machine_id)) is not None:
             if self._work_for(machine) != self._create:
                 return
+            # Whoever takes over must know where the machine may be before it is asked for.
+            if machine.account is None and (account := await self._account_or_none()) is not None:
+                nothing_made = True
+                self._desk.post(AccountKnown(machine_id=machine_id, account=account))
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
+                continue
             try:
                 await self._require_here(machine)
                 is_unique = self._cloud.abilities.idempotent
@@ -199,7 +207,8 @@ class Worker:
             except CloudError as error:
                 self._asked_at[machine_id] = self._clock.now()
                 pause = max(wait, error.after if isinstance(error, Throttled) else 0.0)
-                self._failed(machine_id, error)
+                nothing_made = nothing_made and isinstance(error, Unauthorized)
+                self._failed(machine_id, error, nothing_made=nothing_made)
                 await asyncio.sleep(pause)
                 wait = min(_MAX_RETRY_SECONDS, 2 * wait)
                 continue
@@ -241,9 +250,11 @@ class Worker:
         end = _DEFINITE[type(refusal)]
         self._desk.post(OrderRefused(machine_id=machine_id, end=end, message=str(refusal)))
 
-    def _failed(self, machine_id: str, error: CloudError) -> None:
+    def _failed(self, machine_id: str, error: CloudError, *, nothing_made: bool = False) -> None:
         log.warning("machine %s: %s", machine_id, error)
-        self._desk.post(CallFailed(machine_id=machine_id, message=str(error)))
+        self._desk.post(
+            CallFailed(machine_id=machine_id, message=str(error), nothing_made=nothing_made)
+        )
 
     async def _adopt(self, machine: Machine) -> bool:
         """Return whether a list has the machine, once it must have what was asked for."""

@@ -24,6 +24,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
 from controller.store import schema
+from controller.store.accounts import StoredToken, User
 from controller.store.base import MACHINES_SECONDS, USE_SECONDS, Snapshot, StoredEvent
 from controller.store.rows import (
     ALLOCATION,
@@ -125,12 +126,51 @@ def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState])
             yield use_of(place, row["user"])
 
 
-def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState | None:
+def find_run(
+    connection: sa.Connection, key: str, user: str | None, *, as_live: bool = False
+) -> RunState | None:
+    """Return the run with this id, else the newest with this name. `as_live`: a live run as a
+    controller that leads has it in memory."""
     # PostgreSQL refuses a NUL even in a parameter; a key that has one shall find nothing.
     key = storable(key)
     allowed = sa.true() if user is None else _runs.user == user
+    assemble = _assemble_as_live if as_live else _assemble
     by_id = sa.select(schema.runs).where(_runs.id == key, allowed)
-    return _first(connection, by_id) or _newest(connection, sa.and_(_runs.name == key, allowed))
+    named = sa.select(schema.runs).where(_runs.name == key, allowed)
+    newest = named.order_by(_runs.submitted_at.desc(), _runs.id.desc()).limit(1)
+    found = assemble(connection, by_id) or assemble(connection, newest)
+    return next(iter(found), None)
+
+
+def _assemble_as_live(connection: sa.Connection, query: sa.Select[Any]) -> list[RunState]:
+    """Return the states of the runs that the query selects, in its order: those of live runs as a
+    controller that leads has them in memory."""
+    heads = connection.execute(query.with_only_columns(_runs.id, _runs.status)).all()
+    states: dict[str, RunState] = {}
+    for present in (True, False):
+        ids = [head.id for head in heads if (head.status not in FINAL) is present]
+        for chunk in _chunks(ids):
+            of_these = sa.select(schema.runs).where(_runs.id.in_(chunk))
+            for state in _assemble(connection, of_these, present=present):
+                states[state.run.id] = recent(state) if present else state
+    return [states[head.id] for head in heads]
+
+
+def account(connection: sa.Connection, digest: str) -> tuple[User, StoredToken] | None:
+    """Return the token with this digest and its user."""
+    of_digest = sa.select(schema.tokens).where(schema.tokens.c.digest == digest)
+    for row in _rows(connection, of_digest):
+        token = TOKEN.value(row)
+        of_name = sa.select(schema.users).where(schema.users.c.name == token.user)
+        for of_user in _rows(connection, of_name):
+            return USER.value(of_user), token
+    return None
+
+
+def node_names(connection: sa.Connection) -> dict[str, str]:
+    """Return the names of all nodes by id."""
+    query = sa.select(schema.nodes.c.id, schema.nodes.c.name)
+    return {row.id: row.name for row in connection.execute(query)}
 
 
 def find_submissions(
@@ -156,16 +196,10 @@ def submission_marks(connection: sa.Connection) -> array[int]:
     return array("q", (submission_mark(user, key) for user, key in found))
 
 
-def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> RunState | None:
-    newest = sa.select(schema.runs).where(condition)
-    return _first(connection, newest.order_by(_runs.submitted_at.desc(), _runs.id.desc()).limit(1))
-
-
-def _first(connection: sa.Connection, query: sa.Select[Any]) -> RunState | None:
-    return next(iter(_assemble(connection, query)), None)
-
-
-def list_runs(connection: sa.Connection, wanted: RunQuery) -> list[RunState]:
+def list_runs(
+    connection: sa.Connection, wanted: RunQuery, *, as_live: bool = False
+) -> list[RunState]:
+    """`as_live`: as of `find_run`."""
     query = sa.select(schema.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
     if not wanted.with_finished:
         query = query.where(_runs.status.not_in(FINAL))
@@ -187,7 +221,8 @@ def list_runs(connection: sa.Connection, wanted: RunQuery) -> list[RunState]:
         earlier = _runs.submitted_at < last
         # A clock may give several runs the same time: then the id decides, as in the order.
         query = query.where(earlier | ((_runs.submitted_at == last) & (_runs.id < before)))
-    return _assemble(connection, query.limit(wanted.limit))
+    assemble = _assemble_as_live if as_live else _assemble
+    return assemble(connection, query.limit(wanted.limit))
 
 
 _ESCAPE = "\\"

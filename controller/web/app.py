@@ -28,7 +28,7 @@ from controller.service.accounts.users import Credential
 from controller.store.accounts import StoredToken
 from controller.store.errors import StoreError
 from controller.web import live, sessions
-from controller.web.assets import Assets
+from controller.web.assets import STATIC_PATH, Assets
 from controller.web.opening import Opening
 from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.pages import (
@@ -96,7 +96,6 @@ HEADERS = {
 ENTER_PATH = PATH + "/enter"
 _MAX_FORM = 64 << 10
 _TRY_SECONDS, _TRIES = 2.0, 10
-_FOREVER = "public, max-age=31536000, immutable"
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -135,7 +134,7 @@ class Dashboard:
         router.add_get("/", _moved(PATH + "/runs"))
         router.add_get(PATH, _moved(PATH + "/runs"))
         router.add_get(PATH + "/", _moved(PATH + "/runs"))
-        router.add_get(PATH + "/static/{version}/{name:.+}", self._static)
+        router.add_get(STATIC_PATH, self._static)
         router.add_get(ENTER_PATH, self._headed(self._enter_page))
         router.add_post(ENTER_PATH, self._headed(self._enter))
         router.add_post(ENTER_PATH + "/who", self._headed(self._who_enters))
@@ -309,20 +308,10 @@ class Dashboard:
         return web.Response(text=text, status=status, content_type="text/html")
 
     async def _static(self, request: web.Request) -> web.StreamResponse:
-        files = await asyncio.to_thread(lambda: self._assets.files)
-        asset = files.get(request.match_info["name"])
-        # Another version's file must not be kept for ever under this address.
-        if asset is None or request.match_info["version"] != self._assets.version:
+        found = await asyncio.to_thread(self._assets.response, request)
+        if found is None:
             raise web.HTTPNotFound
-        answer = web.Response(
-            body=asset.content, headers={"Cache-Control": _FOREVER, "Vary": "Accept-Encoding"}
-        )
-        answer.headers["Content-Type"] = f"{asset.media}; charset=utf-8"
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            answer.body = asset.compressed
-            answer.headers["Content-Encoding"] = "gzip"
-        return answer
+        return found
 
     async def _open_service(self, request: web.Request) -> web.StreamResponse:
         return await self.opening.open(self._visit(request, is_part=False))

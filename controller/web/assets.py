@@ -13,9 +13,12 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+from aiohttp import web
 
 from controller.web.states import stylesheet
 
+STATIC_PATH = "/dashboard/static/{version}/{name:.+}"
+_FOREVER = "public, max-age=31536000, immutable"
 STATIC = Path(__file__).parent / "static"
 NEEDED = "vendor/htmx.min.js"
 """It is there when `./dev setup` has fetched what comes from npm."""
@@ -58,6 +61,22 @@ class Assets:
 
     def address(self, name: str) -> str:
         return f"/dashboard/static/{self.version}/{name}"
+
+    def response(self, request: web.Request) -> web.Response | None:
+        """Answer a request for `STATIC_PATH`; None: there is no such file in this version."""
+        asset = self.files.get(request.match_info["name"])
+        # Another version's file must not be kept for ever under this address.
+        if asset is None or request.match_info["version"] != self.version:
+            return None
+        answer = web.Response(
+            body=asset.content, headers={"Cache-Control": _FOREVER, "Vary": "Accept-Encoding"}
+        )
+        answer.headers["Content-Type"] = f"{asset.media}; charset=utf-8"
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            answer.body = asset.compressed
+            answer.headers["Content-Encoding"] = "gzip"
+        return answer
 
 
 def _asset(name: str, content: bytes) -> Asset:

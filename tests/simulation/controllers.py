@@ -24,7 +24,7 @@ from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
 from controller.outputs.store import OutputStore
-from controller.relay import Relay
+from controller.relay import Leader, Relay
 from controller.service import Stores
 from controller.service.runs.submissions import SubmissionService
 from controller.store.errors import LeaseHeld, LeaseLost, StoreUnavailable, StoreUnusable
@@ -51,14 +51,14 @@ RESTART_SECONDS = 2.0
 
 
 class NotedRelay(Relay):
-    """Carries nothing; `url` is where it would."""
+    """Carries nothing; `leader` is where it would."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.url: str | None = None
+        self.leader: Leader | None = None
 
-    def lead_to(self, url: str | None) -> None:
-        self.url = url
+    def lead_to(self, leader: Leader | None) -> None:
+        self.leader = leader
 
 
 class Surroundings:

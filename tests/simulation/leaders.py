@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from controller import following
 from controller.assembly import Assembly
 from controller.pipelines.run_pipeline import NameTaken
+from controller.relay import Leader
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from tests.simulation.controller import Gone
@@ -152,13 +153,14 @@ class Controllers(World):
                 return None
             if process.assembly is not None:
                 return process
-            found = self._process_at(process.relay.url)
+            found = self._process_at(process.relay.leader)
             if found is not None and found.assembly is not None and not process.is_paused:
                 return found
             await asyncio.sleep(_RETRY_SECONDS)
         return None
 
-    def _process_at(self, url: str | None) -> Process | None:
+    def _process_at(self, leader: Leader | None) -> Process | None:
+        url = None if leader is None else leader.url
         found = next((one.process for one in self.machines if one.url == url), None)
         return None if found is None or found.gone.is_set() else found
 

@@ -2,7 +2,8 @@
 
 The provider loses answers, hides new machines from its lists for up to 45 s, throttles, refuses for
 want of capacity or quota, makes machines that never boot, takes spot machines back, and for a while
-does not end any. What it really has is the truth that the records are compared with.
+does not end any. Now and then the credentials are those of another account, which has no machines
+and makes none. What it really has is the truth that the records are compared with.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from controller.clouds.base import (
     Order,
     QuotaReached,
     Throttled,
+    Unauthorized,
 )
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
 from controller.lifecycle.machines.life import Place
@@ -132,6 +134,8 @@ class WaywardCloud:
         self.foreign_touched = False
         self.is_bad = True
         self.ends_nothing_until = 0.0
+        self.elsewhere_until = 0.0
+        """Until when calls go to an account that has nothing and makes nothing."""
         self.room: int | None = None
         """How many machines each zone holds; None: as many as are asked for."""
         self._chance = chance
@@ -162,7 +166,11 @@ class WaywardCloud:
         return [one for one in self.instances.values() if one.is_there]
 
     async def account(self) -> str | None:
-        return None
+        return "another" if self._is_elsewhere else "ours"
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._now() < self.elsewhere_until
 
     async def offers(self) -> KnownOffers:
         await self._answered(self._weather())
@@ -173,6 +181,8 @@ class WaywardCloud:
 
     async def _create(self, order: Order) -> Created:
         chance = self._chance
+        if self._is_elsewhere:
+            raise Unauthorized("this account makes no machines")
         await asyncio.sleep(chance.uniform(0.2, 20.0))
         if self.abilities.idempotent:
             same = [one for one in self.instances.values() if one.order.token == order.token]
@@ -229,6 +239,8 @@ class WaywardCloud:
         await self._weather()
         if self._now() < self.ends_nothing_until:
             raise CloudAway("500")
+        if self._is_elsewhere:
+            return True  # It knows no such machine.
         instance = self.instances[instance_id]
         if instance.is_there and instance.ending_at is None:
             instance.ending_at = self._now()
@@ -259,6 +271,8 @@ class WaywardCloud:
         ]
 
     def _visible(self) -> list[Instance]:
+        if self._is_elsewhere:
+            return []
         return [one for one in self.live if one.visible_at <= self._now()]
 
     async def console(self, instance_id: str) -> str | None:
@@ -356,7 +370,8 @@ class MachineWorld(World):
         users = [self.spawn(self._submit(n)) for n in range(chance.randint(3, 14))]
         if self.cloud.room is not None:
             users.append(self.spawn(self._submit_a_gang_too_large()))
-        faults = [self.spawn(one) for one in (self._kill(), self._take_back(), self._stall())]
+        wrongs = (self._kill(), self._take_back(), self._stall(), self._go_elsewhere())
+        faults = [self.spawn(one) for one in wrongs]
         watch = self.spawn(self._watch())
         await asyncio.sleep(FAULTS_UNTIL)
         for fault in faults:
@@ -365,7 +380,7 @@ class MachineWorld(World):
         self.store_weather.clear_up()
         self.rivals.end_the_superseded()
         self.cloud.is_bad = False
-        self.cloud.ends_nothing_until = 0.0
+        self.cloud.ends_nothing_until = self.cloud.elsewhere_until = 0.0
         await asyncio.gather(*users)
         await self.settle()
         await self._give_back()
@@ -456,6 +471,14 @@ class MachineWorld(World):
                 one = chance.choice(up)
                 self._taken_back.add(one.order.machine_id)
                 self.cloud.lose(one)
+
+    async def _go_elsewhere(self) -> None:
+        """Have calls go to another account for a while."""
+        chance = self.chance("elsewhere")
+        if chance.random() < 0.5:
+            return
+        await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.8))
+        self.cloud.elsewhere_until = self.loop.time() + chance.choice((30.0, 300.0))
 
     async def _stall(self) -> None:
         """For a while the provider ends nothing."""

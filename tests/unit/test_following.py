@@ -16,7 +16,7 @@ from controller.daemon import boot, lease, opening, serving
 from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
 from controller.following import Wait
-from controller.relay import Relay
+from controller.relay import Leader, Relay
 from controller.store.accounts import StoredSecret
 from controller.store.base import Peer, Sight, Snapshot
 from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
@@ -51,8 +51,8 @@ class NotingRelay(Relay):
         super().__init__()
         self.led_to: list[str | None] = []
 
-    def lead_to(self, url: str | None) -> None:
-        self.led_to.append(url)
+    def lead_to(self, leader: Leader | None) -> None:
+        self.led_to.append(None if leader is None else f"http://{leader.host}:{leader.port}")
 
 
 @pytest.fixture(autouse=True)

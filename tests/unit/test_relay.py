@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.relay import Relay, address_of
+from controller.relay import Relay, address_of, leader_at
 from tests.support.waiting import eventually
 
 
@@ -87,7 +87,7 @@ async def answered(sock: socket.socket, line: bytes) -> bytes:
 
 async def test_both_directions_are_carried_to_their_ends() -> None:
     async with a_leader("one") as (_, url), a_relay() as (relay, sock):
-        relay.lead_to(url)
+        relay.lead_to(leader_at(url))
         async with connected(sock) as (reader, writer):
             writer.write(b"a\n")
             assert await reader.readline() == b"one a\n"
@@ -109,7 +109,7 @@ async def test_an_answer_comes_whole_to_a_client_that_has_said_all_and_reads_slo
     server = await asyncio.start_server(answer, sock=sock)
     relay = Relay()
     await relay.listen(here)
-    relay.lead_to(url_of(sock))
+    relay.lead_to(leader_at(url_of(sock)))
     async with connected(here) as (reader, writer):
         writer.write_eof()
         assert len(await reader.read()) == 1 << 20
@@ -121,18 +121,18 @@ async def test_an_answer_comes_whole_to_a_client_that_has_said_all_and_reads_slo
 async def test_a_connection_is_held_until_somebody_leads() -> None:
     async with a_relay() as (relay, sock), a_leader("one") as (_, url), connected(sock) as client:
         client[1].write(b"a\n")
-        relay.lead_to(url)
+        relay.lead_to(leader_at(url))
         assert await client[0].readline() == b"one a\n"
 
 
 async def test_a_connection_for_a_dead_leader_goes_to_its_successor() -> None:
     async with a_relay() as (relay, sock), a_leader("two") as (_, url):
         dead = a_socket()
-        relay.lead_to(url_of(dead))
+        relay.lead_to(leader_at(url_of(dead)))
         dead.close()
         async with connected(sock) as (reader, writer):
             writer.write(b"a\n")
-            relay.lead_to(url)
+            relay.lead_to(leader_at(url))
             assert await reader.readline() == b"two a\n"
 
 
@@ -143,7 +143,7 @@ async def test_a_connection_that_nobody_takes_is_closed() -> None:
 
 async def test_a_cut_of_the_leader_cuts_the_client_and_the_other_way_round() -> None:
     async with a_leader("one") as (leader, url), a_relay() as (relay, sock):
-        relay.lead_to(url)
+        relay.lead_to(leader_at(url))
         async with connected(sock) as (reader, writer):
             writer.write(b"a\n")
             await reader.readline()
@@ -175,7 +175,7 @@ async def test_one_that_has_led_holds_what_comes_for_its_successor() -> None:
         await relay.listen(sock)
         async with connected(sock) as (reader, writer), a_leader("next") as (_, url):
             writer.write(b"b\n")
-            relay.lead_to(url)
+            relay.lead_to(leader_at(url))
             assert await reader.readline() == b"next b\n"
 
 

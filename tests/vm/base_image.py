@@ -43,6 +43,7 @@ LABEL linux
   INITRD /initrd.img
   APPEND root=LABEL=system ro console=ttyS0,115200 systemd.show_status=false
 """
+_ROOT_SECONDS = 1800.0
 _START = 1 << 20
 """Bytes before the one partition."""
 _SIZE = 2 << 30
@@ -73,7 +74,10 @@ def _make_root(root: Path) -> None:
     options = ["--quiet", "--mode=root", "--variant=minbase", "--format=directory"]
     options += ['--aptopt=Acquire::Retries "5"', f"--include={','.join(_SYSTEM)}"]
     options.append(f"--customize-hook={_DOWNLOAD}{' '.join(_LATER)}")
-    run(["mmdebstrap", *options, "bookworm", root, _MIRROR])
+    # In mounts of its own: what a run that was killed leaves mounted is of this host, and the
+    # removal of the folder would go on into it.
+    alone = ["unshare", "--mount", "mmdebstrap", *options, "bookworm", str(root), _MIRROR]
+    run(alone, timeout=_ROOT_SECONDS)
     packages = root / "srv/packages"
     shutil.rmtree(packages / "partial")
     (packages / "lock").unlink(missing_ok=True)

@@ -44,6 +44,16 @@ def leads_no_more() -> web.Response:
     )
 
 
+def nobody_leads() -> web.Response:
+    """Return the refusal of a request that no leader could take in time. Nothing was done."""
+    return _answer(
+        503,
+        LEADS_NO_MORE,
+        "no controller leads at the moment: try again, or at the address of another controller "
+        "(`fairlead controller doctor` there tells what is wrong)",
+    )
+
+
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
         400: " ".join((error.text or error.reason).split()),

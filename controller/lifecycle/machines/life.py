@@ -18,6 +18,8 @@ from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStat
 from fairlead.model.statuses import NodeStatus
 
 _DEFAULT_BOOT_LIMIT = 1200.0
+IN_ACCOUNT = "it is in account"
+"""The trouble of a machine that is out of reach begins so."""
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +75,11 @@ class ReleaseAnswered(_Report, frozen=True, kw_only=True):
 
 
 class CallFailed(_Report, frozen=True, kw_only=True):
-    """A call about the machine failed and is repeated; shown to operators."""
+    """A call about the machine failed and is repeated; shown to operators. `nothing_made`: no call
+    so far can have made the machine, so it is in no account."""
 
     message: str
+    nothing_made: bool = False
 
 
 MachineReport = (
@@ -125,8 +129,11 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
     match report:
         case InstanceKnown() if machine.instance_id is None:
             return replace(machine, instance_id=report.instance_id, trouble=None)
-        case AccountKnown() if (machine.account, machine.trouble) != (report.account, None):
-            return replace(machine, account=report.account, trouble=None)
+        case AccountKnown():
+            was_away = (machine.trouble or "").startswith(IN_ACCOUNT)
+            if was_away or machine.account != report.account:
+                trouble = None if was_away else machine.trouble
+                return replace(machine, account=report.account, trouble=trouble)
         case OrderRefused() if machine.instance_id is None:
             # It never existed, so it costs nothing: it ends when it was ordered.
             end = machine.end or report.end
@@ -147,8 +154,11 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             if report.is_empty and not around.is_used:
                 return ending(machine, MachineEnd.IDLE, "nothing used it", now)
             return replace(machine, closing=False, idle_since=None)
-        case CallFailed() if machine.trouble != report.message:
-            return replace(machine, trouble=report.message)
+        case CallFailed():
+            is_free = report.nothing_made and machine.instance_id is None
+            account = None if is_free else machine.account
+            if (machine.trouble, machine.account) != (report.message, account):
+                return replace(machine, trouble=report.message, account=account)
     return machine
 
 

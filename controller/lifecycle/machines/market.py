@@ -148,11 +148,29 @@ def why_none_allowed(policy: MachinesPolicy, offers: Sequence[Offer]) -> str:
     for field, allows in _LIMITS:
         if not (kept := [one for one in left if allows(policy, one)]):
             among = "" if len(left) == len(offers) else " that its other fields allow"
-            return f"`machines.{field}` of its file allows no offer of its provider{among}"
+            there = _there(field, left)
+            return f"`machines.{field}` of its file allows no offer of its provider{among}{there}"
         left = kept
     return "its provider has no offer for it"
 
 
+def _there(field: str, offers: Iterable[Offer]) -> str:
+    """Return what the offers have in place of what the field wants, as the end of a sentence."""
+    if (value := _VALUES.get(field)) is None:
+        return ""
+    known = sorted({found for one in offers if (found := value(one)) is not None})
+    if not known:
+        return ""
+    more = ", …" if len(known) > _MAX_NAMED else ""
+    return f", which has {', '.join(known[:_MAX_NAMED])}{more}"
+
+
+_MAX_NAMED = 4
+_VALUES: Mapping[str, Callable[[Offer], str | None]] = {
+    "instance_types": lambda one: one.instance_type,
+    "regions": lambda one: one.region,
+    "availability_zones": lambda one: one.zone,
+}
 _LIMITS: tuple[tuple[str, Callable[[MachinesPolicy, Offer], bool]], ...] = (
     (
         "instance_types",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import msgspec
 
 from controller.lifecycle.machines.life import (
+    IN_ACCOUNT,
     AccountKnown,
     CallFailed,
     InstanceKnown,
@@ -132,7 +133,7 @@ def _placed(
             continue
         is_here = one.instance_id in there if one.account is None else one.account in same
         if is_here:
-            was_away = (one.trouble or "").startswith(_in_account(one))
+            was_away = (one.trouble or "").startswith(IN_ACCOUNT)
             if one.account != account or was_away:
                 yield AccountKnown(machine_id=one.id, account=account)
         elif one.account is not None and one.trouble != (why := elsewhere(one, account)):
@@ -150,7 +151,7 @@ def elsewhere(machine: Machine, account: str | None) -> str:
 
 
 def _in_account(machine: Machine) -> str:
-    return f"it is in account {machine.account}"
+    return f"{IN_ACCOUNT} {machine.account}"
 
 
 def until_next_list(missing: Set[str], answering: Set[str], *, is_new: bool) -> float:

@@ -1,4 +1,4 @@
-"""RunService finds runs, lists them with their attempts and events, and watches them.
+"""RunReader finds runs, lists them with their attempts and events; RunService also watches them.
 
 Every answer that reports a change is given after the change is committed.
 """
@@ -6,8 +6,9 @@ Every answer that reports a change is given after the change is committed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from controller.service.accounts.rights import sees_all
 from controller.service.jobs.access import find_attempt, find_job
 from controller.service.runs.progress import ProgressWatch, PullsInProgress
 from controller.store.accounts import User
-from controller.store.base import Store, StoredEvent
+from controller.store.base import StoredEvent
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 MAX_NAMES = 10_000
@@ -48,35 +49,55 @@ class _EndedRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is not None and self.revision == revision and is_fresh
 
 
-class RunService:
-    def __init__(
-        self,
-        *,
-        pipeline: RunPipeline,
-        store: Store,
-        progress: PullsInProgress,
-    ) -> None:
-        self._pipeline = pipeline
+class LiveRuns(Protocol):
+    """The runs that a controller has in memory, as they were committed."""
+
+    @property
+    def runs(self) -> Mapping[str, RunState]: ...
+    @property
+    def revision(self) -> int:
+        """The number of commits so far."""
+
+    def live_run_named(self, name: str) -> str | None:
+        """Return the id of the live run with this name."""
+
+    def children_of(self, run_id: str) -> list[RunState]:
+        """Return the live runs that were submitted as children of this one."""
+
+
+class StoredRuns(Protocol):
+    """The part of a store that has the runs; see `Store`."""
+
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None: ...
+    async def list_runs(self, query: RunQuery) -> list[RunState]: ...
+    async def events(self, query: EventQuery) -> list[StoredEvent]: ...
+    async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]: ...
+
+
+class RunReader:
+    """Finds runs, with what belongs to them, among the live ones and in the store."""
+
+    def __init__(self, live: LiveRuns, store: StoredRuns) -> None:
+        self._live = live
         self._store = store
-        self._progress = progress
         self._names: dict[str, str] = {}
         self._ended = _EndedRun()
 
     async def get(self, key: str) -> RunState:
         """Return the run with this id or name; a live run with the name comes before finished ones.
         Raises NotFound."""
-        live = self._pipeline.runs.get(key)
+        live = self._live.runs.get(key)
         if live is None:
-            live = self._pipeline.runs.get(self._pipeline.live_run_named(key) or "")
+            live = self._live.runs.get(self._live.live_run_named(key) or "")
         found = live or await self._find_ended(key)
         if found is None:
             raise _no_run(key)
         # It may have been admitted while the store was asked: the live state is the newer one.
-        return self._pipeline.runs.get(found.run.id, found)
+        return self._live.runs.get(found.run.id, found)
 
     async def _find_ended(self, key: str) -> RunState | None:
         # Both before the query: a commit during it makes the answer an old one.
-        now, revision = asyncio.get_running_loop().time(), self._pipeline.revision
+        now, revision = asyncio.get_running_loop().time(), self._live.revision
         if self._ended.key == key and self._ended.is_right(now, revision):
             return self._ended.state
         found = await self._store.find_run(key)
@@ -95,7 +116,7 @@ class RunService:
         own = await self._store.find_run(key, user=user.name)
         if own is None:
             raise _no_run(key)
-        return self._pipeline.runs.get(own.run.id, own)
+        return self._live.runs.get(own.run.id, own)
 
     async def attempts(self, state: RunState, query: AttemptQuery) -> list[Attempt]:
         """Return attempts of the run's whole history.
@@ -135,7 +156,7 @@ class RunService:
             self._names.clear()
         found: dict[str, str] = {}
         for run_id, ids in wanted.items():
-            live = self._pipeline.runs.get(run_id)
+            live = self._live.runs.get(run_id)
             if live is not None or not ids <= self._names.keys():
                 state = live or await self._store.find_run(run_id)
                 known = {} if state is None or state.run.id != run_id else names_in(state)
@@ -145,13 +166,13 @@ class RunService:
 
     def children(self, state: RunState) -> list[RunState]:
         """Return the live runs that were submitted with this one as their parent."""
-        return self._pipeline.children_of(state.run.id)
+        return self._live.children_of(state.run.id)
 
     async def family(self, state: RunState) -> list[RunState]:
         """Return all its stored children, ended ones too, oldest first. Raises StoreUnavailable."""
         query = RunQuery(all=True, parent_id=state.run.id, limit=MAX_CHILDREN)
         stored = await self._store.list_runs(query)
-        known = [self._pipeline.runs.get(child.run.id, child) for child in reversed(stored)]
+        known = [self._live.runs.get(child.run.id, child) for child in reversed(stored)]
         ids = {child.run.id for child in known}
         return [*(one for one in self.children(state) if one.run.id not in ids), *known]
 
@@ -169,7 +190,7 @@ class RunService:
         if last_known is not None and not stored:
             last = await self._store.find_run(last_known)
             _require_known(last_known, [] if last is None else [last.run.id])
-        return [self._pipeline.runs.get(state.run.id, state) for state in stored]
+        return [self._live.runs.get(state.run.id, state) for state in stored]
 
     async def events(self, query: EventQuery, *, user: User) -> list[StoredEvent]:
         """Return the events of a run, or of all runs that the user may see.
@@ -181,6 +202,17 @@ class RunService:
         if not sees_all(user):
             query = replace(query, user=user.name)
         return await self._store.events(query)
+
+
+class RunService(RunReader):
+    """Also watches runs, where they change."""
+
+    def __init__(
+        self, *, pipeline: RunPipeline, store: StoredRuns, progress: PullsInProgress
+    ) -> None:
+        super().__init__(pipeline, store)
+        self._pipeline = pipeline
+        self._progress = progress
 
     def changes(self, run_id: str | None) -> Watch:
         """Return a watch that wakes after each commit that changed this run; None: any run or

@@ -99,13 +99,15 @@ class Held:
         return route
 
 
-async def give(page: Page, route: Route, answer: dict[str, Any] | None = None) -> None:
+async def give(
+    page: Page, route: Route, answer: dict[str, Any] | None = None, status: int = 200
+) -> None:
     """Answer, and return when the page's scripts have the answer."""
     async with page.expect_event("requestfinished", lambda one: one == route.request):
         if answer is None:
             await route.continue_()
         else:
-            await route.fulfill(json=answer)
+            await route.fulfill(json=answer, status=status)
     await page.evaluate("new Promise((done) => setTimeout(done))")
 
 
@@ -224,6 +226,11 @@ async def test_a_late_part_of_another_log_changes_nothing_in_the_one_that_is_sho
     await expect(log.part("follow")).to_be_checked()
     await give(page, second, window("second"))
     await expect(log.rows.last).to_have_text("second 99")
+
+    late = await log.choose(0)
+    await give(page, await log.choose(1), window("second"))
+    await give(page, late, {"error": {"message": "the node is away"}}, status=503)
+    await expect(status).to_have_text("")
 
 
 async def test_a_reader_who_goes_elsewhere_in_a_log_stays_there(log: Log) -> None:

@@ -23,30 +23,34 @@ async def test_a_reload_changes_the_key_of_new_logins_and_keeps_the_old_ones(
     sshd.start()
 
     async def login(pinned: str) -> asyncssh.SSHClientConnection:
-        known = ([asyncssh.import_public_key(pinned)], [], [])
         return await asyncssh.connect(
             "127.0.0.1",
             sshd.port,
             username=sshd.user,
             client_keys=[mine],
-            known_hosts=known,
+            known_hosts=([asyncssh.import_public_key(pinned)], [], []),
             server_host_key_algs=["ssh-ed25519"],
             config=None,
         )
 
-    async def shows(key: str) -> bool:
+    async def shown() -> tuple[str, ...]:
         try:
-            return key in await fetch("127.0.0.1", sshd.port)
+            return await fetch("127.0.0.1", sshd.port)
         except LinkError:
-            return False  # It executes itself again, and listens in a moment.
+            return ()  # It executes itself again, and listens in a moment.
 
     try:
         first = await login(sshd.host_key)
         node = NodeHostKey(sshd.host_key_file(), sshd.reload)
         made = await node.prepare()
-        assert await shows(sshd.host_key)
+        assert sshd.host_key in await shown()
         await node.use(made.key)
-        await eventually(lambda: shows(made.key))
+
+        async def is_shown() -> bool:
+            return made.key in await shown()
+
+        is_new: bool = await eventually(is_shown)
+        assert is_new
         reader, writer = await first.open_connection("127.0.0.1", sshd.port)
         assert await reader.readexactly(4) == b"SSH-"
         writer.close()

@@ -112,6 +112,11 @@ def test_each_answers_and_a_dead_leader_is_replaced_with_all_that_was_accepted(
     made = {
         key: controllers.submit(to, key) for key, to in zip("abc", controllers.all, strict=True)
     }
+    for path in ("/v1/runs", f"/v1/runs/{made['a']}", f"/v1/runs/{made['b']}/attempts"):
+        answers = [
+            ControllerClient(one.url, controllers.token).get(path) for one in controllers.all
+        ]
+        assert answers == [answers[0]] * 3
 
     first.kill9()
     assert controllers.submit(third, "d") not in made.values()

@@ -576,7 +576,11 @@ def test_offers_say_why_they_are_not_rented_now() -> None:
 @pytest.mark.parametrize(
     ("limits", "lacks"),
     [
-        ({"regions": ("mars",)}, "`machines.regions` of its file allows no offer of its provider"),
+        (
+            {"regions": ("mars",)},
+            "`machines.regions` of its file allows no offer of its provider, which has north, "
+            "south",
+        ),
         ({"instance_types": ("huge",)}, "`machines.instance_types` of its file"),
         ({"zones": ("north-9",)}, "`machines.availability_zones` of its file"),
         ({"max_price": 0.5}, "`machines.max_price` of its file"),

@@ -11,7 +11,14 @@ from msgspec.structs import replace
 
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
-from controller.clouds.base import Accepted, CloudAway, Created, NoCapacity, Order
+from controller.clouds.base import (
+    Accepted,
+    CloudAway,
+    Created,
+    NoCapacity,
+    Order,
+    Unauthorized,
+)
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
@@ -402,6 +409,35 @@ async def test_a_provider_whose_machines_are_in_another_account_rents_nothing() 
         await lab.until(lambda: "account first" in shown())
         assert f"provider lab of fleet burst rents nothing now: machine {name}: it is in" in shown()
         assert cloud.instances == {}
+
+
+async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_right_ones() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "wrong"
+    cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
+    database = MemoryDatabase()
+    async with renting(cloud, fleet(min=1), database) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        await lab.until(lambda: lab.only().account is None)
+    database.held = False
+    cloud.uses = "right"
+    cloud.fails.clear()
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: bool(lab.only().instance_id))
+        assert lab.only().account == "right"
+
+
+async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    cloud.fails["create"] = [CloudAway("reset"), *[Unauthorized("not allowed")] * 1000]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        cloud.uses = "second"
+        await lab.until(lambda: _trouble(lab, lab.only()).startswith("it is in account first"))
+        calls = len(cloud.calls)
+        await lab.until(lambda: cloud.calls[calls:].count("list") > 5)
+        assert "create" not in cloud.calls[calls:]
 
 
 async def test_machines_that_are_being_made_hold_up_no_other_call() -> None:

@@ -1,0 +1,59 @@
+"""What a controller among several opens for followers: as a leader, and as one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from controller import identity
+from controller.clock import SystemClock
+from controller.daemon.lease import end
+from controller.daemon.listening import certificate_of
+from controller.daemon.options import CannotStart, Options
+from controller.forwarding.credentials import LinkTls, link_tls
+from controller.forwarding.follower import Follower
+from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.reads import Reads
+from controller.pipelines.performers.cluster import secret_of
+from controller.store.reading import StoreReader
+
+
+async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Follower | None:
+    """Return what serves while this controller waits, which `closing` closes; None: it has no keys
+    yet, and carries connections byte by byte. Raises CannotStart."""
+    tls = await asyncio.to_thread(_link_tls, options)
+    if tls is None:
+        return None
+    certificate = certificate_of(options)
+    context = None if certificate is None else certificate.context
+    reads = None
+    if options.database is not None:
+        store = StoreReader(options.database.reader)
+        closing.push_async_callback(store.close)
+        reads = Reads(store, SystemClock())
+    opened = Follower(tls.follower, context, options.proxy.domain, reads)
+    closing.push_async_callback(opened.close)
+    await opened.start()
+    if certificate is not None:
+        closing.push_async_callback(end, asyncio.create_task(certificate.watch()))
+    return opened
+
+
+async def links_of_followers(options: Options) -> tuple[FollowerLinks, ...]:
+    """Return what takes the links of followers, if there can be any. Raises CannotStart."""
+    if options.peers is None:
+        return ()
+    tls = await asyncio.to_thread(_link_tls, options)
+    return () if tls is None else (FollowerLinks(tls.leader),)
+
+
+def _link_tls(options: Options) -> LinkTls | None:
+    """Blocking. Raises CannotStart."""
+    try:
+        if not (options.data / identity.IDENTITY_NAME).exists():
+            return None
+        return link_tls(secret_of(identity.ssh_identity(options.data)), options.data)
+    except identity.IdentityUnusable as error:
+        raise CannotStart(str(error)) from error
+    except OSError as error:
+        raise CannotStart(f"cannot write to {options.data}: {error.strerror}") from error

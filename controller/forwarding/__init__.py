@@ -1,0 +1,6 @@
+"""Followers: controllers that wait, and serve meanwhile.
+
+A follower ends TLS and HTTP itself (`follower`), answers what needs no leader, and passes all else
+on (`forwarder`) over kept connections to the leader (`leader_links`). At the leader they arrive in
+`follower_links`. Both ends prove that they have the installation's key (`credentials`).
+"""

@@ -1,0 +1,139 @@
+"""What a controller serves while it waits: an application over HTTP, and connections by bytes.
+
+What every controller of this version knows is answered here; all else is the leader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from common.http import HEAD_SECONDS, is_our_failure
+from common.proxy.entry import tidy
+from common.proxy.headers import LOCAL_DOMAIN, service_of_host
+from controller.api.app import not_for_tabs
+from controller.api.http.errors import as_response
+from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
+from controller.forwarding.forwarder import Forwarder
+from controller.forwarding.leader_links import LeaderLinks
+from controller.forwarding.reads import NeedsLeader, Reads
+from controller.relay import Leader
+from controller.store.errors import StoreError
+from controller.web.assets import STATIC_PATH, Assets
+
+SHUTDOWN_SECONDS = 0.5
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Serves accepted connections. `certificate`: the TLS of the API; None: it has none."""
+
+    def __init__(
+        self,
+        links: ssl.SSLContext,
+        certificate: ssl.SSLContext | None,
+        service_domain: str | None = None,
+        reads: Reads | None = None,
+    ) -> None:
+        self._links = LeaderLinks(links)
+        self._certificate = certificate
+        self.forwarder = Forwarder(self._links)
+        logging.getLogger("aiohttp.server").addFilter(is_our_failure)
+        self._runner = web.AppRunner(
+            make_app(self.forwarder, service_domain, reads),
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=HEAD_SECONDS,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+
+    async def start(self) -> None:
+        await self._runner.setup()
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+        self._links.close()
+
+    def lead_to(self, leader: Leader | None) -> None:
+        self.forwarder.is_leading = leader is not None and leader.is_own
+        self._links.lead_to(leader)
+
+    async def can_serve(self, leader: Leader) -> bool:
+        """Return whether requests can be passed on to this leader one by one. Raises OSError,
+        TimeoutError."""
+        return await self._links.opens_links(leader)
+
+    async def take(self, connection: socket.socket) -> None:
+        """Serve this connection from now on."""
+        server = self._runner.server
+        assert server is not None, "start() comes first"
+        # A client may speak no TLS, or leave in the middle of its beginning.
+        with contextlib.suppress(OSError, ssl.SSLError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                server,
+                connection,
+                ssl=self._certificate,
+                ssl_handshake_timeout=None if self._certificate is None else HANDSHAKE_SECONDS,
+            )
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Exception as error:
+        return as_response(request, error)
+
+
+def make_app(
+    forwarder: Forwarder, service_domain: str | None = None, reads: Reads | None = None
+) -> web.Application:
+    """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
+    all paths of its names. `reads`: what is answered from the database."""
+    assets = Assets()
+    domain = service_domain or LOCAL_DOMAIN
+
+    def is_ours(request: web.Request) -> bool:
+        return not forwarder.is_leading and service_of_host(request.host, domain) is None
+
+    async def static(request: web.Request) -> web.StreamResponse:
+        if is_ours(request):
+            found = await asyncio.to_thread(assets.response, request)
+            if found is not None:
+                return found
+        return await forwarder.forward(request)
+
+    def from_the_database(answer: Answer) -> Answer:
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            # The leader judges pages of other origins, and what is odd.
+            is_plain = "Origin" not in request.headers and not request.body_exists
+            if is_plain and is_ours(request):
+                try:
+                    return await answer(request)
+                except (NeedsLeader, StoreError):
+                    pass
+            return await forwarder.forward(request)
+
+        return endpoint
+
+    async def no_link(request: web.Request) -> web.StreamResponse:
+        """A follower of another controller believes that this one leads."""
+        raise web.HTTPServiceUnavailable
+
+    app = web.Application(middlewares=[_errors_as_json])
+    app.on_response_prepare.append(not_for_tabs)
+    app.on_response_prepare.append(tidy)
+    app.router.add_get(LINK_PATH, no_link)
+    app.router.add_get(STATIC_PATH, static)
+    for path, answer in ({} if reads is None else reads.routes).items():
+        app.router.add_route("GET", path, from_the_database(answer))
+    app.router.add_route("*", "/{rest:.*}", forwarder.forward)
+    return app

@@ -1,0 +1,130 @@
+"""The leader's end: connections of followers, which carry requests of many clients.
+
+A follower opens an ordinary connection and asks to switch to `fairlead-link`. From then on the
+bytes are TLS in which both ends prove the installation's key, and inside is HTTP for the same
+application. So it is the connection that tells a follower from a client: what a client writes into
+a header counts for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from common.proxy.headers import CLIENT
+from controller.api.http.errors import leads_no_more
+
+log = logging.getLogger(__name__)
+
+LINK_PATH = "/v1/controllers/link"
+PROTOCOL = "fairlead-link"
+NOT_DONE = "Fairlead-Not-Done"
+"""Of an answer on a link: nothing of the request was done, and another controller may do it."""
+HANDSHAKE_SECONDS = 10.0
+LEAVE_SECONDS = 0.1
+"""Time for followers to hear that this controller leads no more: a request that meets the end of
+its connection may have been done or not."""
+
+
+class FollowerLinks:
+    """Links that followers opened to this controller while it leads."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        self._runner: web.AppRunner | None = None
+        self._has_had_any = False
+        self._is_leaving = False
+
+    def serve_with(self, runner: web.AppRunner) -> None:
+        """Answer with this application, which has been set up when the first link comes."""
+        self._runner = runner
+
+    def mount(self, app: web.Application) -> None:
+        app.router.add_get(LINK_PATH, self._opened)
+
+    @property
+    def middleware(self) -> Middleware:
+        """Show requests on a link as their clients sent them. It comes before all others."""
+
+        @web.middleware
+        async def as_its_client_sent_it(
+            request: web.Request, handler: Handler
+        ) -> web.StreamResponse:
+            transport = request.transport
+            if transport is None or transport.get_extra_info("sslcontext") is not self._context:
+                return await handler(request)
+            if self._is_leaving:
+                answer: web.StreamResponse = leads_no_more()
+                answer.headers[NOT_DONE] = "1"
+                return answer
+            scheme, _, address = request.headers.get(CLIENT, "").partition(" ")
+            seen = request.clone(scheme=scheme, remote=address)
+            answer = await handler(seen)
+            # With the request that the handler saw: what it noted there is for the answer's head.
+            await answer.prepare(seen)
+            return answer
+
+        return as_its_client_sent_it
+
+    async def leave(self) -> None:
+        """Let followers take their requests to the next leader; those that were begun go on."""
+        self._is_leaving = True
+        if self._has_had_any:
+            await asyncio.sleep(LEAVE_SECONDS)
+
+    async def _opened(self, request: web.Request) -> web.StreamResponse:
+        transport, runner = request.transport, self._runner
+        if request.headers.get("Upgrade") != PROTOCOL or runner is None or runner.server is None:
+            raise web.HTTPNotFound
+        if self._is_leaving or transport is None:
+            return leads_no_more()
+        response = web.StreamResponse(status=101)
+        response.headers.update({"Connection": "Upgrade", "Upgrade": PROTOCOL})
+        response.force_close()
+        await response.prepare(request)
+        self._has_had_any = True
+        begun = _Begun()
+        try:
+            with contextlib.suppress(OSError, ssl.SSLError):
+                inner = await asyncio.get_running_loop().start_tls(
+                    transport,
+                    begun,
+                    self._context,
+                    server_side=True,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                )
+                begun.go_on_with(runner.server(), inner)
+        finally:
+            # The transport is the inner protocol's now, and tells the outer one nothing more; the
+            # outer one would close it.
+            request.protocol.transport = None
+            request.protocol.connection_lost(None)
+        return response
+
+
+class _Begun(asyncio.Protocol):
+    """Keeps what comes with the end of the handshake: start_tls() tells no protocol that its
+    connection was made, and its first bytes may come before start_tls() returns."""
+
+    def __init__(self) -> None:
+        self._first: list[bytes] = []
+        self._is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self._first.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+
+    def go_on_with(self, protocol: asyncio.Protocol, transport: asyncio.Transport | None) -> None:
+        if transport is None or self._is_lost:
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._first:
+            protocol.data_received(b"".join(self._first))

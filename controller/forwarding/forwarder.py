@@ -1,0 +1,232 @@
+"""Passes a request on to the leader, as it came: bodies and answers are streamed both ways.
+
+A request is sent again only if nothing of it was done, or if it may be done twice (rule 14.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+from aiohttp import web
+
+from common.proxy.body import Body, body_of
+from common.proxy.entry import CLIENT_GONE
+from common.proxy.forwarding import FROM_REPLICA, HangUps
+from common.proxy.headers import CLIENT, end_to_end, head_of
+from common.proxy.tunnel import tunnel
+from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
+from controller.api.http.errors import nobody_leads
+from controller.forwarding.follower_links import NOT_DONE
+from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
+from controller.relay import HOLD_SECONDS
+
+_MAX_BODY = 1 << 62
+"""The leader knows what is too large."""
+_READING = frozenset(("GET", "HEAD", "OPTIONS"))
+_SET_HERE = frozenset((CLIENT.lower(), "content-length", "expect"))
+
+
+class _Keyed(msgspec.Struct, frozen=True):
+    client_key: str | None = None
+
+
+class _MayBeSentAgain(Exception):
+    """No answer came, and the request may be sent to the next leader."""
+
+
+class _Exchange(msgspec.Struct, kw_only=True):
+    """A request on its way over one link."""
+
+    request: web.Request
+    body: Body
+    link: Link
+    is_upgrade: bool
+    sending: asyncio.Task[None] | None = None
+
+    @property
+    def connection(self) -> ReplicaConnection:
+        return self.link.connection
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether the leader has the whole request. It may answer before, and would take the next
+        request on its connection for the rest of this one."""
+        sending = self.sending
+        return sending is None or (
+            sending.done() and not sending.cancelled() and sending.exception() is None
+        )
+
+
+class Forwarder:
+    """Carries requests to the leader. `is_leading`: whether this controller leads by now, so that
+    its clients' next connections go to the leader's own server."""
+
+    def __init__(self, links: LeaderLinks, hold_seconds: float = HOLD_SECONDS) -> None:
+        self._links = links
+        self._hold_seconds = hold_seconds
+        self._hang_ups = HangUps()
+        self.is_leading = False
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """Return the answer, sent already, or a refusal."""
+        body = await body_of(request, _MAX_BODY)
+        until = asyncio.get_running_loop().time() + self._hold_seconds
+        with self._hang_ups.watched(request):
+            while True:
+                try:
+                    left = until - asyncio.get_running_loop().time()
+                    link = await self._links.get(max(left, 0.0))
+                except (NobodyLeads, NoLink):
+                    answer: web.StreamResponse = nobody_leads()
+                    # The next connection may be carried in another way.
+                    answer.force_close()
+                    return answer
+                exchange = _Exchange(
+                    request=request, body=body, link=link, is_upgrade=_is_websocket(request)
+                )
+                try:
+                    return await self._exchange(exchange)
+                except _MayBeSentAgain:
+                    continue
+                except ConnectionError:
+                    return web.Response(status=CLIENT_GONE)
+
+    async def _exchange(self, exchange: _Exchange) -> web.StreamResponse:
+        try:
+            try:
+                head = await self._asked(exchange)
+            except UpstreamError as error:
+                if _may_be_sent_again(exchange):
+                    raise _MayBeSentAgain from error
+                return _cut(exchange.request)
+            if _was_not_done(head):
+                self._links.leave(exchange.link)
+                if exchange.body.can_be_sent:
+                    raise _MayBeSentAgain
+            if head.status == 101 and exchange.is_upgrade:
+                return await tunnel(
+                    exchange.request, _for_client(head), exchange.connection.upgraded
+                )
+            return await self._pass_on(exchange, head)
+        finally:
+            await _finish(exchange)
+
+    async def _asked(self, exchange: _Exchange) -> ResponseHead:
+        """Raises UpstreamError, and aiohttp's errors about the client."""
+        asking = asyncio.create_task(_ask(exchange))
+        over = asyncio.create_task(exchange.link.over.wait())
+        try:
+            await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
+            # Its successor answers sooner than a leader that is paused.
+            if not asking.done() and _may_be_sent_again(exchange):
+                raise NoAnswer("leads no more")
+            return await asking
+        finally:
+            for task in (asking, over):
+                task.cancel()
+            await asyncio.gather(asking, over, return_exceptions=True)
+
+    async def _pass_on(self, exchange: _Exchange, head: ResponseHead) -> web.StreamResponse:
+        answered = _for_client(head)
+        response = web.StreamResponse(status=head.status, reason=head.reason or None)
+        for name, value in answered.headers:
+            response.headers.add(name, value)
+        response[FROM_REPLICA] = frozenset(name.lower() for name, _ in answered.headers)
+        if self.is_leading:
+            response.force_close()
+        try:
+            # A client of a stream waits for the head long before its first part.
+            await response.prepare(exchange.request)
+            while data := await exchange.connection.read():
+                await response.write(data)
+            await response.write_eof()
+        except UpstreamError:
+            if exchange.request.transport is not None:
+                # A reset: the end of a connection may be the end of a body (RFC 9112, 6.3).
+                exchange.request.transport.abort()
+        return response
+
+
+async def _ask(exchange: _Exchange) -> ResponseHead:
+    """Send the request; return the head of the answer."""
+    request, body, connection = exchange.request, exchange.body, exchange.connection
+    head = head_of(request.method, request.raw_path, _headers(exchange))
+    if body.data is not None:
+        await connection.send(head + body.data)
+        return await connection.answer(request.method)
+    await connection.send(head)
+    exchange.sending = asyncio.create_task(body.stream(connection))
+    answering = asyncio.create_task(connection.answer(request.method))
+    try:
+        await asyncio.wait((exchange.sending, answering), return_when=asyncio.FIRST_COMPLETED)
+        if exchange.sending.done():
+            error = exchange.sending.exception()
+            if error is not None and not isinstance(error, UpstreamError):
+                raise error
+        # The leader may refuse a body before its end, and close while it is still sent.
+        return await answering
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
+    request = exchange.request
+    kept = [
+        (name, value)
+        for name, value in end_to_end(request.headers.items())
+        if name.lower() not in _SET_HERE
+    ]
+    kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
+    if exchange.is_upgrade:
+        kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    return [*kept, *exchange.body.headers]
+
+
+def _for_client(head: ResponseHead) -> ResponseHead:
+    pairs = [pair for pair in end_to_end(head.headers) if pair[0].lower() != NOT_DONE.lower()]
+    return ResponseHead(head.status, head.reason, pairs)
+
+
+def _is_websocket(request: web.Request) -> bool:
+    named = request.headers.get("Connection", "").lower().split(",")
+    is_named = any(token.strip() == "upgrade" for token in named)
+    return is_named and request.headers.get("Upgrade", "").lower() == "websocket"
+
+
+def _was_not_done(head: ResponseHead) -> bool:
+    return any(name.lower() == NOT_DONE.lower() for name, _ in head.headers)
+
+
+def _may_be_sent_again(exchange: _Exchange) -> bool:
+    request, data = exchange.request, exchange.body.data
+    if not exchange.body.can_be_sent:
+        return False
+    if request.method in _READING:
+        return True
+    if request.method != "POST" or request.raw_path != "/v1/runs" or data is None:
+        return False
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return bool(msgspec.json.decode(data, type=_Keyed).client_key)
+    return False
+
+
+def _cut(request: web.Request) -> web.StreamResponse:
+    """End the connection without an answer, as the leader's did: nobody knows whether the request
+    was done."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=502)
+
+
+async def _finish(exchange: _Exchange) -> None:
+    if exchange.was_sent:
+        exchange.link.give_back()
+    else:
+        exchange.connection.close()
+    if exchange.sending is not None:
+        # It goes on if the answer came before its end.
+        exchange.sending.cancel()
+        await asyncio.gather(exchange.sending, return_exceptions=True)

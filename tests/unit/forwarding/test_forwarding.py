@@ -1,0 +1,437 @@
+"""A follower passes requests on to the leader: as they came, and never twice if that may harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from common.proxy.headers import CLIENT
+from common.proxy.upstream import ReplicaConnection
+from controller.forwarding.credentials import LinkTls, link_tls
+from controller.forwarding.follower import Follower
+from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
+from controller.relay import Leader, Relay, leader_at
+from controller.tls import own_certificate
+from controller.web.assets import Assets
+from tests.support.waiting import eventually
+
+BIG = b"x" * (1 << 20)
+
+
+class ALeader:
+    """Says what it sees of each request. `follow`: what ends the stream of `/log`."""
+
+    def __init__(self, tls: LinkTls | None, name: str = "one") -> None:
+        self.name = name
+        self.links = None if tls is None else FollowerLinks(tls.leader)
+        self.writes = 0
+        self.goes_on = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.flood_ended = asyncio.Event()
+        app = web.Application(
+            middlewares=[] if self.links is None else [self.links.middleware],
+            client_max_size=1 << 30,
+        )
+        app.router.add_route("*", "/seen{rest:.*}", self._seen)
+        app.router.add_get("/log", self._log)
+        app.router.add_get("/flood", self._flood)
+        app.router.add_get("/ws", self._ws)
+        app.router.add_get("/wait", self._wait)
+        app.router.add_post("/v1/{what}", self._write)
+        if self.links is not None:
+            self.links.mount(app)
+        self.runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
+        if self.links is not None:
+            self.links.serve_with(self.runner)
+
+    async def _seen(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        seen = {
+            "by": self.name,
+            "remote": request.remote,
+            "scheme": request.scheme,
+            "host": request.host,
+            "path": request.raw_path,
+            "method": request.method,
+            "length": len(body),
+            "headers": [[name.lower(), value] for name, value in request.headers.items()],
+        }
+        return web.json_response(seen, headers={"X-Own": "1", "Set-Cookie": "a=b"})
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"first")
+        await self.goes_on.wait()
+        await response.write(b"second")
+        return response
+
+    async def _flood(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        try:
+            await response.prepare(request)
+            while True:
+                await response.write(BIG)
+        finally:
+            self.flood_ended.set()
+
+    async def _ws(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=["fairlead"])
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str(f"{request.remote} {message.data}")
+        return socket
+
+    async def _wait(self, request: web.Request) -> web.StreamResponse:
+        self.begun.set()
+        await self.goes_on.wait()
+        return web.Response(text=self.name)
+
+    async def _write(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.writes += 1
+        self.begun.set()
+        await self.goes_on.wait()
+        return web.Response(text=self.name)
+
+
+class Bed:
+    """A follower, and whom it takes for the leader."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tls = link_tls(b"secret", folder)
+        self.closing = contextlib.AsyncExitStack()
+        self.session = aiohttp.ClientSession()
+        self.url = ""
+
+    async def leader(self, name: str = "one", tls: LinkTls | None = None) -> ALeader:
+        made = ALeader(tls or self.tls, name)
+        await self.serve(made)
+        return made
+
+    async def serve(self, made: ALeader) -> None:
+        await made.runner.setup()
+        self.closing.push_async_callback(made.runner.cleanup)
+        self.closing.callback(made.goes_on.set)
+        await web.TCPSite(made.runner, "127.0.0.1", 0).start()
+
+    async def follow(self, hold_seconds: float = 30.0) -> None:
+        self.follower = Follower(self.tls.follower, None)
+        self.follower.forwarder._hold_seconds = hold_seconds
+        await self.follower.start()
+        self.closing.push_async_callback(self.follower.close)
+        self.relay = Relay(hold_seconds, self.follower)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.closing.callback(listening.close)
+        self.closing.push_async_callback(self.relay.close)
+        await self.relay.listen(listening)
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def lead_to(self, leader: ALeader) -> None:
+        self.relay.lead_to(at(leader))
+
+
+def at(leader: ALeader) -> Leader:
+    host, port = leader.runner.addresses[0][:2]
+    return leader_at(f"http://{host}:{port}", leader.name)
+
+
+@pytest.fixture
+async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    # However busy the machine is: a kept link is still used.
+    monkeypatch.setattr("common.proxy.upstream.IDLE_SECONDS", 3600.0)
+    made = Bed(tmp_path)
+    await made.follow()
+    yield made
+    await made.session.close()
+    await made.closing.aclose()
+
+
+async def test_a_request_comes_as_its_client_sent_it(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    headers = {"Authorization": "Bearer t", "Origin": "https://page", "X-Twice": "ä"}
+    async with bed.session.put(
+        bed.url + "/seen/a%2Fb?q=%20", data=BIG, headers=headers, skip_auto_headers=["User-Agent"]
+    ) as answer:
+        seen = await answer.json()
+        assert answer.headers["X-Own"] == "1"
+        assert answer.headers["Set-Cookie"] == "a=b"
+        assert "Transfer-Encoding" not in answer.headers
+    assert (seen["remote"], seen["scheme"], seen["method"]) == ("127.0.0.1", "http", "PUT")
+    assert (seen["path"], seen["length"]) == ("/seen/a%2Fb?q=%20", len(BIG))
+    assert bed.url == f"http://{seen['host']}"
+    for name, value in headers.items():
+        assert [name.lower(), value] in seen["headers"]
+
+
+async def test_no_client_can_name_another_address(bed: Bed) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    forged = {CLIENT: "https 10.9.9.9", CLIENT.lower(): "https 10.9.9.8"}
+    async with bed.session.get(bed.url + "/seen", headers=forged) as answer:
+        seen = await answer.json()
+    assert (seen["remote"], seen["scheme"]) == ("127.0.0.1", "http")
+    told = [value for name, value in seen["headers"] if name == CLIENT.lower()]
+    assert told == ["http 127.0.0.1"]
+    # To the leader itself, without the key: what is in the header counts for nothing.
+    there = f"http://127.0.0.1:{at(leader).port}/seen"
+    async with bed.session.get(there, headers=forged) as answer:
+        seen = await answer.json()
+    assert (seen["remote"], seen["scheme"]) == ("127.0.0.1", "http")
+
+
+async def test_a_link_without_the_key_of_the_installation_carries_nothing(
+    bed: Bed, tmp_path: Path
+) -> None:
+    leader = await bed.leader()
+    wrong = link_tls(b"another secret", tmp_path).follower
+    for context in (wrong, _without_certificate()):
+        reader, writer = await asyncio.open_connection("127.0.0.1", at(leader).port)
+        asked = f"GET {LINK_PATH} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+        writer.write(f"{asked}Upgrade: {PROTOCOL}\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        # The leader notices what is wrong after the client's own handshake has ended (TLS 1.3).
+        with contextlib.suppress(OSError):
+            await writer.start_tls(context)
+            writer.write(b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert await reader.read() == b""
+        writer.transport.abort()
+    assert leader.writes == 0
+
+
+def _without_certificate() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def test_connections_to_a_leader_with_another_key_are_carried_by_bytes(
+    bed: Bed, tmp_path: Path
+) -> None:
+    bed.lead_to(await bed.leader(tls=link_tls(b"another secret", tmp_path)))
+    async with bed.session.get(bed.url + "/seen", headers={CLIENT: "https 10.9.9.9"}) as answer:
+        seen = await answer.json()
+    assert (seen["remote"], seen["scheme"]) == ("127.0.0.1", "http")
+
+
+async def test_connections_to_a_leader_of_an_earlier_version_are_carried_by_bytes(
+    bed: Bed,
+) -> None:
+    old = ALeader(None)
+    await bed.serve(old)
+    bed.lead_to(old)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "one"
+
+
+async def test_an_answer_is_passed_on_while_it_comes(bed: Bed) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    async with bed.session.get(bed.url + "/log") as answer:
+        assert await answer.content.read(5) == b"first"
+        leader.goes_on.set()
+        assert await answer.content.read() == b"second"
+
+
+async def test_websockets_are_passed_on(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    async with bed.session.ws_connect(bed.url + "/ws", protocols=["fairlead"]) as there:
+        assert there.protocol == "fairlead"
+        await there.send_str("a")
+        assert await there.receive_str() == "127.0.0.1 a"
+
+
+async def test_connections_to_the_leader_are_used_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    opened = 0
+    own = bed.follower._links._open
+
+    async def counted(to: Leader) -> ReplicaConnection:
+        nonlocal opened
+        opened += 1
+        return await own(to)
+
+    monkeypatch.setattr(bed.follower._links, "_open", counted)
+    for _ in range(5):
+        async with bed.session.get(bed.url + "/seen") as answer:
+            await answer.read()
+    # The first one asks whether the leader opens links at all.
+    assert opened == 2
+
+
+async def test_a_request_waits_until_somebody_leads(bed: Bed) -> None:
+    first = await bed.leader()
+    bed.lead_to(first)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "one"
+    bed.relay.lead_to(None)
+    waiting = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    second = await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(second)
+    assert await (await waiting).text() == "two"
+    assert first.writes == 0
+
+
+async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    bed.relay.lead_to(None)
+    bed.follower.forwarder._hold_seconds = 0.0
+    async with bed.session.post(bed.url + "/v1/runs") as answer:
+        assert answer.status == 503
+        assert (await answer.json())["error"]["code"] == "leads_no_more"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/stop", b"{}"), ("/v1/runs", b"{}"), ("/v1/runs", b"no json"), ("/v1/runs", BIG)],
+)
+async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
+    bed: Bed, path: str, body: bytes
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    sending = asyncio.create_task(bed.session.post(bed.url + path, data=body))
+    await first.begun.wait()
+    _abort(first)
+    bed.lead_to(second)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await sending
+    assert second.writes == 0
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_a_write_with_a_client_key_and_a_read_go_to_the_next_leader(
+    bed: Bed, *, is_paused: bool
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    sending = asyncio.create_task(
+        bed.session.post(bed.url + "/v1/runs", json={"client_key": "k", "more": 1})
+    )
+    reading = asyncio.create_task(bed.session.get(bed.url + "/wait"))
+    await eventually(lambda: first.writes == 1 and first.begun.is_set())
+    if not is_paused:
+        _abort(first)
+    bed.lead_to(second)
+    for task in (sending, reading):
+        assert await (await task).text() == "two"
+
+
+def _abort(leader: ALeader) -> None:
+    assert leader.runner.server is not None
+    for connection in leader.runner.server.connections:
+        assert connection.transport is not None
+        connection.transport.abort()
+
+
+async def test_a_leader_that_leaves_does_nothing_more_and_its_requests_go_to_the_next_one(
+    bed: Bed,
+) -> None:
+    first, second = await bed.leader(), await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    begun = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await first.begun.wait()
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "one"
+    assert first.links is not None
+    await first.links.leave()
+    late = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: bed.follower._links._left == at(first))
+    # What the database shows is still the leader that leaves.
+    bed.lead_to(first)
+    first.goes_on.set()
+    assert await (await begun).text() == "one"
+    bed.lead_to(second)
+    answer = await late
+    assert await answer.text() == "two"
+    assert NOT_DONE not in answer.headers
+    assert (first.writes, second.writes) == (1, 1)
+
+
+async def test_an_answer_that_is_cut_is_cut_for_the_client_too(bed: Bed) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    async with bed.session.get(bed.url + "/log") as answer:
+        assert await answer.content.read(5) == b"first"
+        _abort(leader)
+        with pytest.raises(aiohttp.ClientError):
+            await answer.content.read()
+
+
+async def test_a_client_that_leaves_ends_its_request_at_the_leader(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    server = leader.runner.server
+    assert server is not None
+    before = len(server.connections)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(bed.url.rpartition(":")[2]))
+    writer.write(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readexactly(1 << 16)
+    assert len(server.connections) > before
+    writer.transport.abort()
+    await leader.flood_ended.wait()
+    assert [one for one in caplog.records if one.name.startswith("controller")] == []
+
+
+async def test_the_dashboards_files_are_answered_without_a_leader(bed: Bed) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    bed.relay.lead_to(None)
+    async with bed.session.get(bed.url + Assets().address("states.css")) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "text/css"
+
+
+async def test_one_that_leads_now_serves_what_was_open_and_lets_it_come_again(bed: Bed) -> None:
+    first = await bed.leader()
+    bed.lead_to(first)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert answer.headers.get("Connection") != "close"
+        await answer.read()
+    own = await bed.leader("own")
+    bed.relay.hand_over(f"http://127.0.0.1:{at(own).port}")
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "own"
+        assert answer.headers["Connection"] == "close"
+
+
+async def test_tls_ends_at_the_follower(bed: Bed, tmp_path: Path) -> None:
+    context, _ = await asyncio.to_thread(own_certificate, tmp_path)
+    secure = Bed(tmp_path)
+    leader = ALeader(secure.tls)
+    await leader.runner.setup()
+    await web.TCPSite(leader.runner, "127.0.0.1", 0, ssl_context=context).start()
+    await secure.follow()
+    secure.follower._certificate = context
+    port = leader.runner.addresses[0][1]
+    secure.relay.lead_to(leader_at(f"https://127.0.0.1:{port}", "one"))
+    there = secure.url.replace("http:", "https:") + "/seen"
+    async with secure.session.get(there, ssl=False) as answer:
+        seen = await answer.json()
+    assert (seen["remote"], seen["scheme"], seen["by"]) == ("127.0.0.1", "https", "one")
+    await secure.session.close()
+    await secure.closing.aclose()
+    await leader.runner.cleanup()
