@@ -16,6 +16,7 @@ from fairlead.cli.commands.runs.watching import (
     Submitted,
     Watched,
     as_seen,
+    pause_after,
     wait_for_change,
 )
 from fairlead.documents.runs import RunView
@@ -155,6 +156,13 @@ def test_a_file_that_is_away_for_one_look_is_not_told_and_starts_nothing() -> No
     assert told == []
 
 
+def test_looks_at_large_code_are_rare_and_a_change_of_it_is_confirmed_soon() -> None:
+    assert pause_after(0.01, changed=False) == watching.POLL_SECONDS
+    assert pause_after(5.0, changed=False) == pytest.approx(45.0)
+    assert pause_after(0.01, changed=True) == watching.SETTLE_SECONDS
+    assert pause_after(5.0, changed=True) == pytest.approx(5.0)
+
+
 class _Stored:
     """A controller that has each upload already."""
 
@@ -244,6 +252,7 @@ class _Followed:
 @pytest.fixture
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "SETTLE_SECONDS", 0.0)
 
 
 looks_at_once = pytest.mark.usefixtures("_looks_at_once")

@@ -39,9 +39,12 @@ from fairlead.submission import (
 )
 from fairlead.summaries.progress import why
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.25
 REST = 10
 """A look at large code takes its time: nine tenths of the time nothing looks."""
+SETTLE_SECONDS = 0.2
+"""The least time for which a change stands still: editors and formatters write one file after
+another."""
 NOTHING = b""
 """What no look returns."""
 Tell = Callable[[str], None]
@@ -152,11 +155,18 @@ def wait_for_change(
                 tell(problem)
             before, problem = seen, str(error)
             continue
-        pause = max(POLL_SECONDS, (REST - 1) * (time.monotonic() - began))
         if now == before != seen:
             return now
+        took = time.monotonic() - began
+        pause = pause_after(took, changed=now != seen)
         before, problem, told = now, "", ""
     return None
+
+
+def pause_after(took: float, *, changed: bool) -> float:
+    """Return the seconds from a look that took so long to the next one, which is soon if something
+    has changed."""
+    return max(SETTLE_SECONDS, took) if changed else max(POLL_SECONDS, (REST - 1) * took)
 
 
 class Submitted(msgspec.Struct, frozen=True):
