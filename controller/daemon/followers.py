@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from functools import partial
 
 from controller import identity
@@ -44,9 +45,12 @@ async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Foll
 
 
 async def _reads(options: Options, store: StoreReader, closing: contextlib.AsyncExitStack) -> Reads:
-    if options.logs_bucket is None:
+    if options.logs_bucket is None or options.peers is None:
         return Reads(store, SystemClock())
-    logs = FinalLogs(options.data / FOLDER_NAME, partial(followed_bucket, options))
+    # Controllers may share their data folder; each has a URL of its own.
+    own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
+    folder = options.data / FOLDER_NAME / own
+    logs = FinalLogs(folder, partial(followed_bucket, options))
     closing.push_async_callback(logs.close)
     await logs.start()
     return LogReads(store, SystemClock(), logs)

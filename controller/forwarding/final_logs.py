@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import math
+import secrets
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -19,11 +20,12 @@ from controller.forwarding.reads import NeedsLeader
 from controller.logs import parts
 from controller.logs.parts import LogBucket, Parts
 from controller.logs.search import LogSearch, Wanted, search
+from controller.logs.segments import Position, read_frames
 from controller.logs.store import read_from
 from controller.logs.windows import KnownLog, LogWindow, window
 from controller.outputs.bucket_threads import BucketThreads
 from fairlead.queries import WindowQuery
-from fairlead.wire.frames import BadFrame
+from fairlead.wire.frames import BadFrame, span_at
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ MAX_BYTES = 1 << 30
 """Of all copies together."""
 MAX_LOG_BYTES = 256 << 20
 """A longer log is the leader's, which has it on its disk."""
+MIN_FREE_BYTES = 1 << 30
+"""So much of the disk stays free beside the copies: this controller may have to lead."""
 MAX_COPIES = 1000
 MAX_FETCHES = 4
 """Each has one part in memory."""
@@ -52,9 +56,19 @@ class WholeLog:
         self.folder = folder
         self._known = KnownLog(folder)
 
-    def end(self) -> int:
-        """Blocking."""
-        return self._known.end()
+    def goes_to(self, end: int) -> bool:
+        """Return whether each byte before `end` is here, and none after it. Blocking. Raises
+        BadFrame."""
+        at, position = 0, Position(0, 0)
+        while True:
+            data, position = read_frames(self.folder, position)
+            if not data:
+                return at == end
+            passed = 0
+            while (span := span_at(data, passed)) is not None:
+                if span.start != at:
+                    return False
+                at, passed = span.end, passed + span.size
 
     def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         return read_from(None, self.folder, offset)
@@ -94,6 +108,8 @@ class FinalLogs:
         self._opened = opened
         self._bucket: LogBucket | None = None
         self._copies: dict[str, _Copy] = {}
+        # Nothing that an earlier process left, and could not be removed, is taken for a copy.
+        self._life = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._threads = BucketThreads(MAX_FETCHES, "followed-logs")
         self._away_until = -math.inf
@@ -145,7 +161,7 @@ class FinalLogs:
             raise NeedsLeader
         copy = self._copies.pop(attempt_id, None)
         if copy is None:
-            copy = _Copy(WholeLog(self._folder / str(next(self._numbers))))
+            copy = _Copy(WholeLog(self._folder / f"{self._life}-{next(self._numbers)}"))
         self._copies[attempt_id] = copy  # the last one: the first ones are removed first
         copy.read_at = asyncio.get_running_loop().time()
         copy.readers += 1
@@ -196,8 +212,10 @@ class FinalLogs:
             return False
         folder = copy.log.folder
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+        if (await asyncio.to_thread(shutil.disk_usage, folder)).free < found.size + MIN_FREE_BYTES:
+            return False
         await self._threads.ask(parts.fill, bucket, folder, attempt_id)
-        return await asyncio.to_thread(copy.log.end) == found.end
+        return await asyncio.to_thread(copy.log.goes_to, found.end)
 
     async def _make_room(self, size: int, copy: _Copy) -> bool:
         """Give the copy so many bytes of the folder; return whether there are so many."""

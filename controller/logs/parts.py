@@ -158,7 +158,9 @@ class LogBucket:
             if attempt_id not in needed and max(at for _, at in objects) < written_before
         ]
         for attempt_id in expired:
-            self.remove(attempt_id, sorted(name for name, _ in found[attempt_id]))
+            # The mark comes first: a log without its parts would else count as an empty one.
+            names = sorted((name for name, _ in found[attempt_id]), reverse=True)
+            self.remove(attempt_id, names)
         return len(expired)
 
     def _listed(self, below: str) -> list[Listed]:

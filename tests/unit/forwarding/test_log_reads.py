@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from controller.forwarding import final_logs, log_reads
 from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.log_reads import LogReads
 from controller.forwarding.reads import NeedsLeader
-from controller.logs import parts, segments
+from controller.logs import parts, search, segments, windows
 from controller.logs.parts import LogBucket, Part, Parts
 from controller.outputs.bucket import Bucket, BucketError
 from controller.outputs.own_bucket import MARKER, BucketOfAnother, OwnBucket
@@ -70,6 +70,11 @@ async def logged(
 ) -> AsyncIterator[LogBed]:
     monkeypatch.setattr(segments, "READ_BYTES", 1000)
     monkeypatch.setattr(parts, "PART_BYTES", 1500)
+    # However busy the machine is: both count all lines, and search all of the log.
+    monkeypatch.setattr(windows, "COUNT_SECONDS", 3600.0)
+    monkeypatch.setattr(search, "SEARCH_SECONDS", 3600.0)
+    for name in ("WAIT_SECONDS", "AWAY_SECONDS", "CHECK_SECONDS"):
+        monkeypatch.setattr(final_logs, name, 3600.0)
     bucket = LogBucket(storage.bucket, tmp_path.name)
     logs = FinalLogs(tmp_path / "follower", lambda _: LogBucket(storage.bucket, tmp_path.name))
     await logs.start()
@@ -180,18 +185,35 @@ async def test_what_is_not_final_or_not_whole_in_the_bucket_is_the_leaders(logge
     await write(bed, attempt_id)
     for path in ("logs", "logs/ws", "logs/window", "logs/search?text=x"):
         assert await logged.status(f"/v1/runs/live/{path}") == TO_THE_LEADER
-    await bed.stop(run)
-    assert await logged.status("/v1/runs/live/logs") == TO_THE_LEADER, "it has no end yet"
     await bed.controller.logs.complete(attempt_id)
-    logged.logs._copies.clear()
+    assert await logged.status("/v1/runs/live/logs") == TO_THE_LEADER, "it is not final"
+    await bed.stop(run)
     assert await logged.status("/v1/runs/live/logs") == 200
-    first = min(logged.bucket.parts(attempt_id).all)
-    logged.bucket.remove(attempt_id, [first.name])
-    logged.logs._copies.clear()
-    assert await logged.status("/v1/runs/live/logs") == TO_THE_LEADER, "its first part is missing"
+
+    without_end = await bed.submit("without-end")
+    await write(bed, await attempt_of(bed, without_end))
+    await bed.stop(without_end)
+    assert await logged.status("/v1/runs/without-end/logs") == TO_THE_LEADER
+
     assert await logged.status(f"{RUN}/logs", Origin="https://page.example") == TO_THE_LEADER
     bed.forwarder.is_leading = True
     assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+@pytest.mark.parametrize("content", [None, b"", b"damaged"])
+async def test_a_log_whose_part_is_missing_or_damaged_is_the_leaders(
+    logged: LogBed, which: str, content: bytes | None
+) -> None:
+    found = sorted(logged.bucket.parts(logged.attempt_id).all)
+    part = found[0] if which == "first" else found[-1]
+    if content is not None:
+        logged.bucket.put(logged.attempt_id, part, content)
+    else:
+        logged.bucket.remove(logged.attempt_id, [part.name])
+    status = await logged.status(f"{RUN}/logs")
+    # Of a last part that is gone nothing tells, nor would it the leader that fetches the log.
+    assert status == (200 if (which, content) == ("last", None) else TO_THE_LEADER)
 
 
 async def test_a_log_is_fetched_once_and_nothing_is_written_to_the_bucket(
@@ -234,11 +256,11 @@ async def test_a_bucket_that_is_away_leaves_logs_to_the_leader(
         asked.append(attempt_id)
         raise BucketError("it is away")
 
-    monkeypatch.setattr(LogBucket, "parts", away)
-    assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
-    assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
+    with monkeypatch.context() as failing:
+        failing.setattr(LogBucket, "parts", away)
+        assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
+        assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
     assert len(asked) == 1, "a bucket that has just failed is not asked again"
-    monkeypatch.undo()
     assert await logged.status(f"{RUN}/logs") == TO_THE_LEADER
     logged.logs._copies[logged.attempt_id].fresh_until = 0.0
     assert await logged.status(f"{RUN}/logs") == 200
@@ -290,6 +312,8 @@ async def small(
     data = encode(Frame(0, 1, Stream.STDOUT, b"x" * 1000))
     monkeypatch.setattr(final_logs, "MAX_BYTES", 2 * len(data))
     monkeypatch.setattr(final_logs, "MAX_LOG_BYTES", len(data))
+    for name in ("WAIT_SECONDS", "AWAY_SECONDS", "CHECK_SECONDS"):
+        monkeypatch.setattr(final_logs, name, 3600.0)
     logs = FinalLogs(tmp_path / "follower", lambda _: bucket)
     (tmp_path / "follower").mkdir()
     (tmp_path / "follower" / "left").touch()
@@ -341,6 +365,39 @@ async def test_a_longer_log_is_not_fetched(
         async with logs.held("i", "aa"):
             raise AssertionError("it is too long")
     assert await files(tmp_path / "follower") == 0
+
+
+async def test_the_rest_of_the_disk_stays_free(
+    small: tuple[FinalLogs, Callable[[str], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, put = small
+    put("aa")
+    monkeypatch.setattr(final_logs, "MIN_FREE_BYTES", 1 << 62)
+    with pytest.raises(NeedsLeader):
+        async with logs.held("i", "aa"):
+            raise AssertionError("there is no room")
+    assert await files(tmp_path / "follower") == 0
+
+
+def test_a_log_that_is_being_removed_never_counts_as_whole(
+    storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = LogBucket(storage.bucket, tmp_path.name)
+    for start in (0, 10, 20):
+        bucket.put("aa", Part(start, start + 10), b"")
+    bucket.complete("aa")
+    assert bucket.parts("aa").is_whole
+    seen: list[bool] = []
+    remove = LogBucket.remove
+
+    def one_by_one(self: LogBucket, attempt_id: str, names: Iterable[str]) -> None:
+        for name in names:
+            remove(self, attempt_id, [name])
+            seen.append(self.parts(attempt_id).is_whole)
+
+    monkeypatch.setattr(LogBucket, "remove", one_by_one)
+    assert bucket.sweep((), 1e12) == 1
+    assert seen == [False] * 4
 
 
 async def test_what_is_known_of_logs_that_are_not_there_is_bounded(
