@@ -9,8 +9,6 @@ from functools import partial
 
 from controller import identity
 from controller.clock import SystemClock
-from controller.daemon.lease import end
-from controller.daemon.listening import certificate_of
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import followed_bucket
 from controller.forwarding.credentials import LinkTls, link_tls
@@ -21,15 +19,17 @@ from controller.forwarding.log_reads import LogReads
 from controller.forwarding.reads import Reads
 from controller.pipelines.performers.cluster import secret_of
 from controller.store.reading import StoreReader
+from controller.tls import ServerCertificate
 
 
-async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Follower | None:
+async def follower(
+    options: Options, certificate: ServerCertificate | None, closing: contextlib.AsyncExitStack
+) -> Follower | None:
     """Return what serves while this controller waits, which `closing` closes; None: it has no keys
     yet, and carries connections byte by byte. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
     if tls is None:
         return None
-    certificate = certificate_of(options)
     context = None if certificate is None else certificate.context
     reads = None
     if options.database is not None:
@@ -39,8 +39,6 @@ async def follower(options: Options, closing: contextlib.AsyncExitStack) -> Foll
     opened = Follower(tls.follower, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)
     await opened.start()
-    if certificate is not None:
-        closing.push_async_callback(end, asyncio.create_task(certificate.watch()))
     return opened
 
 

@@ -11,13 +11,14 @@ import contextlib
 import msgspec
 from aiohttp import web
 
+from common.http import HEAD_SECONDS
 from common.proxy.body import Body, body_of
 from common.proxy.entry import CLIENT_GONE
 from common.proxy.forwarding import FROM_REPLICA, HangUps
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
-from controller.api.http.errors import nobody_leads
+from controller.api.http.errors import body_too_slow, nobody_leads
 from controller.forwarding.follower_links import NOT_DONE
 from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
 from controller.relay import HOLD_SECONDS
@@ -76,7 +77,14 @@ class Forwarder:
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Return the answer, sent already, or a refusal."""
-        body = await body_of(request, _MAX_BODY)
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                body = await body_of(request, _MAX_BODY)
+        except TimeoutError:
+            # The leader refuses who has no token before his body; here it would wait for ever.
+            slow = body_too_slow(HEAD_SECONDS)
+            slow.force_close()
+            return slow
         until = asyncio.get_running_loop().time() + self._hold_seconds
         with self._hang_ups.watched(request):
             while True:
@@ -128,6 +136,10 @@ class Forwarder:
             if not asking.done() and _may_be_sent_again(exchange):
                 raise NoAnswer("leads no more")
             return await asking
+        except BaseException:
+            # Also when it is cancelled: the answer would be taken for the next request's.
+            exchange.connection.close()
+            raise
         finally:
             for task in (asking, over):
                 task.cancel()
@@ -184,6 +196,9 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
         for name, value in end_to_end(request.headers.items())
         if name.lower() not in _SET_HERE
     ]
+    if "Host" not in request.headers:
+        # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
+        kept.append(("Host", request.host))
     kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]

@@ -21,6 +21,7 @@ from controller.store.peers import Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.schema import leases
 from controller.store.sql import SqlStore
+from controller.tls import OWN_NAME, own_certificate
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient, decode
 from fairlead.wire.errors import LEADS_NO_MORE
@@ -38,7 +39,7 @@ HELLO = {"type": "task", "image": "busybox", "commands": ["true"]}
 class Controllers:
     """Three on one database. All have the keys that the first one made."""
 
-    def __init__(self, folder: Path, database_url: str, *options: str) -> None:
+    def __init__(self, folder: Path, database_url: str, *options: str | Path) -> None:
         self._options = options
         self.all = [self._made(folder / name, database_url) for name in ("one", "two", "three")]
 
@@ -203,6 +204,24 @@ def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Cont
 def _leads_elsewhere(controllers: Controllers, paused: ControllerProcess) -> bool:
     _, second, third = controllers.all
     return any("this controller leads now" in one.daemon.tail() for one in (second, third))
+
+
+def test_one_whose_certificate_broke_meanwhile_leads_with_the_one_that_it_has(
+    database_url: str, tmp_path: Path
+) -> None:
+    own_certificate(tmp_path)
+    certificate = tmp_path / OWN_NAME
+    tls = ("--tls-cert", certificate, "--tls-key", certificate)
+    controllers = Controllers(tmp_path, database_url, *tls)
+    first, second = controllers.all = controllers.all[:2]
+    with closing(controllers):
+        controllers.start()
+        certificate.write_text("half of it")
+        first.kill9()
+        leads = "this controller leads now"
+        wait_until(lambda: leads in second.daemon.tail(), what="a successor", timeout=60)
+        wait_until(second.is_healthy, what="an answer", timeout=60)
+        assert second.stop() == 0
 
 
 async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_url: str) -> None:
