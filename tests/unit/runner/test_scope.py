@@ -62,16 +62,25 @@ def test_a_runner_that_adopts_orphans_looks_at_other_processes_only_while_it_has
 
 
 LEFT = """
-import os, signal, subprocess, time
-from common.reaper import adopt_orphans
+import os, signal
+from common.processes.reaper import adopt_orphans
 from runner.job import outcome
 adopt_orphans()
 def left():
     return outcome.left_behind(os.getpid() + 1, adopts_orphans=True)
 assert not left(), "nothing was started"
-# Its parent and its session's leader end at once, and its environment is empty: no list names it.
-hidden = "setsid sh -c 'env -i sleep 600 >/dev/null 2>&1 & echo $!'"
-orphan = int(subprocess.run(["sh", "-c", hidden], stdout=-1).stdout)
+# Its parent and its session's leader have ended, and its environment is empty: no list names it.
+told, tell = os.pipe()
+leader = os.fork()
+if not leader:
+    os.setsid()
+    hidden = os.fork()
+    if not hidden:
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    os.write(tell, str(hidden).encode())
+    os._exit(0)
+os.waitpid(leader, 0)
+orphan = int(os.read(told, 20))
 assert left()
 os.kill(orphan, signal.SIGKILL)
 os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
