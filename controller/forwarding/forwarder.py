@@ -26,10 +26,15 @@ _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _SET_HERE = frozenset((CLIENT.lower(), "content-length", "expect"))
+_OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
 
 class _Keyed(msgspec.Struct, frozen=True):
     client_key: str | None = None
+
+
+class _AllKeyed(msgspec.Struct, frozen=True):
+    runs: tuple[_Keyed, ...] = ()
 
 
 class _MayBeSentAgain(Exception):
@@ -206,10 +211,14 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return False
     if request.method in _READING:
         return True
-    if request.method != "POST" or request.raw_path != "/v1/runs" or data is None:
+    if request.method != "POST" or data is None:
         return False
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return bool(msgspec.json.decode(data, type=_Keyed).client_key)
+        if request.raw_path == "/v1/runs":
+            return bool(msgspec.json.decode(data, type=_Keyed).client_key)
+        if request.raw_path in _OF_SEVERAL:
+            runs = msgspec.json.decode(data, type=_AllKeyed).runs
+            return bool(runs) and all(one.client_key for one in runs)
     return False
 
 

@@ -164,6 +164,19 @@ class LogWriter:
         await asyncio.shield(closing)
 
 
+async def read_from(
+    pool: ThreadPoolExecutor | None, folder: Path, offset: int
+) -> AsyncGenerator[bytes, None]:
+    """Yield the whole frames in a log's folder from `offset` on. None: the loop's own threads."""
+    in_thread = asyncio.get_running_loop().run_in_executor
+    position = await in_thread(pool, segments.locate, folder, offset)
+    while True:
+        data, position = await in_thread(pool, segments.read_frames, folder, position)
+        if not data:
+            return
+        yield segments.cut(data, offset)
+
+
 class LogStore:
     """The logs of all attempts below one folder, which is a copy where there is a bucket.
 
@@ -368,13 +381,8 @@ class LogStore:
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
         await self._filled(attempt_id)
-        folder = self.folder_of(attempt_id)
-        position = await self.in_thread(segments.locate, folder, offset)
-        while True:
-            data, position = await self.in_thread(segments.read_frames, folder, position)
-            if not data:
-                return
-            yield segments.cut(data, offset)
+        async for piece in read_from(self._pool, self.folder_of(attempt_id), offset):
+            yield piece
 
     async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt

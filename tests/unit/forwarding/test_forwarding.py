@@ -45,7 +45,7 @@ class ALeader:
         app.router.add_get("/flood", self._flood)
         app.router.add_get("/ws", self._ws)
         app.router.add_get("/wait", self._wait)
-        app.router.add_post("/v1/{what}", self._write)
+        app.router.add_post("/v1/{what:.*}", self._write)
         if self.links is not None:
             self.links.mount(app)
         self.runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
@@ -299,7 +299,16 @@ async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/stop", b"{}"), ("/v1/runs", b"{}"), ("/v1/runs", b"no json"), ("/v1/runs", BIG)],
+    [
+        ("/v1/stop", b"{}"),
+        ("/v1/runs", b"{}"),
+        ("/v1/runs", b"no json"),
+        ("/v1/runs", BIG),
+        ("/v1/runs:batch", b'{"runs": [{"client_key": "a"}, {"name": "b"}]}'),
+        ("/v1/runs:batch", b'{"runs": []}'),
+        ("/v1/runs/together", b'{"runs": [{"client_key": ""}]}'),
+        ("/v1/stop", b'{"runs": [{"client_key": "a"}]}'),
+    ],
 )
 async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
     bed: Bed, path: str, body: bytes
@@ -317,15 +326,21 @@ async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
 
 
 @pytest.mark.parametrize("is_paused", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/runs", {"client_key": "k", "more": 1}),
+        ("/v1/runs:batch", {"runs": [{"client_key": "a", "more": 1}, {"client_key": "b"}]}),
+        ("/v1/runs/together", {"runs": [{"client_key": "a"}]}),
+    ],
+)
 async def test_a_write_with_a_client_key_and_a_read_go_to_the_next_leader(
-    bed: Bed, *, is_paused: bool
+    bed: Bed, path: str, body: dict[str, object], *, is_paused: bool
 ) -> None:
     first, second = await bed.leader(), await bed.leader("two")
     second.goes_on.set()
     bed.lead_to(first)
-    sending = asyncio.create_task(
-        bed.session.post(bed.url + "/v1/runs", json={"client_key": "k", "more": 1})
-    )
+    sending = asyncio.create_task(bed.session.post(bed.url + path, json=body))
     reading = asyncio.create_task(bed.session.get(bed.url + "/wait"))
     await eventually(lambda: first.writes == 1 and first.begun.is_set())
     if not is_paused:
