@@ -416,8 +416,7 @@ class RunPipeline:
             self._known, now, self._chance, self._contexts, self._scheduler, aside
         )
         try:
-            await turn.admit(admitted)
-            await turn.decide_all(inbox)
+            await turn.begin(admitted, inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
                 turn.tell_dependents(self._dependents)
                 await turn.place()
