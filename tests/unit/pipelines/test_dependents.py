@@ -21,14 +21,17 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.pipelines.dependents import Dependents, PredecessorGone, unknown_predecessors
 from controller.pipelines.run_pipeline import RunPipeline
+from controller.store.base import Store
+from controller.store.errors import StoreRefused
 from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.reasons import RunReason
 from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import RunStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
 from tests.doubles.clock import NOW
+from tests.doubles.failing_stores import Refusing, SlowCommit
 from tests.support.kept import Kept
-from tests.unit.pipelines.looping import working
+from tests.unit.pipelines.looping import working, working_over
 from tests.unit.pipelines.parts import Ids, submitted
 
 
@@ -130,6 +133,48 @@ async def test_a_predecessor_may_end_in_the_turn_of_the_submission(
     # Both are handed in before the loop takes its turn.
     await asyncio.gather(pipeline.admit(train), pipeline.report(done(prepare)))
     assert pipeline.runs[train.run.id].run.status is RunStatus.SUBMITTED
+
+
+async def test_a_predecessor_may_end_in_a_commit_that_is_under_way_at_the_submission(
+    database: Kept,
+) -> None:
+    async with working_over(database, SlowCommit) as (store, pipeline, _, _loop):
+        store.go_on.set()
+        await pipeline.admit(prepare := submitted("prepare"))
+        store.hold()
+        ending = asyncio.create_task(pipeline.report(done(prepare)))
+        await store.waiting.wait()
+        admitting = asyncio.create_task(pipeline.admit(train := after(prepare)))
+        await asyncio.sleep(0)
+        store.go_on.set()
+        await asyncio.gather(ending, admitting)
+        assert pipeline.runs[train.run.id].run.status is RunStatus.SUBMITTED
+        assert list(pipeline.known) == [train.run.id]
+
+
+async def test_a_predecessor_that_ended_is_forgotten_with_a_submission_that_is_refused(
+    database: Kept,
+) -> None:
+    train = after(prepare := submitted("prepare"))
+
+    def slow_and_refusing(store: Store) -> SlowCommit:
+        refusing = Refusing(store)
+        refusing.runs.add(train.run.id)
+        return SlowCommit(refusing)
+
+    async with working_over(database, slow_and_refusing) as (store, pipeline, _, _loop):
+        store.go_on.set()
+        await pipeline.admit(prepare)
+        store.hold()
+        ending = asyncio.create_task(pipeline.report(done(prepare)))
+        await store.waiting.wait()
+        admitting = asyncio.create_task(pipeline.admit(train))
+        await asyncio.sleep(0)
+        store.go_on.set()
+        await ending
+        with pytest.raises(StoreRefused):
+            await admitting
+        assert dict(pipeline.known) == {}
 
 
 async def test_both_runs_may_be_submitted_in_one_turn(pipeline: RunPipeline) -> None:
