@@ -589,9 +589,9 @@ class RunPipeline:
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
                 # A child that was handed in during this commit was not told in this turn.
-                for report in self._families.told_by(state):
-                    if report.run_id in self._admitted:
-                        self.post(report)
+                for ended in self._families.told_by(state):
+                    if ended.run_id in self._admitted:
+                        self.post(ended)
             else:
                 self.runs[run_id] = state
                 # A node that was lost during this commit could not tell the runs that came to it.
