@@ -461,7 +461,10 @@ class Worker:
         while True:
             told: Supply | str
             try:
+                before = await self._account_or_none()
                 told = await self.supply(await self._answer(self._cloud.offers()))
+                if told.account != before:
+                    raise CloudAway("its account changed while it told its offers")
                 is_whole = told.barred is None and not told.unknown
             except CloudError as error:
                 told, is_whole = str(error), False

@@ -174,6 +174,8 @@ class WaywardCloud:
 
     async def offers(self) -> KnownOffers:
         await self._answered(self._weather())
+        if self._is_elsewhere:
+            raise Unauthorized("this account rents nothing")
         return KnownOffers(offers=self._offers)
 
     async def create(self, order: Order) -> Created:
