@@ -223,6 +223,8 @@ class Worker:
     async def _made(self, machine: Machine) -> Created:
         """Raises CloudError."""
         async with self._slots:
+            # To look for what was made takes a minute, and to get a slot may take long, too.
+            await self._require_here(machine)
             self._asked_at[machine.id] = self._clock.now()
             begun = await self._answer(self._cloud.create(self._desk.order_of(machine)))
         # What is accepted may take minutes, and must hold up no other call.
@@ -258,11 +260,12 @@ class Worker:
 
     async def _adopt(self, machine: Machine) -> bool:
         """Return whether a list has the machine, once it must have what was asked for."""
-        return await self._found(machine.id) is not None
+        return await self._found(machine) is not None
 
-    async def _found(self, machine_id: str) -> Found | None:
+    async def _found(self, machine: Machine) -> Found | None:
         """Return the machine as listed when everything that was asked for is visible; None: no call
-        has made it."""
+        has made it. Raises CloudError: the list of another account tells nothing of that."""
+        machine_id = machine.id
         # A former controller may have asked right before this one began.
         asked_at = self._asked_at.get(machine_id, self._began)
         while True:
@@ -278,6 +281,8 @@ class Worker:
                     )
                     return one
             if listed is not None and begun >= visible_at:
+                if machine.account not in (None, listed.account):
+                    raise ElsewhereNow(elsewhere(machine, listed.account))
                 return None
             await asyncio.sleep(max(_FIRST_RETRY_SECONDS, min(visible_at - begun, 15.0)))
 
@@ -305,7 +310,7 @@ class Worker:
         """Ask for the machine's end; True: there is none. Raises CloudError."""
         instance = machine.instance_id
         if instance is None:
-            if (found := await self._found(machine.id)) is None:
+            if (found := await self._found(machine)) is None:
                 return True
             instance = found.instance_id
         async with self._slots:

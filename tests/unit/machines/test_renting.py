@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
 from controller.clouds.base import (
+    Abilities,
     Accepted,
     CloudAway,
     Created,
@@ -22,6 +23,7 @@ from controller.clouds.base import (
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.machines.reconcile import Found
 from controller.lifecycle.model import NodeCapacity, NodeStatus
 from controller.machines import worker
 from controller.machines.manager import MachineManager, MachineSettings
@@ -438,6 +440,38 @@ async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> Non
         calls = len(cloud.calls)
         await lab.until(lambda: cloud.calls[calls:].count("list") > 5)
         assert "create" not in cloud.calls[calls:]
+
+
+async def test_nothing_is_made_in_an_account_that_comes_during_the_look_for_a_former_try() -> None:
+    cloud = ListsElsewhere(offer(), idempotent=False)
+    cloud.fails["create"] = [CloudAway("reset")]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed))
+        machine = lab.only()
+        await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
+        await lab.until(lambda: cloud.calls.count("list") > 9, 60.0)
+        assert cloud.calls.count("create") == 1
+        assert cloud.instances == {}
+        cloud.uses = "first"
+        await lab.until(lambda: bool(lab.only().instance_id), 60.0)
+        assert lab.only().account == "first"
+
+
+class ListsElsewhere(MemoryCloud):
+    """Its credentials become those of another account during the first list that is made for an
+    order."""
+
+    def __init__(self, *offers: Offer, idempotent: bool) -> None:
+        super().__init__(*offers, idempotent=idempotent)
+        self.uses = "first"
+        self._is_moved = False
+        self.abilities = Abilities(idempotent=idempotent, visible_after=0.0)
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == "machine" and not self._is_moved:
+            self.uses, self._is_moved = "second", True
+        return await super().list_tagged(installation)
 
 
 async def test_machines_that_are_being_made_hold_up_no_other_call() -> None:
