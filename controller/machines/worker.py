@@ -281,6 +281,8 @@ class Worker:
                     )
                     return one
             if listed is not None and begun >= visible_at:
+                if machine.account is not None and listed.account is None:
+                    raise CloudAway("it is not known which account listed its machines")
                 if machine.account not in (None, listed.account):
                     raise ElsewhereNow(elsewhere(machine, listed.account))
                 return None

@@ -449,11 +449,11 @@ async def test_nothing_is_made_in_an_account_that_comes_during_the_look_for_a_fo
         await lab.until(lambda: bool(lab.rentals.committed))
         machine = lab.only()
         await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
-        await lab.until(lambda: cloud.calls.count("list") > 9, 60.0)
+        await lab.until(lambda: cloud.calls.count("list") > 9)
         assert cloud.calls.count("create") == 1
         assert cloud.instances == {}
         cloud.uses = "first"
-        await lab.until(lambda: bool(lab.only().instance_id), 60.0)
+        await lab.until(lambda: bool(lab.only().instance_id))
         assert lab.only().account == "first"
 
 
