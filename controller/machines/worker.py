@@ -189,7 +189,8 @@ class Worker:
                 return
             # Whoever takes over must know where the machine may be before it is asked for.
             if machine.account is None and (account := await self._account_or_none()) is not None:
-                nothing_made = True
+                # Without an account, it may have been asked for all the same.
+                nothing_made = nothing_made or machine.unmade
                 self._desk.post(AccountKnown(machine_id=machine_id, account=account))
                 await asyncio.sleep(_FIRST_RETRY_SECONDS)
                 continue

@@ -128,12 +128,12 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
         return machine
     match report:
         case InstanceKnown() if machine.instance_id is None:
-            return replace(machine, instance_id=report.instance_id, trouble=None)
+            return replace(machine, instance_id=report.instance_id, unmade=False, trouble=None)
         case AccountKnown():
             was_away = (machine.trouble or "").startswith(IN_ACCOUNT)
             if was_away or machine.account != report.account:
                 trouble = None if was_away else machine.trouble
-                return replace(machine, account=report.account, trouble=trouble)
+                return replace(machine, account=report.account, unmade=False, trouble=trouble)
         case OrderRefused() if machine.instance_id is None:
             # It never existed, so it costs nothing: it ends when it was ordered.
             end = machine.end or report.end
@@ -157,8 +157,8 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
         case CallFailed():
             is_free = report.nothing_made and machine.instance_id is None
             account = None if is_free else machine.account
-            if (machine.trouble, machine.account) != (report.message, account):
-                return replace(machine, trouble=report.message, account=account)
+            after = replace(machine, trouble=report.message, account=account, unmade=is_free)
+            return machine if after == machine else after
     return machine
 
 

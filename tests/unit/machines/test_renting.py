@@ -442,6 +442,28 @@ async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> Non
         assert "create" not in cloud.calls[calls:]
 
 
+async def test_an_order_that_may_have_been_made_in_an_unknown_account_keeps_the_next_one() -> None:
+    cloud = Nameless(offer())
+    cloud.fails["create"] = [CloudAway("reset"), *[Unauthorized("not allowed")] * 1000]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "reset")
+        assert lab.only().account is None
+        cloud.uses = "first"
+        await lab.until(lambda: lab.only().trouble == "not allowed")
+        calls = len(cloud.calls)
+        await lab.until(lambda: cloud.calls[calls:].count("create") > 2)
+        assert lab.only().account == "first"
+
+
+class Nameless(MemoryCloud):
+    """It cannot be asked for its account as long as that has no name."""
+
+    async def account(self) -> str | None:
+        if self.uses is None:
+            raise CloudAway("no way to the account service")
+        return self.uses
+
+
 async def test_nothing_is_made_in_an_account_that_comes_during_the_look_for_a_former_try() -> None:
     cloud = ListsElsewhere(offer(), idempotent=False)
     cloud.fails["create"] = [CloudAway("reset")]
