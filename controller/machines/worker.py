@@ -208,7 +208,7 @@ class Worker:
             except CloudError as error:
                 self._asked_at[machine_id] = self._clock.now()
                 pause = max(wait, error.after if isinstance(error, Throttled) else 0.0)
-                nothing_made = nothing_made and isinstance(error, Unauthorized)
+                nothing_made = nothing_made and isinstance(error, (Unauthorized, ElsewhereNow))
                 self._failed(machine_id, error, nothing_made=nothing_made)
                 await asyncio.sleep(pause)
                 wait = min(_MAX_RETRY_SECONDS, 2 * wait)

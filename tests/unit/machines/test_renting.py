@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
+from common.refusals import Conflict, NotFound
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
 from controller.clouds.base import (
@@ -30,6 +32,10 @@ from controller.machines.manager import MachineManager, MachineSettings
 from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from controller.service.machines.fleets import FleetService
+from controller.service.machines.rented import RentedService
+from controller.store.accounts import User
+from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
@@ -37,6 +43,8 @@ from tests.support.waiting import LONG
 from tests.unit.machines.parts import GIB, fleet, offer
 from tests.unit.pipelines.parts import Ids, steady_chance
 from tests.unit.scheduling import parts
+
+ADMIN = User(name="ada", role=Role.ADMIN, created_at=0.0)
 
 
 class Renting:
@@ -359,6 +367,43 @@ async def test_a_machine_of_another_account_is_kept_until_that_account_is_back(
         assert "terminate" in cloud.calls
 
 
+async def test_a_machine_of_an_account_that_nobody_uses_any_more_can_be_forgotten() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    async with renting(cloud, fleet(min=1)) as lab:
+        rented = RentedService(lab.pipeline, cast("FleetService", None), lab.clock, lab.manager)
+        await lab.join()
+        machine = lab.only()
+        with pytest.raises(Conflict, match=f"fairlead node remove {machine.name} --lost"):
+            await rented.forget(machine.name, ADMIN)
+        cloud.instances, cloud.uses = {}, "second"
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
+        gone = await rented.forget(machine.name, ADMIN)
+        assert gone.status is MachineStatus.TERMINATED
+        assert gone.message is not None
+        assert "may still run in account first and cost money" in gone.message
+        with pytest.raises(NotFound):
+            await rented.forget(machine.name, ADMIN)
+        await lab.until(lambda: bool(cloud.instances))
+        (next_one,) = (one for one in lab.rentals.committed.values() if one.is_live)
+        assert next_one.account == "second"
+
+
+async def test_a_machine_that_its_provider_can_tell_of_is_not_forgotten() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    cloud.fails["terminate"] = [CloudAway("500")] * 1000
+    async with renting(cloud, fleet(min=1)) as lab:
+        rented = RentedService(lab.pipeline, cast("FleetService", None), lab.clock, lab.manager)
+        await lab.join()
+        machine = lab.only()
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: _trouble(lab, machine) == "500")
+        with pytest.raises(Conflict, match="is being ended there"):
+            await rented.forget(machine.id, ADMIN)
+
+
 async def test_credentials_that_change_during_a_call_end_no_record() -> None:
     cloud = HastyCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
@@ -427,6 +472,18 @@ async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_r
     async with renting(cloud, database=database) as lab:
         await lab.until(lambda: bool(lab.only().instance_id))
         assert lab.only().account == "right"
+
+
+async def test_an_order_that_was_never_sent_is_made_in_the_account_that_came_meanwhile() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    async with renting(cloud) as lab:
+        await lab.until(lambda: lab.rentals.account_of("lab") == "first")
+        cloud.uses = "second"
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: bool(cloud.instances))
+        await lab.until(lambda: bool(lab.only().instance_id))
+        assert lab.only().account == "second"
 
 
 async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> None:
