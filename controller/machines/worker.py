@@ -52,6 +52,8 @@ CALLS_AT_ONCE = 16
 OFFERS_EVERY_SECONDS = 600.0
 _OFFERS_SOON_SECONDS = 30.0
 """While some are not known, or none may be bought."""
+MAX_OFFERS_AGE_SECONDS = 3600.0
+"""Limits of price and budgets count with the prices of offers."""
 _START_SECONDS = 180.0
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
@@ -466,6 +468,7 @@ class Worker:
 
     async def keep_offers(self, tell: Callable[[str, Supply | str], None]) -> None:
         """Tell what the provider rents, or why it tells nothing, until cancelled."""
+        known_at = self._clock.now()
         while True:
             told: Supply | str
             try:
@@ -474,8 +477,11 @@ class Worker:
                 if told.account != before:
                     raise CloudAway("its account changed while it told its offers")
                 is_whole = told.barred is None and not told.unknown
+                known_at = self._clock.now()
             except CloudError as error:
                 told, is_whole = str(error), False
+                if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
+                    told = Supply(barred=f"its offers have not been told for an hour: {error}")
             tell(self._provider, told)
             await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
 

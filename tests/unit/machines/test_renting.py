@@ -285,6 +285,33 @@ async def test_a_machine_without_a_record_ends_and_a_foreign_one_does_not() -> N
         assert foreign in cloud.instances
 
 
+async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "OFFERS_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_OFFERS_SOON_SECONDS", 0.01)
+    cloud = MemoryCloud(offer())
+    async with renting(cloud) as lab:
+        await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
+        cloud.fails["offers"] = [CloudAway("503")] * 100_000
+        start = lab.clock.time
+        await lab.until(lambda: lab.clock.time > start + 3000.0, 60.0)
+        assert lab.rentals.offers_of("lab")
+        await lab.until(lambda: not lab.rentals.offers_of("lab"), 60.0)
+        assert lab.clock.time >= start + worker.MAX_OFFERS_AGE_SECONDS - 60.0
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+
+        def shown() -> str:
+            (job,) = lab.pipeline.known[run.run.id].jobs
+            return job.attempts[-1].waits_for or ""
+
+        await lab.until(lambda: "have not been told for an hour: 503" in shown())
+        assert cloud.instances == {}
+        cloud.fails.clear()
+        await lab.until(lambda: bool(cloud.instances))
+
+
 async def test_a_list_that_fails_tells_nothing() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
