@@ -276,6 +276,11 @@ SECTIONS = {
         ),
         Command("machine orphans", "fairlead machine orphans"),
         Command(
+            "machine forget",
+            "fairlead machine forget burst-912f4cf9",
+            "[Another account](machines.md#another-account-under-the-same-name) has it.",
+        ),
+        Command(
             "provider check",
             "fairlead provider check aws-eu --boot",
             "[Providers](machines.md) stand in the controller's file.",

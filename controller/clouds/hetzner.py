@@ -124,6 +124,14 @@ class _Images(msgspec.Struct, frozen=True):
     images: tuple[Any, ...]
 
 
+class _ImageKind(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _AnImage(msgspec.Struct, frozen=True):
+    image: _ImageKind
+
+
 class _Made(msgspec.Struct, frozen=True):
     server: _Server
 
@@ -160,17 +168,45 @@ class HetznerCloud:
         self._name = name
         self._config = config
         self._rest = Rest(_refusal, _CALL_SECONDS)
+        self._project: tuple[str, str] | None = None
+        """The latest token, and the account that it is of."""
 
     async def close(self) -> None:
         await self._rest.close()
 
     async def account(self) -> str:
-        """Return the project's name in the controller's file, or what its token is known by: the
-        API tells no project."""
+        """Return the project's name in the controller's file, or by what else it is known: the API
+        tells no project."""
         if self._config.project is not None:
             return self._config.project
-        digest = hashlib.sha256(self._token().encode()).hexdigest()
+        token = self._token()
+        if self._project is None or self._project[0] != token:
+            self._project = token, await self._known_by(token)
+        return self._project[1]
+
+    async def _known_by(self, token: str) -> str:
+        """Return a thing of the controller's file that only tokens of its project see, so that a
+        new token changes nothing; without one, what this token is known by. Raises CloudError."""
+        config = self._config
+        for kind, ids in (("network", config.networks), ("firewall", config.firewalls)):
+            for one in ids:
+                if await self._sees(_Nothing, token, f"{kind}s/{one}") is not None:
+                    return f"{kind}-{one}"
+        if isinstance(config.image, int):
+            found = await self._sees(_AnImage, token, f"images/{config.image}")
+            # All projects have Hetzner's own images.
+            if found is not None and found.image.type == "snapshot":
+                return f"snapshot-{config.image}"
+        digest = hashlib.sha256(token.encode()).hexdigest()
         return f"token-{digest[:_FINGERPRINT]}"
+
+    async def _sees(self, type_: type[T], token: str, path: str) -> T | None:
+        """Raises CloudError."""
+        url, what = f"{self._config.endpoint}/{path}", f"GET /{path}"
+        try:
+            return await self._rest.call(type_, "GET", url, token, what=what)
+        except _NotFound:
+            return None
 
     async def offers(self) -> KnownOffers:
         pages = await self._pages(_ServerTypes, "server_types")

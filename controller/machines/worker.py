@@ -52,6 +52,8 @@ CALLS_AT_ONCE = 16
 OFFERS_EVERY_SECONDS = 600.0
 _OFFERS_SOON_SECONDS = 30.0
 """While some are not known, or none may be bought."""
+MAX_OFFERS_AGE_SECONDS = 3600.0
+"""Limits of price and budgets count with the prices of offers."""
 _START_SECONDS = 180.0
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
@@ -189,7 +191,8 @@ class Worker:
                 return
             # Whoever takes over must know where the machine may be before it is asked for.
             if machine.account is None and (account := await self._account_or_none()) is not None:
-                nothing_made = True
+                # Without an account, it may have been asked for all the same.
+                nothing_made = nothing_made or machine.unmade
                 self._desk.post(AccountKnown(machine_id=machine_id, account=account))
                 await asyncio.sleep(_FIRST_RETRY_SECONDS)
                 continue
@@ -207,7 +210,7 @@ class Worker:
             except CloudError as error:
                 self._asked_at[machine_id] = self._clock.now()
                 pause = max(wait, error.after if isinstance(error, Throttled) else 0.0)
-                nothing_made = nothing_made and isinstance(error, Unauthorized)
+                nothing_made = nothing_made and isinstance(error, (Unauthorized, ElsewhereNow))
                 self._failed(machine_id, error, nothing_made=nothing_made)
                 await asyncio.sleep(pause)
                 wait = min(_MAX_RETRY_SECONDS, 2 * wait)
@@ -223,6 +226,8 @@ class Worker:
     async def _made(self, machine: Machine) -> Created:
         """Raises CloudError."""
         async with self._slots:
+            # To look for what was made takes a minute, and to get a slot may take long, too.
+            await self._require_here(machine)
             self._asked_at[machine.id] = self._clock.now()
             begun = await self._answer(self._cloud.create(self._desk.order_of(machine)))
         # What is accepted may take minutes, and must hold up no other call.
@@ -258,11 +263,12 @@ class Worker:
 
     async def _adopt(self, machine: Machine) -> bool:
         """Return whether a list has the machine, once it must have what was asked for."""
-        return await self._found(machine.id) is not None
+        return await self._found(machine) is not None
 
-    async def _found(self, machine_id: str) -> Found | None:
+    async def _found(self, machine: Machine) -> Found | None:
         """Return the machine as listed when everything that was asked for is visible; None: no call
-        has made it."""
+        has made it. Raises CloudError: the list of another account tells nothing of that."""
+        machine_id = machine.id
         # A former controller may have asked right before this one began.
         asked_at = self._asked_at.get(machine_id, self._began)
         while True:
@@ -278,6 +284,10 @@ class Worker:
                     )
                     return one
             if listed is not None and begun >= visible_at:
+                if machine.account is not None and listed.account is None:
+                    raise CloudAway("it is not known which account listed its machines")
+                if machine.account not in (None, listed.account):
+                    raise ElsewhereNow(elsewhere(machine, listed.account))
                 return None
             await asyncio.sleep(max(_FIRST_RETRY_SECONDS, min(visible_at - begun, 15.0)))
 
@@ -305,7 +315,7 @@ class Worker:
         """Ask for the machine's end; True: there is none. Raises CloudError."""
         instance = machine.instance_id
         if instance is None:
-            if (found := await self._found(machine.id)) is None:
+            if (found := await self._found(machine)) is None:
                 return True
             instance = found.instance_id
         async with self._slots:
@@ -458,6 +468,7 @@ class Worker:
 
     async def keep_offers(self, tell: Callable[[str, Supply | str], None]) -> None:
         """Tell what the provider rents, or why it tells nothing, until cancelled."""
+        known_at = self._clock.now()
         while True:
             told: Supply | str
             try:
@@ -466,8 +477,11 @@ class Worker:
                 if told.account != before:
                     raise CloudAway("its account changed while it told its offers")
                 is_whole = told.barred is None and not told.unknown
+                known_at = self._clock.now()
             except CloudError as error:
                 told, is_whole = str(error), False
+                if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
+                    told = Supply(barred=f"its offers have not been told for an hour: {error}")
             tell(self._provider, told)
             await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
 

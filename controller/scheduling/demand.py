@@ -205,7 +205,9 @@ class _Look:
             is_seen = node is not None and is_usable(node)
             return None if is_seen else _fresh(fleet, machine.offer, machine)
         # After a restart, or a short cut, no node is connected: it comes back with what is on it.
-        if machine.status is not MachineStatus.JOINED or node is None or not comes_back(node):
+        if machine.status is not MachineStatus.JOINED or node is None:
+            return None
+        if not comes_back(node, self._now):
             return None
         taken = self._index.taken.get(machine.id, {})
         bin_ = _Bin(fleet, machine.offer, room(node, ()), machine)

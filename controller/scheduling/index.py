@@ -35,6 +35,8 @@ _MAX_SCOPES = 64
 """The number of scopes that are kept sorted; one more clears them all."""
 Where: TypeAlias = Domain | None
 """A domain; None: everywhere."""
+COMES_BACK_SECONDS = 300.0
+"""A node that was connected longer ago is not waited for."""
 
 
 def is_usable(node: Node) -> bool:
@@ -48,10 +50,14 @@ def keeps_its_allocations(node: Node) -> bool:
     return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED
 
 
-def comes_back(node: Node) -> bool:
-    """Return whether new jobs may be placed there once it is connected, which is tried."""
+def comes_back(node: Node, now: float) -> bool:
+    """Return whether new jobs may be placed there once it is connected, which is tried, and has not
+    failed for long."""
     is_closed = node.cordoned or node.draining or node.unfit is not None
-    return node.status is NodeStatus.CONNECTING and not is_closed
+    # A shim that answers and then fails each time is never silent, so never unreachable.
+    tried_for = 0.0 if node.last_seen_at is None else now - node.last_seen_at
+    is_tried = node.status is NodeStatus.CONNECTING and tried_for < COMES_BACK_SECONDS
+    return is_tried and not is_closed
 
 
 def why_given_up(node: Node | None) -> str | None:

@@ -56,7 +56,7 @@ GROUPS = {
     "node": "Add, show, change, drain and remove nodes.",
     "gateway": "Add, list, show and remove gateways of services.",
     "fleet": "Add, list, change and remove fleets.",
-    "machine": "List rented machines, and those that no record knows.",
+    "machine": "List and forget rented machines; list those that no record knows.",
     "provider": "Check who rents machines.",
     "offers": "List what a provider rents, and read its prices again.",
     "user": "Add, list, change and remove users.",

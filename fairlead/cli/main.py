@@ -155,6 +155,8 @@ def _machine_app() -> App:
     machine.command(f"{machines}:list_", name="list", help="List rented machines.")
     help = "List machines at providers that no record knows."
     machine.command(f"{machines}:orphans", name="orphans", help=help)
+    help = "Take a machine for gone whose account nobody uses any more."
+    machine.command(f"{machines}:forget", name="forget", help=help)
     return machine
 
 

@@ -34,6 +34,9 @@ class HetznerDouble:
 
     def __init__(self) -> None:
         self.url = ""
+        self.tokens = {TOKEN}
+        self.firewalls = {7}
+        self.image_type = "snapshot"
         self.servers: dict[int, dict[str, Any]] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         self.wishes: list[dict[str, Any]] = []
@@ -51,6 +54,7 @@ class HetznerDouble:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/server_types", self._server_types)
         app.router.add_get("/images/{id}", self._image)
+        app.router.add_get("/firewalls/{id}", self._firewall)
         app.router.add_get("/servers", self._list)
         app.router.add_post("/servers", self._create)
         app.router.add_delete("/servers/{id}", self._delete)
@@ -60,7 +64,7 @@ class HetznerDouble:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         path = request.path if request.match_info.get("id") is None else "/servers/ID"
         self.calls[request.method, path] += 1
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("Authorization") not in {f"Bearer {one}" for one in self.tokens}:
             return _error(HetznerFailure(401, "unauthorized", "unable to authenticate"))
         if waiting := self.fails.get((request.method, path)):
             return _error(waiting.pop(0))
@@ -95,7 +99,12 @@ class HetznerDouble:
     async def _image(self, request: web.Request) -> web.Response:
         if int(request.match_info["id"]) != IMAGE:
             return _error(HetznerFailure(404, "not_found", "image not found"))
-        return web.json_response({"image": {"id": IMAGE}})
+        return web.json_response({"image": {"id": IMAGE, "type": self.image_type}})
+
+    async def _firewall(self, request: web.Request) -> web.Response:
+        if int(request.match_info["id"]) not in self.firewalls:
+            return _error(HetznerFailure(404, "not_found", "firewall not found"))
+        return web.json_response({"firewall": {"id": int(request.match_info["id"])}})
 
     async def _list(self, request: web.Request) -> web.Response:
         chosen = list(self.servers.values())

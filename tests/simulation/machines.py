@@ -2,8 +2,8 @@
 
 The provider loses answers, hides new machines from its lists for up to 45 s, throttles, refuses for
 want of capacity or quota, makes machines that never boot, takes spot machines back, and for a while
-does not end any. Now and then the credentials are those of another account, which has no machines
-and makes none. What it really has is the truth that the records are compared with.
+does not end any. Now and then the credentials are those of another account, which rents machines
+too, and knows only its own. What both have is the truth that the records are compared with.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.lifecycle.inventory import Budget, Fleet, MachinesPolicy
-from controller.lifecycle.machines.life import Place
+from controller.lifecycle.machines.life import IN_ACCOUNT, Place
 from controller.lifecycle.machines.model import (
     Machine,
     MachineEnd,
+    MachineStatus,
     Offer,
     attributes_of_offer,
     cost_between,
@@ -82,6 +83,7 @@ LARGE_GANG, TIGHT_ROOM = 8, 5
 _MONTHS = (None, None, None, 3.0, 8.0)
 """What all machines may cost in a month; most worlds have no such limit."""
 FOREIGN = "i-foreign"
+OURS, OTHER = "ours", "another"
 DUPLICATE_SECONDS = 300.0
 _LAG_SECONDS = 45.0
 _NEVER = 1e6
@@ -107,6 +109,7 @@ class Instance(msgspec.Struct):
     order: Order
     made_at: float
     visible_at: float
+    account: str
     place: Place | None = None
     ending_at: float | None = None
     ended_at: float | None = None
@@ -134,8 +137,8 @@ class WaywardCloud:
         self.foreign_touched = False
         self.is_bad = True
         self.ends_nothing_until = 0.0
-        self.elsewhere_until = 0.0
-        """Until when calls go to an account that has nothing and makes nothing."""
+        self.uses = OURS
+        """The account in which calls find and make their machines."""
         self.room: int | None = None
         """How many machines each zone holds; None: as many as are asked for."""
         self._chance = chance
@@ -166,28 +169,22 @@ class WaywardCloud:
         return [one for one in self.instances.values() if one.is_there]
 
     async def account(self) -> str | None:
-        return "another" if self._is_elsewhere else "ours"
-
-    @property
-    def _is_elsewhere(self) -> bool:
-        return self._now() < self.elsewhere_until
+        return self.uses
 
     async def offers(self) -> KnownOffers:
         await self._answered(self._weather())
-        if self._is_elsewhere:
-            raise Unauthorized("this account rents nothing")
         return KnownOffers(offers=self._offers)
 
     async def create(self, order: Order) -> Created:
         return await self._answered(self._create(order))
 
     async def _create(self, order: Order) -> Created:
-        chance = self._chance
-        if self._is_elsewhere:
-            raise Unauthorized("this account makes no machines")
+        # Each request goes to the account whose credentials signed it.
+        chance, account = self._chance, self.uses
         await asyncio.sleep(chance.uniform(0.2, 20.0))
         if self.abilities.idempotent:
-            same = [one for one in self.instances.values() if one.order.token == order.token]
+            known = (one for one in self.instances.values() if one.account == account)
+            same = [one for one in known if one.order.token == order.token]
             if same:
                 assert same[0].order == order, "the same token came with another request"
                 return Created(instance_id=same[0].id)
@@ -200,7 +197,9 @@ class WaywardCloud:
             raise Throttled("too many requests", 7.0)
         if roll < 0.30:
             raise CloudAway("503")
-        made = self._make(order)
+        if roll < 0.33:
+            raise Unauthorized("not now")
+        made = self._make(order, account)
         if roll < 0.42:
             await asyncio.sleep(chance.uniform(0.0, 30.0))
             raise CloudAway("the answer was lost")
@@ -210,11 +209,15 @@ class WaywardCloud:
         there = sum(one.order.offer.zone == zone for one in self.live)
         return self.room is not None and there >= self.room
 
-    def _make(self, order: Order) -> Instance:
+    def _make(self, order: Order, account: str) -> Instance:
         now = self._now()
         lag = self._chance.uniform(0.0, _LAG_SECONDS)
         made = Instance(
-            id=f"i-{len(self.instances)}", order=order, made_at=now, visible_at=now + lag
+            id=f"i-{len(self.instances)}",
+            order=order,
+            made_at=now,
+            visible_at=now + lag,
+            account=account,
         )
         self.instances[made.id] = made
         if not (self.is_bad and self._chance.random() < 0.08):
@@ -228,22 +231,24 @@ class WaywardCloud:
             self._boots(instance)
 
     async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
+        account = self.uses
         await self._answered(self._weather())
-        known = [one for one in self._visible() if one.id in instance_ids]
+        known = [one for one in self._visible(account) if one.id in instance_ids]
         return {one.id: Described(place=one.place) for one in known}
 
     async def terminate(self, instance_id: str) -> bool:
         return await self._answered(self._terminate(instance_id))
 
     async def _terminate(self, instance_id: str) -> bool:
+        account = self.uses
         if instance_id == FOREIGN:
             self.foreign_touched = True
         await self._weather()
         if self._now() < self.ends_nothing_until:
             raise CloudAway("500")
-        if self._is_elsewhere:
-            return True  # It knows no such machine.
         instance = self.instances[instance_id]
+        if instance.account != account:
+            return True  # It knows no such machine.
         if instance.is_there and instance.ending_at is None:
             instance.ending_at = self._now()
             self._spawn(self._shut_down(instance))
@@ -260,6 +265,7 @@ class WaywardCloud:
             self._ends(instance)
 
     async def list_tagged(self, installation: str) -> Sequence[Found]:
+        account = self.uses
         await self._answered(self._weather())
         return [
             Found(
@@ -268,14 +274,13 @@ class WaywardCloud:
                 created_at=EPOCH + one.made_at,
                 place=one.place,
             )
-            for one in self._visible()
+            for one in self._visible(account)
             if one.order.installation == installation
         ]
 
-    def _visible(self) -> list[Instance]:
-        if self._is_elsewhere:
-            return []
-        return [one for one in self.live if one.visible_at <= self._now()]
+    def _visible(self, account: str) -> list[Instance]:
+        there = (one for one in self.live if one.account == account)
+        return [one for one in there if one.visible_at <= self._now()]
 
     async def console(self, instance_id: str) -> str | None:
         return None
@@ -382,11 +387,13 @@ class MachineWorld(World):
         self.store_weather.clear_up()
         self.rivals.end_the_superseded()
         self.cloud.is_bad = False
-        self.cloud.ends_nothing_until = self.cloud.elsewhere_until = 0.0
+        self.cloud.ends_nothing_until = 0.0
+        repair = self.spawn(self._go_back())
         await asyncio.gather(*users)
         await self.settle()
         await self._give_back()
         watch.cancel()
+        repair.cancel()
 
     # -- users --------------------------------------------------------------------------------
 
@@ -479,8 +486,21 @@ class MachineWorld(World):
         chance = self.chance("elsewhere")
         if chance.random() < 0.5:
             return
-        await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.8))
-        self.cloud.elsewhere_until = self.loop.time() + chance.choice((30.0, 300.0))
+        for _ in range(chance.randint(1, 4)):
+            await asyncio.sleep(chance.uniform(0.0, FAULTS_UNTIL * 0.3))
+            self.cloud.uses = OTHER
+            await asyncio.sleep(chance.choice((3.0, 30.0, 300.0)))
+            self.cloud.uses = OURS
+
+    async def _go_back(self) -> None:
+        """Do as each message says: go back to the account of a machine until it has ended."""
+        while True:
+            told = [
+                one for one in self._live_records() if (one.trouble or "").startswith(IN_ACCOUNT)
+            ]
+            if told and told[0].account is not None:
+                self.cloud.uses = told[0].account
+            await asyncio.sleep(120.0)
 
     async def _stall(self) -> None:
         """For a while the provider ends nothing."""
@@ -578,12 +598,22 @@ class MachineWorld(World):
         self._machines |= changes.machines
         if ordered and self._per_month is not None:
             self._check_month(max(one.ordered_at for one in ordered), self._per_month)
+        for one in changes.machines.values():
+            self._check_gone(one)
         live = [one for one in self._machines.values() if one.is_live]
         price = sum(one.offer.price for one in live)
         if len(live) > MOST:
             self.checks.violated(f"{len(live)} machines are live of {MOST}")
         if price > PER_HOUR + 1e-6:
             self.checks.violated(f"the machines cost {price} an hour of {PER_HOUR}")
+
+    def _check_gone(self, machine: Machine) -> None:
+        """Nobody looks for a machine any more whose record says that it is gone."""
+        instance = self.cloud.instances.get(machine.instance_id or "")
+        gone = machine.status is MachineStatus.TERMINATED
+        if gone and instance is not None and instance.is_there:
+            where = f"{instance.id} is there, in the account {instance.account}"
+            self.checks.violated(f"the record of {machine.name} is terminated, and {where}")
 
     def _check_month(self, now: float, most: float) -> None:
         """An order leaves room for an hour of everything, the longest step of a bill."""

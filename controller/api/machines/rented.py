@@ -64,6 +64,10 @@ async def list_costs(call: Call) -> CostsView:
     return CostsView(rows=tuple(rows), total=sum(one.cost for one in rows))
 
 
+async def forget_machine(call: Call) -> MachineView:
+    return _machine(call, await call.service.rented.forget(call.path("machine"), call.caller))
+
+
 async def list_orphans(call: Call) -> OrphansAnswer:
     return OrphansAnswer(
         orphans=tuple(
@@ -111,6 +115,13 @@ ROUTES: tuple[Route, ...] = (
         handler=list_machines,
         query=MachinesQuery,
         answer=MachinesAnswer,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/machines/{machine}",
+        summary="Take a machine for gone that is in an account which nobody uses any more",
+        handler=forget_machine,
+        answer=MachineView,
     ),
     Route(
         method="GET",

@@ -62,6 +62,12 @@ class InstanceGone(_Report, frozen=True, kw_only=True):
     """The provider says that the machine does not exist any more."""
 
 
+class Forgotten(_Report, frozen=True, kw_only=True):
+    """An admin answers for a machine in an account that nobody asks any more."""
+
+    by: str
+
+
 class InstanceLost(_Report, frozen=True, kw_only=True):
     """The provider lists the machine no longer, and its node does not answer."""
 
@@ -87,6 +93,7 @@ MachineReport = (
     | AccountKnown
     | OrderRefused
     | InstanceGone
+    | Forgotten
     | InstanceLost
     | ReleaseAnswered
     | CallFailed
@@ -128,12 +135,12 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
         return machine
     match report:
         case InstanceKnown() if machine.instance_id is None:
-            return replace(machine, instance_id=report.instance_id, trouble=None)
+            return replace(machine, instance_id=report.instance_id, unmade=False, trouble=None)
         case AccountKnown():
             was_away = (machine.trouble or "").startswith(IN_ACCOUNT)
             if was_away or machine.account != report.account:
                 trouble = None if was_away else machine.trouble
-                return replace(machine, account=report.account, trouble=trouble)
+                return replace(machine, account=report.account, unmade=False, trouble=trouble)
         case OrderRefused() if machine.instance_id is None:
             # It never existed, so it costs nothing: it ends when it was ordered.
             end = machine.end or report.end
@@ -148,6 +155,15 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             return replace(
                 machine, status=MachineStatus.TERMINATED, terminated_at=now, trouble=None
             )
+        case Forgotten() if can_be_forgotten(machine):
+            message = f"{report.by} had it forgotten; {_left_behind(machine)}"
+            return replace(
+                machine,
+                status=MachineStatus.TERMINATED,
+                message=message,
+                terminated_at=now,
+                trouble=None,
+            )
         case InstanceLost() if machine.status is not MachineStatus.TERMINATING:
             return ending(machine, MachineEnd.LOST, report.message, now)
         case ReleaseAnswered() if machine.closing:
@@ -157,9 +173,25 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
         case CallFailed():
             is_free = report.nothing_made and machine.instance_id is None
             account = None if is_free else machine.account
-            if (machine.trouble, machine.account) != (report.message, account):
-                return replace(machine, trouble=report.message, account=account)
+            after = replace(machine, trouble=report.message, account=account, unmade=is_free)
+            return machine if after == machine else after
     return machine
+
+
+def can_be_forgotten(machine: Machine) -> bool:
+    """Return whether only another account could tell whether this machine, which is to end, is
+    gone."""
+    is_away = (machine.trouble or "").startswith(IN_ACCOUNT)
+    return machine.status is MachineStatus.TERMINATING and is_away
+
+
+def _left_behind(machine: Machine) -> str:
+    """Return what nobody looks after any more."""
+    which = machine.name if machine.instance_id is None else machine.instance_id
+    return (
+        f"{which} may still run in account {machine.account} and cost money, which no budget "
+        f"counts: see there that it has ended"
+    )
 
 
 def ending(machine: Machine, end: MachineEnd, message: str, now: float) -> Machine:

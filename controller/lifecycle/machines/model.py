@@ -111,6 +111,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     account: str | None = None
     """The provider's account in which it was ordered, or in which a list had it; None: the provider
     tells none."""
+    unmade: bool = False
+    """No call so far can have made it, so it is in no account."""
     end: MachineEnd | None = None
     message: str | None = None
     """Why it ends, as a sentence."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from common.refusals import Invalid, Unavailable
+from common.refusals import Conflict, Invalid, NotFound, Unavailable
 from controller.clock import Clock, month_began
 from controller.lifecycle.inventory import Budget, MachinesPolicy, Spot
+from controller.lifecycle.machines.life import Forgotten, can_be_forgotten
 from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Fleet
@@ -119,6 +120,33 @@ class RentedService:
         known = () if rentals is None else rentals.committed.values()
         found = [one for one in known if with_ended or one.is_live]
         return sorted(found, key=lambda one: (one.ordered_at, one.id))
+
+    async def forget(self, key: str, user: User) -> Machine:
+        """Take a machine for gone that its provider's present account cannot tell of.
+
+        Raises Forbidden, NotFound, Conflict, Unavailable, StoreUnavailable.
+        """
+        require_admin(user, "have a machine forgotten")
+        machine = next((one for one in self.all() if key in (one.id, one.name)), None)
+        rentals = self._pipeline.rentals
+        if machine is None or rentals is None:
+            raise NotFound(f"there is no machine {key!r}; `fairlead machine list` shows them")
+        if machine.status is not MachineStatus.TERMINATING:
+            raise Conflict(
+                f"machine {machine.name} is {status_of(machine)}: remove its node first, "
+                f"`fairlead node remove {machine.name} --lost`"
+            )
+        if not can_be_forgotten(machine):
+            raise Conflict(
+                f"machine {machine.name} is in the account that its provider uses, and is being "
+                f"ended there"
+            )
+        rentals.post(Forgotten(machine_id=machine.id, by=user.name))
+        await self._pipeline.settled()
+        forgotten = rentals.committed[machine.id]
+        if forgotten.is_live:
+            raise Unavailable(f"machine {machine.name} was not forgotten: {forgotten.trouble}")
+        return forgotten
 
     def orphans(self, user: User) -> list[Orphan]:
         """Return the machines that no record knows. Raises Forbidden, Unavailable."""

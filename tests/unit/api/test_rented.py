@@ -68,6 +68,14 @@ async def test_a_controller_without_providers_has_no_machines(api: TestClient[An
         assert answer.status == 503
 
 
+async def test_a_machine_that_is_not_there_is_not_forgotten(api: TestClient[Any, Any]) -> None:
+    async with api.delete("/v1/machines/burst-1") as answer:
+        assert answer.status == 404
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with api.delete("/v1/machines/burst-1", headers=headers) as answer:
+        assert answer.status == 403
+
+
 async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any]) -> None:
     async with api.get("/v1/costs", params={"by": "user,run", "seconds": "60"}) as answer:
         assert await answer.json() == {"rows": [], "total": 0.0}

@@ -25,6 +25,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.renting_reasons import BuysMachine
 from controller.lifecycle.reports import Tick
 from controller.scheduling.demand import Demand, demand, offering
+from controller.scheduling.index import COMES_BACK_SECONDS
 from fairlead.model.answers import PlannedRent
 from fairlead.model.needs import CreationPolicy, RentLimits, SpotPolicy
 from fairlead.model.reasons import Reason
@@ -89,6 +90,14 @@ def _silent(cluster: Cluster, **more: Any) -> Machine:
 def test_a_restart_of_the_controller_buys_nothing_twice() -> None:
     cluster = waiting(1, cpu=1.0)
     assert look(cluster, shop(offer()), _silent(cluster)) == Demand()
+
+
+def test_a_machine_that_is_connected_again_in_vain_is_not_waited_for() -> None:
+    cluster = waiting(1, cpu=1.0)
+    late = _silent(cluster, last_seen_at=NOW - COMES_BACK_SECONDS)
+    assert types(look(cluster, shop(offer()), late)) == ["small"]
+    soon = _silent(cluster, last_seen_at=NOW - COMES_BACK_SECONDS + 1.0)
+    assert look(cluster, shop(offer()), soon) == Demand()
 
 
 def test_what_is_on_a_machine_that_is_connected_again_stays_taken() -> None:

@@ -132,19 +132,41 @@ async def test_offers_are_what_the_image_runs_on_where_machines_may_be(
     assert small.disk < 30 * GIB
 
 
-async def test_a_project_is_known_by_its_token_or_by_the_name_that_it_is_given(
+async def test_a_new_token_of_the_same_project_changes_nothing(tmp_path: Path) -> None:
+    async with hetzner() as other_side:
+        settings = config(tmp_path, other_side.url)
+        cloud = HetznerCloud("hz", settings)
+        assert await cloud.account() == "firewall-7"
+        settings.token_file.write_text("rotated")
+        with pytest.raises(Unauthorized):
+            await cloud.account()
+        other_side.tokens = {"rotated"}
+        assert await cloud.account() == "firewall-7"
+        other_side.firewalls = set()
+        assert await cloud.account() == "firewall-7"  # It is asked for once for each token.
+        settings.token_file.write_text(TOKEN)
+        other_side.tokens = {TOKEN}
+        assert await cloud.account() == f"snapshot-{IMAGE}"
+        await cloud.close()
+
+
+async def test_a_project_without_things_of_its_own_is_known_by_its_token_or_a_name(
     tmp_path: Path,
 ) -> None:
-    settings = config(tmp_path, "http://127.0.0.1:9")
-    cloud = HetznerCloud("hz", settings)
-    first = await cloud.account()
-    assert first.startswith("token-")
-    assert TOKEN not in first
-    settings.token_file.write_text("another")
-    assert await cloud.account() != first
-    settings.token_file.unlink()
-    with pytest.raises(CloudAway, match=r"providers\.hz\.token_file"):
-        await cloud.account()
+    async with hetzner() as other_side:
+        other_side.firewalls, other_side.image_type = set(), "system"
+        other_side.tokens = {TOKEN, "another"}
+        settings = config(tmp_path, other_side.url)
+        cloud = HetznerCloud("hz", settings)
+        first = await cloud.account()
+        assert first.startswith("token-")
+        assert TOKEN not in first
+        settings.token_file.write_text("another")
+        assert await cloud.account() != first
+        settings.token_file.unlink()
+        with pytest.raises(CloudAway, match=r"providers\.hz\.token_file"):
+            await cloud.account()
+        await cloud.close()
     named = HetznerCloud("hz", config(tmp_path, "http://127.0.0.1:9", project="lab"))
     assert await named.account() == "lab"
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
+from common.refusals import Conflict, NotFound
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
 from controller.clouds.base import (
+    Abilities,
     Accepted,
     CloudAway,
     Created,
@@ -22,12 +25,17 @@ from controller.clouds.base import (
 from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.lifecycle.machines.reconcile import Found
 from controller.lifecycle.model import NodeCapacity, NodeStatus
 from controller.machines import worker
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from controller.service.machines.fleets import FleetService
+from controller.service.machines.rented import RentedService
+from controller.store.accounts import User
+from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
@@ -35,6 +43,8 @@ from tests.support.waiting import LONG
 from tests.unit.machines.parts import GIB, fleet, offer
 from tests.unit.pipelines.parts import Ids, steady_chance
 from tests.unit.scheduling import parts
+
+ADMIN = User(name="ada", role=Role.ADMIN, created_at=0.0)
 
 
 class Renting:
@@ -275,6 +285,33 @@ async def test_a_machine_without_a_record_ends_and_a_foreign_one_does_not() -> N
         assert foreign in cloud.instances
 
 
+async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "OFFERS_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_OFFERS_SOON_SECONDS", 0.01)
+    cloud = MemoryCloud(offer())
+    async with renting(cloud) as lab:
+        await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
+        cloud.fails["offers"] = [CloudAway("503")] * 100_000
+        start = lab.clock.time
+        await lab.until(lambda: lab.clock.time > start + 3000.0, 60.0)
+        assert lab.rentals.offers_of("lab")
+        await lab.until(lambda: not lab.rentals.offers_of("lab"), 60.0)
+        assert lab.clock.time >= start + worker.MAX_OFFERS_AGE_SECONDS - 60.0
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+
+        def shown() -> str:
+            (job,) = lab.pipeline.known[run.run.id].jobs
+            return job.attempts[-1].waits_for or ""
+
+        await lab.until(lambda: "have not been told for an hour: 503" in shown())
+        assert cloud.instances == {}
+        cloud.fails.clear()
+        await lab.until(lambda: bool(cloud.instances))
+
+
 async def test_a_list_that_fails_tells_nothing() -> None:
     cloud = MemoryCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
@@ -357,6 +394,43 @@ async def test_a_machine_of_another_account_is_kept_until_that_account_is_back(
         assert "terminate" in cloud.calls
 
 
+async def test_a_machine_of_an_account_that_nobody_uses_any_more_can_be_forgotten() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    async with renting(cloud, fleet(min=1)) as lab:
+        rented = RentedService(lab.pipeline, cast("FleetService", None), lab.clock, lab.manager)
+        await lab.join()
+        machine = lab.only()
+        with pytest.raises(Conflict, match=f"fairlead node remove {machine.name} --lost"):
+            await rented.forget(machine.name, ADMIN)
+        cloud.instances, cloud.uses = {}, "second"
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
+        gone = await rented.forget(machine.name, ADMIN)
+        assert gone.status is MachineStatus.TERMINATED
+        assert gone.message is not None
+        assert "may still run in account first and cost money" in gone.message
+        with pytest.raises(NotFound):
+            await rented.forget(machine.name, ADMIN)
+        await lab.until(lambda: bool(cloud.instances))
+        (next_one,) = (one for one in lab.rentals.committed.values() if one.is_live)
+        assert next_one.account == "second"
+
+
+async def test_a_machine_that_its_provider_can_tell_of_is_not_forgotten() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    cloud.fails["terminate"] = [CloudAway("500")] * 1000
+    async with renting(cloud, fleet(min=1)) as lab:
+        rented = RentedService(lab.pipeline, cast("FleetService", None), lab.clock, lab.manager)
+        await lab.join()
+        machine = lab.only()
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: _trouble(lab, machine) == "500")
+        with pytest.raises(Conflict, match="is being ended there"):
+            await rented.forget(machine.id, ADMIN)
+
+
 async def test_credentials_that_change_during_a_call_end_no_record() -> None:
     cloud = HastyCloud(offer())
     async with renting(cloud, fleet(min=1)) as lab:
@@ -427,6 +501,18 @@ async def test_an_order_that_wrong_credentials_could_not_make_is_made_with_the_r
         assert lab.only().account == "right"
 
 
+async def test_an_order_that_was_never_sent_is_made_in_the_account_that_came_meanwhile() -> None:
+    cloud = MemoryCloud(offer())
+    cloud.uses = "first"
+    async with renting(cloud) as lab:
+        await lab.until(lambda: lab.rentals.account_of("lab") == "first")
+        cloud.uses = "second"
+        await lab.pipeline.admit(parts.run("hello"))
+        await lab.until(lambda: bool(cloud.instances))
+        await lab.until(lambda: bool(lab.only().instance_id))
+        assert lab.only().account == "second"
+
+
 async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> None:
     cloud = MemoryCloud(offer())
     cloud.uses = "first"
@@ -438,6 +524,60 @@ async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> Non
         calls = len(cloud.calls)
         await lab.until(lambda: cloud.calls[calls:].count("list") > 5)
         assert "create" not in cloud.calls[calls:]
+
+
+async def test_an_order_that_may_have_been_made_in_an_unknown_account_keeps_the_next_one() -> None:
+    cloud = Nameless(offer())
+    cloud.fails["create"] = [CloudAway("reset"), *[Unauthorized("not allowed")] * 1000]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "reset")
+        assert lab.only().account is None
+        cloud.uses = "first"
+        await lab.until(lambda: lab.only().trouble == "not allowed")
+        calls = len(cloud.calls)
+        await lab.until(lambda: cloud.calls[calls:].count("create") > 2)
+        assert lab.only().account == "first"
+
+
+class Nameless(MemoryCloud):
+    """It cannot be asked for its account as long as that has no name."""
+
+    async def account(self) -> str | None:
+        if self.uses is None:
+            raise CloudAway("no way to the account service")
+        return self.uses
+
+
+async def test_nothing_is_made_in_an_account_that_comes_during_the_look_for_a_former_try() -> None:
+    cloud = ListsElsewhere(offer(), idempotent=False)
+    cloud.fails["create"] = [CloudAway("reset")]
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed))
+        machine = lab.only()
+        await lab.until(lambda: _trouble(lab, machine).startswith("it is in account first"))
+        await lab.until(lambda: cloud.calls.count("list") > 9)
+        assert cloud.calls.count("create") == 1
+        assert cloud.instances == {}
+        cloud.uses = "first"
+        await lab.until(lambda: bool(lab.only().instance_id))
+        assert lab.only().account == "first"
+
+
+class ListsElsewhere(MemoryCloud):
+    """Its credentials become those of another account during the first list that is made for an
+    order."""
+
+    def __init__(self, *offers: Offer, idempotent: bool) -> None:
+        super().__init__(*offers, idempotent=idempotent)
+        self.uses = "first"
+        self._is_moved = False
+        self.abilities = Abilities(idempotent=idempotent, visible_after=0.0)
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == "machine" and not self._is_moved:
+            self.uses, self._is_moved = "second", True
+        return await super().list_tagged(installation)
 
 
 async def test_machines_that_are_being_made_hold_up_no_other_call() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from csv import writer as csv_writer
+from urllib.parse import quote
 
 import msgspec
 
@@ -77,6 +78,25 @@ def orphans(*, json: Json = False) -> int:
             for one in decode(data, _Orphans).orphans
         ],
     )
+    return 0
+
+
+def forget(name: str, /, *, json: Json = False) -> int:
+    """Take a machine for gone whose account nobody uses any more.
+
+    Its provider rents again, and nobody ends the machine: see in its account that it has ended.
+
+    Parameters
+    ----------
+    name
+        The machine's name.
+    """
+    data = settings.client().delete(f"/v1/machines/{quote(name, safe='')}")
+    if json:
+        output.emit_json(data)
+        return 0
+    gone = decode(data, MachineView)
+    output.emit(f"{gone.name}: {gone.message}")
     return 0
 
 
