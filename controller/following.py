@@ -40,6 +40,8 @@ class Wait:
         self._now = now
         self._is_away = False
         self._tried_at = float("-inf")
+        self._first_seen: dict[str, float] = {}
+        """When others with this one's URL had been seen at its first look."""
 
     async def begin(self) -> None:
         """Look for the first time: what cannot work is refused now. Raises StoreUnavailable,
@@ -139,8 +141,13 @@ class Wait:
         if own is None:
             return
         for peer in sight.peers:
-            # One that was killed before this one was started was not seen since.
-            if peer.url == own.url and peer.started_at < own.started_at < peer.seen_at:
+            if peer.id == own.id or peer.url != own.url:
+                continue
+            first_seen = self._first_seen.setdefault(peer.id, peer.seen_at)
+            # One that was killed before this one was started is not seen again. Its row alone may
+            # be from the future, if the database's clock was set back.
+            is_seen_again = peer.seen_at != first_seen
+            if is_seen_again and peer.started_at < own.started_at < peer.seen_at:
                 raise StoreUnusable(
                     f"another controller of this database works with --url {peer.url}: give each "
                     "its own, at which the others reach it"
@@ -151,7 +158,9 @@ class Wait:
         place."""
         if peer.id == self._peers.id:
             return
-        if minor_steps(peer.version, self._peers.version) > 1:
+        # Of this one's URL: it is the one that this one replaces, or is refused for its URL.
+        is_other = peer.url != self._peers.url
+        if is_other and minor_steps(peer.version, self._peers.version) > 1:
             raise StoreUnusable(
                 f"the controller {peer.url} has version {peer.version}, and this one is "
                 f"{self._peers.version}: they are more than one minor version apart, and can't "

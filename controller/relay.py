@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from fairlead.connections.keepalives import notice_the_gone
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +80,16 @@ class Relay:
         self._hold_seconds = hold_seconds
         self._requests = requests
         self._leader: Leader | None = None
+        self._over = asyncio.Event()
         self._listening: socket.socket | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._carrying: set[asyncio.Task[None]] = set()
 
     def lead_to(self, leader: Leader | None) -> None:
         """Bring new connections to this controller; None: hold them."""
+        if leader != self._leader:
+            self._over.set()
+            self._over = asyncio.Event()
         self._leader = leader
         if self._requests is not None:
             self._requests.lead_to(leader)
@@ -159,7 +166,7 @@ class Relay:
                         if await self._is_served(leader):
                             await self._give_away(connection)
                             return
-                        upstream = await _connected(leader)
+                        upstream = await while_it_leads(_connected(leader), self._over)
                         break
                 if asyncio.get_running_loop().time() >= until or _has_left(connection):
                     connection.close()
@@ -188,6 +195,22 @@ def _has_left(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+async def while_it_leads(work: Coroutine[Any, Any, T], over: asyncio.Event) -> T:
+    """Return what this returns. Raises what it raises, and ConnectionResetError once `over` is set:
+    a leader whose machine vanished takes no connection, and its successor may lead by now."""
+    working = asyncio.create_task(work)
+    ended = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ConnectionResetError("it leads no more")
+        return working.result()
+    finally:
+        for task in (working, ended):
+            task.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)
 
 
 async def _connected(leader: Leader) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -31,6 +31,7 @@ from fairlead.rest import ControllerClient, decode
 
 if TYPE_CHECKING:
     from fairlead.documents.runs import BatchItem
+    from fairlead.files.ignored import IsIgnored
 T = TypeVar("T")
 SUBMIT_TRIES = 5
 _REQUEST_BYTES = 1 << 20
@@ -141,11 +142,13 @@ def with_code(
     environ: Mapping[str, str],
     tell: Tell,
     document: Document | None = None,
+    also_ignored: IsIgnored | None = None,
 ) -> object:
     """Return the configuration with its `repos` and `files` uploaded, and its sweep's file read.
 
     Paths in it are relative to `base`; `name` is the configuration's in errors, which name a line
-    of `document`. Raises InvalidConfiguration, ApiError, ConnectionLost.
+    of `document`. `also_ignored` stays behind beside what `.fairleadignore` names. Raises
+    InvalidConfiguration, ApiError, ConnectionLost.
     """
     configuration = _with_sets(configuration, base, name, document)
     if not _brings_code(configuration):
@@ -153,7 +156,7 @@ def with_code(
     from fairlead.files.upload import send_code  # few runs bring code
 
     with _explained(name, document):
-        return send_code(rest, configuration, base, environ, tell)
+        return send_code(rest, configuration, base, environ, tell, also_ignored)
 
 
 def _brings_code(configuration: object) -> TypeGuard[dict[str, object]]:
@@ -190,6 +193,7 @@ def with_code_digested(
     name: str,
     environ: Mapping[str, str],
     document: Document | None = None,
+    also_ignored: IsIgnored | None = None,
 ) -> object:
     """Return the configuration as `with_code` would; nothing is sent. Raises
     InvalidConfiguration."""
@@ -199,7 +203,7 @@ def with_code_digested(
     from fairlead.files.upload import digested  # few runs bring code
 
     with _explained(name, document):
-        return digested(configuration, base, environ)
+        return digested(configuration, base, environ, also_ignored)
 
 
 def with_code_unsent(

@@ -25,6 +25,7 @@ from fairlead.wire.runner import (
     SOCKET_OFFERED,
     SOCKET_TAKEN,
     SOCKET_WANTED,
+    SOCKETS,
     early_in,
 )
 
@@ -36,6 +37,7 @@ OFFER_SECONDS = 10.0
 _MAX_HEAD = 8192
 _END_OF_HEAD = b"\r\n\r\n"
 _TARGET = re.compile(rb"CONNECT (?:/v1/ports/)?([0-9]{1,9}) HTTP/1\.[01]\r\n", re.ASCII)
+_QUESTION = re.compile(rb"CONNECT %b HTTP/1\.[01]\r\n" % SOCKETS.encode(), re.ASCII)
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n"
 _PHRASES = {400: "Bad Request", 502: "Bad Gateway"}
 # A linger of 0 s makes close(2) reset the connection (socket(7)).
@@ -110,6 +112,9 @@ class _Near(RelayEnd):
             return
         head = bytes(self._head[: end + 2])
         del self._head[: end + len(_END_OF_HEAD)]
+        if _QUESTION.match(head):
+            self._dialing = asyncio.create_task(self._show())
+            return
         try:
             port = _port(head if end >= 0 else b"")
         except Refused as refused:
@@ -146,14 +151,33 @@ class _Near(RelayEnd):
             self.transport.resume_reading()
         far.begin()
 
-    async def _is_taken_out(self, far: _Far) -> bool:
-        """Take the caller's socket from the shim, and join it with `far`. Return whether it came:
-        what comes on this connection is the caller's otherwise. Raises OSError, ValueError."""
+    async def _show(self) -> None:
+        """Show whether a socket that is given can be used here."""
+        try:
+            caller, _ = await self._offered()
+            if caller is not None:
+                with caller:
+                    # A security module may hand a socket over, and refuse each use of it.
+                    caller.send(caller.recv(1, socket.MSG_DONTWAIT), socket.MSG_DONTWAIT)
+            self.write(SOCKET_NOT_TAKEN if caller is None else SOCKET_TAKEN)
+        except (OSError, ValueError, TimeoutError):
+            self.abort()
+        self._dialing = None
+        self.close()
+
+    async def _offered(self) -> tuple[socket.socket | None, bytes]:
+        """Ask for the caller's socket; return it, if it came, and the caller's first bytes. Raises
+        OSError, ValueError."""
         assert self.transport is not None
         # The transport would read the message, and leave the socket that comes with it.
         self.transport.pause_reading()
         self.write(_ESTABLISHED + SOCKET_WANTED + b"\r\n\r\n")
-        caller, early = await _received(self.transport)
+        return await _received(self.transport)
+
+    async def _is_taken_out(self, far: _Far) -> bool:
+        """Take the caller's socket from the shim, and join it with `far`. Return whether it came:
+        what comes on this connection is the caller's otherwise. Raises OSError, ValueError."""
+        caller, early = await self._offered()
         if caller is None:
             self.write(SOCKET_NOT_TAKEN)
         else:

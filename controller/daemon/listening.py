@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -13,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from common.links.errors import why_unreachable
+from controller.daemon.lease import end
 from controller.daemon.options import CannotStart, Options
 from controller.service.machines.user_data import JoinPoint
 from controller.tls import CertificateUnusable, ServerCertificate, own_certificate
@@ -33,11 +35,19 @@ async def bound_socket(options: Options) -> socket.socket:
         raise _cannot_listen(options, error) from error
 
 
-def certificate_of(options: Options) -> ServerCertificate | None:
+async def certificate_of(
+    options: Options, closing: contextlib.AsyncExitStack
+) -> ServerCertificate | None:
+    """Return the certificate of the API, renewed from its files until `closing` closes. Raises
+    CannotStart."""
+    if options.tls is None:
+        return None
     try:
-        return None if options.tls is None else ServerCertificate(options.tls)
+        certificate = ServerCertificate(options.tls)
     except CertificateUnusable as error:
         raise CannotStart(f"--tls-cert, --tls-key: {error}") from error
+    closing.push_async_callback(end, asyncio.create_task(certificate.watch()))
+    return certificate
 
 
 async def listen(

@@ -31,6 +31,7 @@ from controller.relay import Relay
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
+from controller.tls import ServerCertificate
 
 T = TypeVar("T")
 
@@ -57,9 +58,11 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     if options.peers is not None:
         await _among_peers(options, options.peers, ready, stop)
         return
-    with contextlib.suppress(_Stopped):
-        async with _controller(options, stop, ready) as work:
-            await until_stopped(work, stop)
+    async with contextlib.AsyncExitStack() as closing:
+        certificate = await certificate_of(options, closing)
+        with contextlib.suppress(_Stopped):
+            async with _controller(options, certificate, stop, ready) as work:
+                await until_stopped(work, stop)
 
 
 async def until_stopped(work: asyncio.Task[T], stop: asyncio.Event) -> None:
@@ -81,10 +84,12 @@ async def _among_peers(
     if peers.installation_id is not None:
         await asyncio.to_thread(tie, options, peers.installation_id)
     async with contextlib.AsyncExitStack() as closing:
+        # One for all its time: files that are broken when it is its turn keep it from nothing.
+        certificate = await certificate_of(options, closing)
         listening = await bound_socket(options)
         closing.callback(listening.close)
         closing.push_async_callback(asyncio.to_thread, peers.leave)
-        requests = await follower(options, closing)
+        requests = await follower(options, certificate, closing)
         relay = Relay(requests=requests)
         closing.push_async_callback(relay.close)
         await relay.listen(listening)
@@ -97,7 +102,7 @@ async def _among_peers(
         while await wait.until_it_may_lead(relay):
             try:
                 async with _controller(
-                    options, stop, relay.hand_over, listening, take_back
+                    options, certificate, stop, relay.hand_over, listening, take_back
                 ) as work:
                     log.info("this controller leads now")
                     await until_stopped(work, stop)
@@ -117,6 +122,7 @@ async def _among_peers(
 @contextlib.asynccontextmanager
 async def _controller(
     options: Options,
+    certificate: ServerCertificate | None,
     stop: asyncio.Event,
     ready: Callable[[str], None],
     listening: socket.socket | None = None,
@@ -124,7 +130,6 @@ async def _controller(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve within this block; yield the work, which ends only if it fails. `listening`: serve the
     API there; `take_back` listens there once it is not served any more. Raises _Stopped."""
-    certificate = certificate_of(options)
     leading = Leading(math.inf if options.peers is None else peers.LEASE_SECONDS)
     ending = SHUTDOWN_SECONDS if options.peers is None else SHARED_SHUTDOWN_SECONDS
     async with contextlib.AsyncExitStack() as closing:
@@ -132,7 +137,7 @@ async def _controller(
         store = await open_store(options, closing)
         leading.renewed(leading.now())
         opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
-        work = asyncio.create_task(run(options, opened, certificate, leading), name="controller")
+        work = asyncio.create_task(run(options, opened, leading), name="controller")
         closing.push_async_callback(end, work)
         links = await links_of_followers(options)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)

@@ -117,6 +117,16 @@ def _log_bucket(options: Options, own: OwnBucket | None, installation_id: str) -
     return LogBucket(of_logs, installation_id)
 
 
+def followed_bucket(options: Options, installation_id: str) -> LogBucket | None:
+    """Return the bucket of logs for a controller that does not lead, and only reads there."""
+    of_logs = options.logs_bucket
+    if of_logs is None:
+        return None
+    if of_logs == options.bucket:
+        return LogBucket(of_logs, installation_id, OwnBucket(of_logs, installation_id).require_own)
+    return LogBucket(of_logs, installation_id)
+
+
 def metric_bucket(
     options: Options, history: MetricHistory, own: OwnBucket | None, boot: Boot
 ) -> MetricBucket | None:

@@ -16,16 +16,13 @@ from controller.retention import Retention
 from controller.service import Stores
 from controller.service.jobs.metric_sampler import MetricSampler
 from controller.store.errors import StoreUnavailable
-from controller.tls import ServerCertificate
 
 log = logging.getLogger(__name__)
 
 TIDYING_SECONDS = 3600.0
 
 
-async def run(
-    options: Options, opened: Opened, certificate: ServerCertificate | None, leading: Leading
-) -> None:
+async def run(options: Options, opened: Opened, leading: Leading) -> None:
     stores, service = opened.stores, opened.service
     pipeline, clock = opened.assembly.pipeline, SystemClock()
 
@@ -46,8 +43,6 @@ async def run(
             group.create_task(retention.run(), name="retention")
             group.create_task(sampler.run(), name="metrics")
             group.create_task(stores.logs.join_ended(), name="logs")
-            if certificate is not None:
-                group.create_task(certificate.watch(), name="certificate")
             if opened.shipper is not None:
                 group.create_task(opened.shipper.run(stores.logs.read), name="copies")
             if uploads is not None:

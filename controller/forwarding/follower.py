@@ -20,6 +20,7 @@ from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
 from controller.api.app import not_for_tabs
 from controller.api.http.errors import as_response
+from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
@@ -97,7 +98,8 @@ def make_app(
     forwarder: Forwarder, service_domain: str | None = None, reads: Reads | None = None
 ) -> web.Application:
     """Return the application of a follower. `service_domain`: that of the leader's proxy, which has
-    all paths of its names. `reads`: what is answered from the database."""
+    all paths of its names. `reads`: what is answered from the database and the bucket
+    of logs."""
     assets = Assets()
     domain = service_domain or LOCAL_DOMAIN
 
@@ -111,7 +113,7 @@ def make_app(
                 return found
         return await forwarder.forward(request)
 
-    def from_the_database(answer: Answer) -> Answer:
+    def here(answer: Answer) -> Answer:
         async def endpoint(request: web.Request) -> web.StreamResponse:
             # The leader judges pages of other origins, and what is odd.
             is_plain = "Origin" not in request.headers and not request.body_exists
@@ -129,11 +131,13 @@ def make_app(
         raise web.HTTPServiceUnavailable
 
     app = web.Application(middlewares=[_errors_as_json])
+    app[STREAMS] = set()
+    app.on_shutdown.append(end_streams)
     app.on_response_prepare.append(not_for_tabs)
     app.on_response_prepare.append(tidy)
     app.router.add_get(LINK_PATH, no_link)
     app.router.add_get(STATIC_PATH, static)
     for path, answer in ({} if reads is None else reads.routes).items():
-        app.router.add_route("GET", path, from_the_database(answer))
+        app.router.add_route("GET", path, here(answer))
     app.router.add_route("*", "/{rest:.*}", forwarder.forward)
     return app

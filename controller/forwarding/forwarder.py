@@ -11,13 +11,14 @@ import contextlib
 import msgspec
 from aiohttp import web
 
+from common.http import HEAD_SECONDS
 from common.proxy.body import Body, body_of
 from common.proxy.entry import CLIENT_GONE
 from common.proxy.forwarding import FROM_REPLICA, HangUps
 from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
-from controller.api.http.errors import nobody_leads
+from controller.api.http.errors import body_too_slow, nobody_leads
 from controller.forwarding.follower_links import NOT_DONE
 from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
 from controller.relay import HOLD_SECONDS
@@ -26,10 +27,15 @@ _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _SET_HERE = frozenset((CLIENT.lower(), "content-length", "expect"))
+_OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
 
 class _Keyed(msgspec.Struct, frozen=True):
     client_key: str | None = None
+
+
+class _AllKeyed(msgspec.Struct, frozen=True):
+    runs: tuple[_Keyed, ...] = ()
 
 
 class _MayBeSentAgain(Exception):
@@ -71,7 +77,14 @@ class Forwarder:
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Return the answer, sent already, or a refusal."""
-        body = await body_of(request, _MAX_BODY)
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                body = await body_of(request, _MAX_BODY)
+        except TimeoutError:
+            # The leader refuses who has no token before his body; here it would wait for ever.
+            slow = body_too_slow(HEAD_SECONDS)
+            slow.force_close()
+            return slow
         until = asyncio.get_running_loop().time() + self._hold_seconds
         with self._hang_ups.watched(request):
             while True:
@@ -123,6 +136,10 @@ class Forwarder:
             if not asking.done() and _may_be_sent_again(exchange):
                 raise NoAnswer("leads no more")
             return await asking
+        except BaseException:
+            # Also when it is cancelled: the answer would be taken for the next request's.
+            exchange.connection.close()
+            raise
         finally:
             for task in (asking, over):
                 task.cancel()
@@ -179,6 +196,9 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
         for name, value in end_to_end(request.headers.items())
         if name.lower() not in _SET_HERE
     ]
+    if "Host" not in request.headers:
+        # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
+        kept.append(("Host", request.host))
     kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
@@ -206,10 +226,14 @@ def _may_be_sent_again(exchange: _Exchange) -> bool:
         return False
     if request.method in _READING:
         return True
-    if request.method != "POST" or request.raw_path != "/v1/runs" or data is None:
+    if request.method != "POST" or data is None:
         return False
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return bool(msgspec.json.decode(data, type=_Keyed).client_key)
+        if request.raw_path == "/v1/runs":
+            return bool(msgspec.json.decode(data, type=_Keyed).client_key)
+        if request.raw_path in _OF_SEVERAL:
+            runs = msgspec.json.decode(data, type=_AllKeyed).runs
+            return bool(runs) and all(one.client_key for one in runs)
     return False
 
 

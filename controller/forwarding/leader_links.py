@@ -12,7 +12,7 @@ from common.proxy.headers import head_of
 from common.proxy.upstream import ReplicaConnection
 from common.streams import PortStream
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH, PROTOCOL
-from controller.relay import CONNECT_SECONDS, Leader
+from controller.relay import CONNECT_SECONDS, Leader, while_it_leads
 from fairlead.connections.keepalives import notice_the_gone
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class LeaderLinks:
         async with term.asking:
             if term.opens_links is None:
                 try:
-                    (await self._open(leader)).close()
+                    (await self._opened(term)).close()
                 except NoLink as error:
                     log.warning("connections are carried to %s byte by byte: %s", leader.url, error)
                     term.opens_links = False
@@ -138,18 +138,13 @@ class LeaderLinks:
             if connection.can_be_reused:
                 return Link(term, connection)
             connection.close()
-        opening = asyncio.create_task(self._open(term.leader))
-        over = asyncio.create_task(term.over.wait())
-        try:
-            await asyncio.wait((opening, over), return_when=asyncio.FIRST_COMPLETED)
-            if opening.done():
-                with contextlib.suppress(OSError, TimeoutError):
-                    return Link(term, opening.result())
-            return None
-        finally:
-            for task in (opening, over):
-                task.cancel()
-            await asyncio.gather(opening, over, return_exceptions=True)
+        with contextlib.suppress(OSError, TimeoutError):
+            return Link(term, await self._opened(term))
+        return None
+
+    async def _opened(self, term: _Term) -> ReplicaConnection:
+        """Return a new connection. Raises OSError, TimeoutError, NoLink."""
+        return await while_it_leads(self._open(term.leader), term.over)
 
     async def _open(self, leader: Leader) -> ReplicaConnection:
         """Raises OSError, TimeoutError, NoLink."""

@@ -18,7 +18,7 @@ from common.http import json_response
 from common.tokens import digest
 from controller.api.app import token_of
 from controller.api.http.paging import cut, one_more
-from controller.api.http.routes import decode_query
+from controller.api.http.routes import NoQuery, decode_query
 from controller.api.jobs.jobs import AttemptsAnswer
 from controller.api.runs.events import EventsAnswer, event_view
 from controller.api.runs.runs import RunsAnswer, RunSubmission
@@ -110,6 +110,7 @@ class Reads:
     async def _run(self, request: web.Request) -> web.Response:
         async with self._begun(request) as read:
             state = await read.run()
+            read.query(NoQuery)
             run = state.run
             # The address of a service is its gateway's.
             if run.service is not None or run.policy.dev_environment is not None:
@@ -126,6 +127,7 @@ class Reads:
     async def _submission(self, request: web.Request) -> web.Response:
         async with self._begun(request) as read:
             run = (await read.run()).run
+            read.query(NoQuery)
         return json_response(
             RunSubmission(id=run.id, name=run.name, configuration=run.configuration)
         )

@@ -371,6 +371,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     first_submitted_at: float | None = None
     last_end_at: float | None = None
     """When the last of them that had an allocation ended."""
+    ran: bool = False
+    """One of them was RUNNING once. What a user's retry takes out of all counts is here too."""
 
 
 class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
@@ -410,6 +412,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     past: Past = Past()
     counts_from: int = 0
     """The number of the first attempt that limits count: a user retried a set of a sweep."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it was RUNNING once."""
+        return self.past.ran or any(one.running_at is not None for one in self.attempts)
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from common.files import log_segments
 from controller.logs import segments
 from controller.logs.segments import Position
 from controller.outputs.bucket import Bucket, BucketError, as_bucket_errors
+from controller.outputs.own_bucket import Listed
 from fairlead.wire.frames import Decoder, Frame, encode, span_at
 
 if TYPE_CHECKING:
@@ -62,11 +63,18 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     all: tuple[Part, ...] = ()
     is_complete: bool = False
+    size: int = 0
+    """The bytes of the objects."""
 
     @property
     def end(self) -> int:
         """The offset up to which no byte is missing."""
         return max((part.end for part, _ in cover(self.all)), default=0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all is there that will ever come."""
+        return self.is_complete and all(part.end <= self.end for part in self.all)
 
 
 def cover(parts: Iterable[Part]) -> list[tuple[Part, int]]:
@@ -104,10 +112,11 @@ class LogBucket:
         return str(self._bucket)
 
     def parts(self, attempt_id: str) -> Parts:
-        names = [name for name, _ in self._listed(f"{_folder_of(attempt_id)}/")]
-        found = (_NAME.fullmatch(name) for name in names)
+        listed = self._listed(f"{_folder_of(attempt_id)}/")
+        found = (_NAME.fullmatch(one.name) for one in listed)
         parts = tuple(Part(int(one[1]), int(one[2])) for one in found if one)
-        return Parts(all=parts, is_complete=_COMPLETE in names)
+        is_complete = any(one.name == _COMPLETE for one in listed)
+        return Parts(all=parts, is_complete=is_complete, size=sum(one.size for one in listed))
 
     def put(self, attempt_id: str, part: Part, data: bytes) -> None:
         import obstore
@@ -139,21 +148,22 @@ class LogBucket:
         """Remove the logs of attempts that are not `needed` and were last written before then (Unix
         time); return how many."""
         found: dict[str, list[tuple[str, float]]] = {}
-        for path, at in self._listed(""):
-            _, _, rest = path.partition("/")
+        for one in self._listed(""):
+            _, _, rest = one.name.partition("/")
             attempt_id, _, name = rest.partition("/")
-            found.setdefault(attempt_id, []).append((name, at))
+            found.setdefault(attempt_id, []).append((name, one.at))
         expired = [
             attempt_id
             for attempt_id, objects in found.items()
             if attempt_id not in needed and max(at for _, at in objects) < written_before
         ]
         for attempt_id in expired:
-            self.remove(attempt_id, sorted(name for name, _ in found[attempt_id]))
+            # The mark comes first: a log without its parts would else count as an empty one.
+            names = sorted((name for name, _ in found[attempt_id]), reverse=True)
+            self.remove(attempt_id, names)
         return len(expired)
 
-    def _listed(self, below: str) -> list[tuple[str, float]]:
-        """Return the names below this folder, and when each was written."""
+    def _listed(self, below: str) -> list[Listed]:
         import obstore
 
         prefix = self._bucket.object(f"{self._folder}/{below}").key
@@ -161,8 +171,8 @@ class LogBucket:
         with as_bucket_errors(f"{self._bucket}"):
             for some in obstore.list(self._opened(), prefix=prefix):
                 for found in some:
-                    name = found["path"][len(prefix) :]
-                    listed.append((name, found["last_modified"].timestamp()))
+                    name, at = found["path"][len(prefix) :], found["last_modified"].timestamp()
+                    listed.append(Listed(name, found["size"], at))
         return listed
 
     def _key(self, attempt_id: str, name: str) -> str:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -89,6 +90,7 @@ class LogWriter:
         self._writer = SegmentWriter(store.folder_of(attempt_id))
         self._parts: PartWriter | None = None
         self._decoder = Decoder()
+        self._is_closed = False
 
     @property
     def is_for_bucket(self) -> bool:
@@ -128,10 +130,22 @@ class LogWriter:
                 encoded = data
         finally:
             if frames:
-                written = await self._store.in_thread(self._writer.append, frames, encoded)
-                self._store.stored(self._attempt_id, frames)
-                self._store.wake(self._attempt_id, written)
+                # Its thread goes on when the caller is cancelled, and what it writes is heard of.
+                appending = self._store.begin_in_thread(self._writer.append, frames, encoded)
+                appending.add_done_callback(partial(self._appended, frames))
+                await asyncio.shield(appending)
         return frames
+
+    def _appended(self, frames: list[Frame], appending: asyncio.Future[Written | None]) -> None:
+        """Tell of frames that are stored. A disk that took them, but no new segment after them,
+        raised an error."""
+        has_failed = appending.cancelled() or appending.exception() is not None
+        written = None if has_failed or self._is_closed else appending.result()
+        stored = [one for one in frames if one.end <= self._writer.end] if has_failed else frames
+        self._store.stored(self._attempt_id, stored)
+        if written is None:
+            self._store.forget_newest(self._attempt_id)
+        self._store.wake(self._attempt_id, written)
 
     async def sync(self) -> int:
         """Make everything before the returned offset survive a power cut; with a bucket, the loss
@@ -143,10 +157,24 @@ class LogWriter:
 
     async def close(self) -> None:
         """Close the writer in its thread, also when cancelled; only then the next writer begins."""
+        self._is_closed = True
         self._store.closed(self._attempt_id, self)
         closing = asyncio.ensure_future(self._store.in_thread(self._writer.close))
         closing.add_done_callback(lambda _: self._turn.release())
         await asyncio.shield(closing)
+
+
+async def read_from(
+    pool: ThreadPoolExecutor | None, folder: Path, offset: int
+) -> AsyncGenerator[bytes, None]:
+    """Yield the whole frames in a log's folder from `offset` on. None: the loop's own threads."""
+    in_thread = asyncio.get_running_loop().run_in_executor
+    position = await in_thread(pool, segments.locate, folder, offset)
+    while True:
+        data, position = await in_thread(pool, segments.read_frames, folder, position)
+        if not data:
+            return
+        yield segments.cut(data, offset)
 
 
 class LogStore:
@@ -353,13 +381,8 @@ class LogStore:
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield whole frames, from `offset` to what is stored now."""
         await self._filled(attempt_id)
-        folder = self.folder_of(attempt_id)
-        position = await self.in_thread(segments.locate, folder, offset)
-        while True:
-            data, position = await self.in_thread(segments.read_frames, folder, position)
-            if not data:
-                return
-            yield segments.cut(data, offset)
+        async for piece in read_from(self._pool, self.folder_of(attempt_id), offset):
+            yield piece
 
     async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield as `read` does, then what is added, until the log is complete or the attempt
@@ -424,9 +447,18 @@ class LogStore:
                 self._newest.add(attempt_id, written)
             follow.wake()
 
+    def forget_newest(self, attempt_id: str) -> None:
+        """Let the log's readers ask the disk."""
+        self._newest.forget(attempt_id)
+
     async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.begin_in_thread(call, *args, **kwargs)
+
+    def begin_in_thread(
+        self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[R]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+        return loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
 
     async def in_bucket_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call that asks the bucket."""

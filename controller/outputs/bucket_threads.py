@@ -32,7 +32,8 @@ class BucketThreads:
         self._count = count
         self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._open = 0
+        """Calls that have not ended."""
         self._lock = threading.Lock()
         self._started = 0
         self._is_closed = False
@@ -44,7 +45,10 @@ class BucketThreads:
             if self._is_closed:
                 raise BucketError(_ENDS)
             self._calls.put((future, partial(call, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and self._started < self._count:
+            self._open += 1
+            # Counting the idle threads instead missed one that went for a call just before it
+            # counted itself: a call then waited behind one that a bucket never answers.
+            if self._started < min(self._open, self._count):
                 name = f"{self._name}_{self._started}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
@@ -71,20 +75,28 @@ class BucketThreads:
 
     def _work(self) -> None:
         while True:
-            try:
-                found = self._calls.get_nowait()
-            except Empty:
-                self._idle.release()
-                found = self._calls.get()
+            found = self._calls.get()
             if found is None:
                 return
-            future, call = found
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
+            self._run(*found)
             # Otherwise the last result would stay in memory until the next call.
-            del found, future, call
+            del found
+
+    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        result, error = None, None
+        is_wanted = future.set_running_or_notify_cancel()
+        if is_wanted:
+            try:
+                result = call()
+            except BaseException as raised:
+                error = raised
+        with self._lock:
+            self._open -= 1
+        if not is_wanted:
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+            # The error's traceback has this frame.
+            del error

@@ -99,6 +99,13 @@ class OwnBucket:
             )
         self._is_own = True
 
+    def require_own(self) -> None:
+        """Raise BucketOfAnother if the bucket is another installation's, or nobody's yet: unlike
+        `verify`, it writes nothing."""
+        if not self._is_own and (owner := owner_of(self._bucket)) != self._installation_id:
+            raise BucketOfAnother(f"{self._bucket} belongs to {owner or 'no installation yet'}")
+        self._is_own = True
+
     def put(self, key: str, data: bytes) -> None:
         import obstore
 

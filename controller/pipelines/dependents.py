@@ -26,24 +26,31 @@ class Dependents:
         self._waiting: dict[str, dict[str, None]] = {}
         self._of: dict[str, tuple[str, ...]] = {}
 
-    def note(self, state: RunState) -> None:
-        """Take over for which runs this one waits now; a run that has ended waits for none."""
+    def note(self, state: RunState) -> list[str]:
+        """Take over for which runs this one waits now; a run that has ended waits for none. Return
+        the ids of those for which no run waits any more."""
         run_id, wanted = state.run.id, open_ids(state.run)
         before = self._of.get(run_id, ())
         if wanted == before:
-            return
-        self.forget(run_id)
+            return []
+        left = self.forget(run_id)
         if wanted:
             self._of[run_id] = wanted
         for predecessor in wanted:
             self._waiting.setdefault(predecessor, {})[run_id] = None
+        return [one for one in left if one not in self._waiting]
 
-    def forget(self, run_id: str) -> None:
+    def forget(self, run_id: str) -> list[str]:
+        """Forget for which runs this one waits. Return the ids of those for which no run waits any
+        more."""
+        left = []
         for predecessor in self._of.pop(run_id, ()):
             waiting = self._waiting[predecessor]
             del waiting[run_id]
             if not waiting:
                 del self._waiting[predecessor]
+                left.append(predecessor)
+        return left
 
     def of(self, run_id: str) -> tuple[str, ...]:
         """Return the ids of the runs that wait for this one, in the order in which they came."""

@@ -90,7 +90,8 @@ class RunPipeline:
         self._dependents = Dependents()
         self._contexts = DecisionContexts(self.nodes)
         self._leftovers: dict[str, RunState] = {}
-        """Ended runs of which something may be left on a node: their places are still occupied."""
+        """Ended runs of which something may be left on a node: their places are still occupied.
+        Also those for which a run still waits that was not told of their end."""
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
@@ -416,8 +417,7 @@ class RunPipeline:
             self._known, now, self._chance, self._contexts, self._scheduler, aside
         )
         try:
-            await turn.admit(admitted)
-            await turn.decide_all(inbox)
+            await turn.begin(admitted, inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
                 turn.tell_dependents(self._dependents)
                 await turn.place()
@@ -575,7 +575,7 @@ class RunPipeline:
     def _forget_admission(self, state: RunState) -> None:
         del self._names[state.run.name]
         self._families.remove(state)
-        self._dependents.forget(state.run.id)
+        self._let_go(self._dependents.forget(state.run.id))
 
     def _adopt(self, turn: TurnInProgress, now: float) -> None:
         for run_id, state in turn.states.items():
@@ -585,9 +585,13 @@ class RunPipeline:
                 state.run, turn.deadlines.get(run_id), now, changed=state is not before
             )
             state = self._trimmed(state)
-            self._dependents.note(state)
+            self._let_go(self._dependents.note(state))
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
+                # A child that was handed in during this commit was not told in this turn.
+                for ended in self._families.told_by(state):
+                    if ended.run_id in self._admitted:
+                        self.post(ended)
             else:
                 self.runs[run_id] = state
                 # A node that was lost during this commit could not tell the runs that came to it.
@@ -614,13 +618,20 @@ class RunPipeline:
         if self._names.get(state.run.name) == state.run.id:
             del self._names[state.run.name]
         self._families.remove(state)
-        # A lost node may come back with containers of this run, which still take room there.
-        if nodes_of(state):
+        # A lost node may come back with containers of this run, which still take room there. A run
+        # that waits for it may be set aside, or have been handed in during the commit of its end.
+        if nodes_of(state) or self._dependents.of(state.run.id):
             self._leftovers[state.run.id] = state
         else:
             self._leftovers.pop(state.run.id, None)
             self._scheduler.run_over(state.run.id)
         self._reschedule = True
+
+    def _let_go(self, run_ids: Iterable[str]) -> None:
+        """Forget those of these runs that have ended: no run waits for them any more."""
+        for run_id in run_ids:
+            if run_id in self._leftovers:
+                self._retire(self._leftovers[run_id])
 
     def _nodes_of_fleets(self, fleets: Collection[str]) -> dict[str, Node]:
         """Return the nodes of changed fleets: what a node is asked for depends on its fleet."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from controller.lifecycle.events import Event
 from controller.lifecycle.model import Run, RunState
 from controller.lifecycle.predecessors import PredecessorFacts
 from controller.lifecycle.reports import Preempted, Report, Tick
-from controller.lifecycle.runs.dependencies import facts
+from controller.lifecycle.runs.dependencies import facts, open_ids
 from controller.pipelines.dependents import Dependents, facts_for
 from controller.pipelines.live_state import DecisionContexts, Families
 
@@ -56,9 +57,31 @@ class TurnInProgress:
         self._aside = aside
         self._known_facts: dict[str, PredecessorFacts] = {}
 
-    async def admit(self, admitted: Mapping[str, RunState]) -> None:
+    async def begin(
+        self, admitted: Mapping[str, RunState], inbox: Mapping[str, Sequence[Report]]
+    ) -> None:
+        """Decide the new runs, and those of which something was reported."""
         self.states.update(admitted)
-        await self.decide_all({run_id: [Tick(run_id=run_id)] for run_id in admitted})
+        async for run_id in in_stretches(self._predecessors_first((*admitted, *inbox))):
+            if run_id in admitted:
+                self.decide(run_id, [Tick(run_id=run_id)])
+            if run_id in inbox:
+                self.decide(run_id, inbox[run_id])
+
+    def _predecessors_first(self, run_ids: Iterable[str]) -> list[str]:
+        """Return the runs, each after those of them that it waits for.
+
+        A retry of a set takes back that it has failed. A run that was decided before the one that
+        it waits for would begin a set on what this same turn takes back.
+        """
+        found = dict.fromkeys(run_ids)
+        states = (state for run_id in found if (state := self._find(run_id)) is not None)
+        edges = {
+            state.run.id: among
+            for state in states
+            if state.run.after and (among := [one for one in open_ids(state.run) if one in found])
+        }
+        return list(dict.fromkeys((*TopologicalSorter(edges).static_order(), *found)))
 
     async def decide_all(self, by_run: Mapping[str, Sequence[Report]]) -> None:
         async for run_id, reports in in_stretches(by_run.items()):

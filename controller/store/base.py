@@ -39,7 +39,7 @@ class Store(Protocol):
         StoreRefused."""
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
-        """Return the run with this id, else the newest one with this name, finished ones included.
+        """Return the run with this id, else the live one with this name, else the newest one.
 
         `user`: look only at this user's runs.
         """

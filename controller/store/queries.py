@@ -129,15 +129,17 @@ def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState])
 def find_run(
     connection: sa.Connection, key: str, user: str | None, *, as_live: bool = False
 ) -> RunState | None:
-    """Return the run with this id, else the newest with this name. `as_live`: a live run as a
-    controller that leads has it in memory."""
+    """Return the run with this id, else the live one with this name, else the newest. `as_live`: a
+    live run as a controller that leads has it in memory."""
     # PostgreSQL refuses a NUL even in a parameter; a key that has one shall find nothing.
     key = storable(key)
     allowed = sa.true() if user is None else _runs.user == user
     assemble = _assemble_as_live if as_live else _assemble
     by_id = sa.select(schema.runs).where(_runs.id == key, allowed)
     named = sa.select(schema.runs).where(_runs.name == key, allowed)
-    newest = named.order_by(_runs.submitted_at.desc(), _runs.id.desc()).limit(1)
+    # The live one may seem older: the clocks of two leaders may be minutes apart.
+    has_ended = _runs.status.in_(FINAL)
+    newest = named.order_by(has_ended, _runs.submitted_at.desc(), _runs.id.desc()).limit(1)
     found = assemble(connection, by_id) or assemble(connection, newest)
     return next(iter(found), None)
 

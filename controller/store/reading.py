@@ -123,6 +123,9 @@ class Moment:
         """Return the names of all nodes by id."""
         return await self._read(queries.node_names)
 
+    async def installation_id(self) -> str | None:
+        return await self._read(schema.installation_of)
+
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
         def read() -> T:
             if self._connection is None:

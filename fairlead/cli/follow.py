@@ -99,7 +99,6 @@ def attach(
     start: Start = FROM_FIRST,
     shown: Shown = Shown.USUAL,
     timestamps: bool = False,
-    until: Callable[[threading.Event], bool] | None = None,
 ) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
@@ -107,26 +106,29 @@ def attach(
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
     it runs. `beside_json`: the output goes to stderr, because stdout is for a document. `start`:
     where the output of each job's present attempt begins; not given: with its first attempt.
-    `until`: called in a thread of its own; the run is left as it is once it returns True. The event
-    that it gets says that nobody waits for it any more.
     """
     writer = partial(output.log_writer, beside_json=beside_json, timestamps=timestamps)
-    attachment = _Attachment(client, run, display(), job, shown=shown, writer=writer)
+    attachment = Attachment(client, run, display(), job, shown=shown, writer=writer)
     if start.is_given:
         attachment.begin_with(start)
-    return attachment.until_final(until)
+    try:
+        return attachment.until_final()
+    finally:
+        attachment.close()
 
 
-class _Attachment:
+class Attachment:
+    """One run that is followed here; close it in the end."""
+
     def __init__(
         self,
         client: ControllerClient,
         run: RunView,
         on: Display,
-        job: str | None,
+        job: str | None = None,
         *,
-        shown: Shown,
-        writer: Callable[..., output.Writer],
+        shown: Shown = Shown.USUAL,
+        writer: Callable[..., output.Writer] = output.log_writer,
     ) -> None:
         self._client = client
         self._writer = writer
@@ -137,6 +139,7 @@ class _Attachment:
         self._run = run
         self._display = on
         self._inbox: SimpleQueue[_Told] = SimpleQueue()
+        self._is_watched = False
         self._outages = Outages(self._tell)
         self._followed: set[str] = set()
         self._following: set[str] = set()
@@ -164,11 +167,19 @@ class _Attachment:
                 self._starts[present.id] = start
 
     def until_final(self, until: Callable[[threading.Event], bool] | None = None) -> RunView:
+        """Follow the run to its end; return its final state.
+
+        `until`: called in a thread of its own; the run is left as it is once it returns True. The
+        event that it gets says that nobody waits for it any more. A run that was left can be
+        followed further: its output has been shown meanwhile.
+        """
         over = threading.Event()
         if until is not None:
             self._in_thread(partial(self._leave, until, over))
-        self._in_thread(self._watch)
-        self._take_up(WatchLine(run=self._run))
+        if not self._is_watched:
+            self._is_watched = True
+            self._in_thread(self._watch)
+            self._take_up(WatchLine(run=self._run))
         try:
             while not self._is_over():
                 line = next_of(self._inbox)
@@ -185,9 +196,12 @@ class _Attachment:
         finally:
             over.set()
             self._display.pause()
-            if self._forwarding is not None:
-                self._forwarding.stop()
         return self._run
+
+    def close(self) -> None:
+        """Close its forwarded ports."""
+        if self._forwarding is not None:
+            self._forwarding.stop()
 
     @property
     def _is_alone(self) -> bool:

@@ -244,9 +244,10 @@ def pack(
     base: Path,
     environ: Mapping[str, str],
     scratch: Path,
+    also_ignored: IsIgnored | None = None,
 ) -> Packed:
     """Pack a configuration's code. Paths are relative to `base`. Raises ConfigurationError."""
-    packer = _Packer(base, environ, scratch)
+    packer = _Packer(base, environ, scratch, also_ignored)
     return Packed(_filled(written, parsed, packer), packer.uploads, packer.notes)
 
 
@@ -264,10 +265,17 @@ def _filled(written: dict[str, Any], parsed: RunFields, packer: _Packer) -> dict
 
 
 class _Packer:
-    def __init__(self, base: Path, environ: Mapping[str, str], scratch: Path) -> None:
+    def __init__(
+        self,
+        base: Path,
+        environ: Mapping[str, str],
+        scratch: Path,
+        also_ignored: IsIgnored | None = None,
+    ) -> None:
         self._base = base
         self._environ = environ
         self._scratch = scratch
+        self._also_ignored = also_ignored
         self.uploads: dict[str, Upload] = {}
         self.notes: list[str] = []
 
@@ -292,7 +300,7 @@ class _Packer:
         if not local.exists():
             raise ConfigurationError(f"{field}.local_path", f"{local} does not exist")
         if local.is_dir():
-            folder, members = place, _tree(local, f"{field}.local_path")
+            folder, members = place, self._tree(local, field)
         else:
             folder, name = posixpath.split(place.rstrip("/"))
             members = [(name, local)]
@@ -304,16 +312,19 @@ class _Packer:
         try:
             found = look_at_git(folder)
             if found is None or found.url is None or found.commit is None:
-                members = _tree(folder, f"{field}.local_path")
+                members = self._tree(folder, field)
                 if found is None:
                     self.notes.append(_without_git(folder, len(members), field))
                 return {"archive": self._archive(members, field)}
-            is_ignored = ignored_in(folder, f"{field}.local_path")
+            is_ignored = ignored_in(folder, f"{field}.local_path", self._also_ignored)
             diff = difference(found.root, found.commit, is_ignored)
         except GitError as error:
             raise ConfigurationError(f"{field}.local_path", str(error)) from None
         uploaded = {"url": found.url, "hash": found.commit}
         return uploaded | ({"diff": self._blob(diff)} if diff else {})
+
+    def _tree(self, folder: Path, field: str) -> list[tuple[str, Path]]:
+        return _tree(folder, f"{field}.local_path", self._also_ignored)
 
     def _keys(self, repo: RepoFields, field: str, url: str | None) -> dict[str, Any]:
         keys: dict[str, Any] = {}
@@ -494,10 +505,10 @@ def _leaves(name: str, target: str) -> bool:
     return target.startswith("/") or ups >= depth or ".." in steps[ups:]
 
 
-def _tree(folder: Path, field: str) -> list[tuple[str, Path]]:
+def _tree(folder: Path, field: str, also_ignored: IsIgnored | None) -> list[tuple[str, Path]]:
     """Return all files below the folder except git's own; in a git repository those that git does
     not ignore. What `.fairleadignore` names stays behind. Raises ConfigurationError."""
-    is_ignored = ignored_in(folder, field)
+    is_ignored = ignored_in(folder, field, also_ignored)
     try:
         if look_at_git(folder) is not None:
             names = git_files(folder, is_ignored)
@@ -556,7 +567,7 @@ class _Checker(_Packer):
             raise ConfigurationError(f"{field}.local_path", str(error)) from None
         if found is not None and found.url is not None and found.commit is not None:
             return {"url": found.url, "hash": found.commit}
-        return {"archive": self._archive(_tree(folder, f"{field}.local_path"), field)}
+        return {"archive": self._archive(self._tree(folder, field), field)}
 
     def _keys(self, repo: RepoFields, field: str, url: str | None) -> dict[str, Any]:
         keys = super()._keys(repo, field, url)
@@ -580,6 +591,7 @@ def send_code(
     base: Path,
     environ: Mapping[str, str],
     tell: Callable[[str], None],
+    also_ignored: IsIgnored | None = None,
 ) -> object:
     """Upload the code and return the configuration to submit, which needs nothing of this machine.
 
@@ -589,7 +601,7 @@ def send_code(
     if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
         return configuration
     with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
-        packed = pack(configuration, parsed, base, environ, Path(scratch))
+        packed = pack(configuration, parsed, base, environ, Path(scratch), also_ignored)
         for note in packed.notes:
             tell(note)
         for digest, upload in packed.uploads.items():
@@ -599,7 +611,12 @@ def send_code(
     return sent
 
 
-def digested(configuration: object, base: Path, environ: Mapping[str, str]) -> object:
+def digested(
+    configuration: object,
+    base: Path,
+    environ: Mapping[str, str],
+    also_ignored: IsIgnored | None = None,
+) -> object:
     """Return what `send_code` would return. Everything is packed and nothing is sent. Raises
     ConfigurationError."""
     parsed = parse(configuration)
@@ -607,7 +624,7 @@ def digested(configuration: object, base: Path, environ: Mapping[str, str]) -> o
         return configuration
     with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
         found: dict[str, Any] = pack(
-            configuration, parsed, base, environ, Path(scratch)
+            configuration, parsed, base, environ, Path(scratch), also_ignored
         ).configuration
     return found
 

@@ -546,6 +546,10 @@ SOCKET_WANTED = b"Fairlead-Socket: wanted"
 One byte answers it: SOCKET_TAKEN, after which the shim has no part in the connection, or
 SOCKET_NOT_TAKEN, after which the stream goes on as without the offer."""
 SOCKET_TAKEN, SOCKET_NOT_TAKEN = b"1", b"0"
+SOCKETS = "/v1/sockets"
+"""A CONNECT to it asks whether the runner takes sockets, and reaches no port of the job. It goes on
+as one whose socket is wanted: the runner takes the one of the offer, sends back there the byte that
+it finds there, and answers SOCKET_TAKEN. An older runner refuses it (400)."""
 MAX_EARLY = 4096
 """Bytes of the caller's that go with its socket; with more of them it keeps its shim. The kernel
 cuts no message of this size."""

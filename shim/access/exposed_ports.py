@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -33,6 +34,7 @@ from fairlead.wire.runner import (
     SOCKET_OFFERED,
     SOCKET_TAKEN,
     SOCKET_WANTED,
+    SOCKETS,
     socket_offer,
 )
 from fairlead.wire.shim import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
@@ -190,13 +192,15 @@ class ExposedPorts:
         caller's socket if it takes such. Raises OSError."""
         if may_offer and task_id not in self._takers:
             self._takers[task_id] = False
-            asking = asyncio.create_task(self._ask(task_id, port), name="exposed port: asks")
+            asking = asyncio.create_task(self._ask(task_id), name="exposed port: asks")
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
-        return await self._reach(task_id, port, may_offer and self._takers[task_id])
+        offers = may_offer and self._takers[task_id]
+        return await self._reach(task_id, f"/v1/ports/{port}", offers)
 
-    async def _ask(self, task_id: str, port: int) -> None:
-        """Learn whether the runner takes sockets, with one that nobody needs.
+    async def _ask(self, task_id: str) -> None:
+        """Learn whether the runner takes sockets, with one that nobody needs. The job hears nothing
+        of it: it may take one connection alone.
 
         A security module of the kernel may withhold what comes from outside of the container. A
         socket that was offered must not be used here any more: a job in its runner's place could
@@ -204,21 +208,27 @@ class ExposedPorts:
         """
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                far = await self._reach(task_id, port, True)
+                far = await self._reach(task_id, SOCKETS, True)
                 try:
-                    self._takers[task_id] = far.wants_socket and await _takes_one(far)
+                    takes = far.wants_socket and await _takes_one(far)
                 finally:
                     far.abort()
+        except _PortRefused:
+            takes = False  # an older runner
         except (OSError, TimeoutError):
             self._takers.pop(task_id, None)  # the next connection asks again
+            return
+        # It may have ended meanwhile.
+        if task_id in self._ports:
+            self._takers[task_id] = takes
 
-    async def _reach(self, task_id: str, port: int, offers: bool) -> _Port:
+    async def _reach(self, task_id: str, target: str, offers: bool) -> _Port:
         info = self._find(task_id)
         if info is None:
             raise ConnectionError("the task is gone")
         loop = asyncio.get_running_loop()
         _, far = await loop.create_unix_connection(
-            lambda: _Port(port, offers=offers), info.runner_socket
+            lambda: _Port(target, offers=offers), info.runner_socket
         )
         try:
             await far.connected
@@ -235,7 +245,13 @@ class ExposedPorts:
 async def _takes_one(far: _Port) -> bool:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        return await far.offer(b"", [theirs.fileno()])
+        ours.setblocking(False)
+        ours.send(b"?")
+        if not far.offer(b"", theirs.fileno()) or not await far.has_taken():
+            return False
+        with contextlib.suppress(OSError):
+            return ours.recv(1) == b"?"
+    return False
 
 
 def _paths(access: GatewayAccess, task_id: str, port: int) -> tuple[Path, Path]:
@@ -306,24 +322,34 @@ class _Caller(RelayEnd):
             raise ConnectionError("the caller is gone")
         # From here on its bytes are the runner's.
         self.transport.pause_reading()
-        early, numbers = b"", []
+        own = self.transport.get_extra_info("socket")
+        early, number = b"", None
         if not self.has_ended and len(self._early) <= MAX_EARLY:
-            early, numbers = bytes(self._early), [self.transport.get_extra_info("socket").fileno()]
+            early, number = bytes(self._early), own.fileno()
             self._early.clear()
+        is_given = False
         try:
-            taken = await far.offer(early, numbers)
+            is_given = far.offer(early, number)
+            taken = await far.has_taken()
+            if is_given and not taken:
+                raise ConnectionError("the runner did not take the socket")
         except BaseException:
             far.abort()
+            if is_given:
+                # Whoever holds it would else keep the gateway's connection open.
+                with contextlib.suppress(OSError):
+                    own.shutdown(socket.SHUT_RDWR)
             raise
-        if numbers and not taken:
-            far.abort()
-            raise ConnectionError("the runner did not take the socket")
-        if taken:
+        if is_given:
             # Without a shutdown: the runner's descriptor keeps the connection.
             self._dialing = None
             self.close()
             far.close()
-        return taken
+        return is_given
+
+
+class _PortRefused(ConnectionRefusedError):
+    """The runner answered that it does not connect."""
 
 
 class _Port(RelayEnd):
@@ -331,9 +357,9 @@ class _Port(RelayEnd):
     ConnectionError. `offers`: the runner may have the caller's socket; then `wants_socket` says
     whether it waits for that."""
 
-    def __init__(self, port: int, *, offers: bool) -> None:
+    def __init__(self, target: str, *, offers: bool) -> None:
         super().__init__()
-        self._port = port
+        self._target = target
         self._offers = offers
         self._answer: asyncio.Future[bytes] | None = None
         self.wants_socket = False
@@ -343,7 +369,7 @@ class _Port(RelayEnd):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         offered = SOCKET_OFFERED + b"\r\n" if self._offers else b""
-        self.write(b"CONNECT /v1/ports/%d HTTP/1.1\r\n%b\r\n" % (self._port, offered))
+        self.write(b"CONNECT %b HTTP/1.1\r\n%b\r\n" % (self._target.encode(), offered))
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
@@ -364,22 +390,28 @@ class _Port(RelayEnd):
         if self.transport is not None:
             self.transport.pause_reading()
         if end < 0 or b" 200 " not in self._head.partition(b"\r\n")[0]:
-            self._fail(ConnectionRefusedError(f"nothing listens on port {self._port}"))
+            port = self._target.rpartition("/")[2]
+            self._fail(_PortRefused(f"nothing listens on port {port}"))
             return
         self.wants_socket = self._offers and SOCKET_WANTED in self._head[:end].split(b"\r\n")
         del self._head[: end + len(_END_OF_HEAD)]
         if not self.connected.done():
             self.connected.set_result(None)
 
-    async def offer(self, early: bytes, numbers: list[int]) -> bool:
+    def offer(self, early: bytes, number: int | None) -> bool:
         """Send these first bytes of the caller with its descriptor, if there is one; return whether
-        the runner took it. Raises OSError."""
+        it could be sent. Raises OSError."""
         if self.transport is None or self.transport.is_closing():
             raise ConnectionError("the runner gave no answer")
         self._answer = asyncio.get_running_loop().create_future()
         with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as way:
-            socket.send_fds(way, [socket_offer(early)], numbers)
+            is_sent = _is_sent(way, socket_offer(early), number)
         self.transport.resume_reading()
+        return is_sent
+
+    async def has_taken(self) -> bool:
+        """Return whether the runner answers the offer so. Raises OSError."""
+        assert self._answer is not None, "after an offer"
         return await self._answer == SOCKET_TAKEN
 
     def eof_received(self) -> bool:
@@ -407,6 +439,21 @@ class _Port(RelayEnd):
         if not self.connected.done():
             self.connected.set_exception(error)
             self.connected.exception()  # the caller may be gone
+
+
+def _is_sent(way: socket.socket, message: bytes, number: int | None) -> bool:
+    """Send the message, with the descriptor if the kernel lets it. Raises OSError."""
+    if number is not None:
+        try:
+            socket.send_fds(way, [message], [number])
+            return True
+        except OSError as error:
+            # As many as this user may open wait in sockets that nobody reads (unix(7)). A job that
+            # impersonates its runner brings that about, and must harm no other one by it.
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+    way.send(message)
+    return False
 
 
 def _sentence(error: OSError | TimeoutError) -> str:

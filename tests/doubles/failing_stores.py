@@ -109,6 +109,11 @@ class SlowCommit(_Around):
         self.go_on = asyncio.Event()
         self.waiting = asyncio.Event()
 
+    def hold(self) -> None:
+        """Let the next commit wait again."""
+        self.go_on.clear()
+        self.waiting.clear()
+
     async def commit(self, changes: Changes) -> None:
         self.waiting.set()
         await self.go_on.wait()

@@ -319,7 +319,10 @@ class MemoryStore:
         found = self._opened().runs.get(key)
         if found is not None and user in (None, found.run.user):
             return recent(found)
-        return self._newest(lambda state: state.run.name == key and user in (None, state.run.user))
+        named = self._newest_first(
+            lambda state: state.run.name == key and user in (None, state.run.user)
+        )
+        return min(named, key=_is_final, default=None)
 
     async def find_submissions(
         self, keys: Collection[tuple[str, str]]
@@ -400,9 +403,6 @@ class MemoryStore:
         if self._token != database.token:
             raise LeaseLost("another controller has taken over; this one stops")
         return database
-
-    def _newest(self, wanted: Callable[[RunState], bool]) -> RunState | None:
-        return next(iter(self._newest_first(wanted)), None)
 
     def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:
         runs = [recent(state) for state in self._opened().runs.values() if wanted(state)]

@@ -112,6 +112,16 @@ class StoreContract(Opened):
         assert await store.find_run("run1") == older
         assert await store.find_run("nobody") is None
 
+    async def test_a_live_run_is_found_by_its_name_before_a_newer_one_that_has_ended(
+        self, store: Store
+    ) -> None:
+        """The clock of the leader that submitted it was behind."""
+        live = a_run("run1", submitted_at=1.0)
+        ended = a_run("run2", submitted_at=2.0, status=RunStatus.DONE)
+        await store.commit(submission(live, ended))
+
+        assert await store.find_run("wise-otter-1") == live
+
     async def test_an_id_wins_over_a_name_that_looks_like_it(self, store: Store) -> None:
         by_id = a_run("abc", name="one", submitted_at=1.0)
         by_name = a_run("def", name="abc", submitted_at=2.0)

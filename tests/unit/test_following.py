@@ -133,11 +133,36 @@ async def test_the_later_one_of_two_with_the_same_url_is_refused(
     other = msgspec.structs.replace(
         at(peers.url, "o", leads=False), started_at=now - 60, seen_at=now - 5 + seen_later
     )
-    peers = Planted(seen(own, other, may_lead=True))
+    before = msgspec.structs.replace(other, seen_at=now - 6)
+    peers = Planted(seen(own, before), seen(own, other, may_lead=True))
     peers.id = own.id
     refused = pytest.raises(StoreUnusable, match="works with --url http://own:1: give each its own")
     with refused if is_refused else contextlib.nullcontext():
         assert await Wait(peers, asyncio.Event()).until_it_may_lead(NotingRelay())
+
+
+async def test_a_killed_controller_whose_row_is_from_the_future_refuses_no_successor() -> None:
+    """The database's clock was set back after it."""
+    peers, now = Planted(), time.time()
+    own = msgspec.structs.replace(at(peers.url, peers.id, leads=False), started_at=now)
+    dead = msgspec.structs.replace(
+        at(peers.url, "o", leads=False), started_at=now - 60, seen_at=now + 3600
+    )
+    peers = Planted(seen(own, dead), seen(own, dead, may_lead=True))
+    peers.id = own.id
+    assert await Wait(peers, asyncio.Event()).until_it_may_lead(NotingRelay())
+
+
+async def test_a_successor_at_the_same_url_may_be_two_minor_versions_later() -> None:
+    """Its predecessor was stopped a moment ago, and its row looks alive for 10 s."""
+    peers = Planted()
+    now = time.time()
+    before = msgspec.structs.replace(
+        at(peers.url, "o", leads=True), version="0.1.0", keys="k", started_at=now - 60, seen_at=now
+    )
+    peers.version = "0.3.0"
+    peers.left = [seen(before)]
+    await Wait(peers, asyncio.Event()).begin()
 
 
 @pytest.mark.parametrize("keys", ["other", "k2"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from controller import relay as module
 from controller.relay import Relay, address_of, leader_at
 from tests.support.waiting import eventually
 
@@ -134,6 +135,27 @@ async def test_a_connection_for_a_dead_leader_goes_to_its_successor() -> None:
             writer.write(b"a\n")
             relay.lead_to(leader_at(url))
             assert await reader.readline() == b"two a\n"
+
+
+async def test_a_connection_to_a_vanished_leader_is_given_up_when_another_one_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_asked, own = asyncio.Event(), module._connected
+
+    async def never(to: module.Leader) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if to.host != "vanished":
+            return await own(to)
+        has_asked.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    monkeypatch.setattr(module, "_connected", never)
+    async with a_relay() as (relay, sock), a_leader("two") as (_, url), connected(sock) as client:
+        relay.lead_to(leader_at("http://vanished:1"))
+        client[1].write(b"a\n")
+        await has_asked.wait()
+        relay.lead_to(leader_at(url))
+        assert await client[0].readline() == b"two a\n"
 
 
 async def test_a_connection_that_nobody_takes_is_closed() -> None:

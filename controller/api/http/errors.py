@@ -7,6 +7,7 @@ import logging
 from aiohttp import web
 
 from common.http import BROKEN_BODY, error_response
+from common.proxy.entry import CLIENT_GONE
 from common.refusals import ServiceError
 from controller.outputs.bucket import BucketError
 from controller.store.errors import StoreError, StoreRefused
@@ -54,6 +55,10 @@ def nobody_leads() -> web.Response:
     )
 
 
+def body_too_slow(seconds: float) -> web.Response:
+    return _answer(408, "body_too_slow", f"the body did not come within {seconds:g} s")
+
+
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
         400: " ".join((error.text or error.reason).split()),
@@ -83,6 +88,9 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         if error.status == 401:
             answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
+    if isinstance(error, ConnectionError) and request.transport is None:
+        # The client left; aiohttp tells a reader of its body in this way.
+        return web.Response(status=CLIENT_GONE)
     if isinstance(error, web.RequestPayloadError):
         return _answer(400, "bad_body", BROKEN_BODY)
     if isinstance(error, StoreError | BucketError):

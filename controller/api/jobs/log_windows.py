@@ -18,14 +18,15 @@ async def read_log_window(call: Call) -> LogWindow:
 
 async def search_log(call: Call) -> LogSearch:
     query: SearchQuery = call.query
-    looked_for = _wanted(query)
+    looked_for = wanted_by(query)
     attempt = await _attempt(call, query.job, query.attempt)
     if attempt is None:
         return NOTHING
     return await call.service.logs.search(attempt.id, looked_for, query.offset, query.limit)
 
 
-def _wanted(query: SearchQuery) -> Wanted:
+def wanted_by(query: SearchQuery) -> Wanted:
+    """Return what the query looks for. Raises Invalid."""
     try:
         return wanted(query.text, exact_case=query.exact_case, is_pattern=query.regex)
     except BadPattern as error:

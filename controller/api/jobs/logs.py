@@ -64,15 +64,21 @@ async def read_logs(call: Call) -> web.StreamResponse:
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     await call.service.kept_logs.require(state, attempt)
-    form = query.format or accepted(call.request.headers.get("Accept", ""))
+    pieces = None if attempt is None else call.service.logs.read(attempt.id, query.offset)
+    return await send_log(call.request, query, pieces)
+
+
+async def send_log(
+    request: web.Request, query: LogsQuery, pieces: AsyncIterator[bytes] | None
+) -> web.StreamResponse:
+    form = query.format or accepted(request.headers.get("Accept", ""))
     headers = {"Content-Type": _MEDIA[form]}
     # nosniff: a browser that guesses could take a job's output for HTML and run its scripts.
     headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Vary": "Accept"}
     response = web.StreamResponse(headers=headers)
-    with registered(call.request, cancel_this()), reader_may_leave():
-        await response.prepare(call.request)
-        if attempt is not None:
-            pieces = call.service.logs.read(attempt.id, query.offset)
+    with registered(request, cancel_this()), reader_may_leave():
+        await response.prepare(request)
+        if pieces is not None:
             async for piece in formed(pieces, query.offset, form):
                 await response.write(piece)
         await response.write_eof()
@@ -123,17 +129,25 @@ async def follow_logs(call: Call) -> web.StreamResponse:
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     await call.service.kept_logs.require(state, attempt)
+    pieces = None
+    if attempt is not None:
+        service = call.service
+        pieces = follow_log(service.runs, service.logs, state.run.id, attempt.id, query.offset)
+    return await stream_log(call.request, query, pieces)
+
+
+async def stream_log(
+    request: web.Request, query: FollowQuery, pieces: AsyncIterator[bytes] | None
+) -> web.StreamResponse:
     socket = web.WebSocketResponse(
         heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False, protocols=(PROTOCOL,)
     )
-    await socket.prepare(call.request)
-    with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
+    await socket.prepare(request)
+    with registered(request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
         if query.format == "frames":
             header = LogsHeader(offset=query.offset)
             await socket.send_str(msgspec.json.encode(header).decode())
-        if attempt is not None:
-            service = call.service
-            pieces = follow_log(service.runs, service.logs, state.run.id, attempt.id, query.offset)
+        if pieces is not None:
             send = {"frames": _send, "json": _send_json, "text": _send_text}[query.format]
             await _send_until_gone(socket, send(socket, pieces, query.offset))
         await socket.close(code=WSCloseCode.OK)

@@ -83,9 +83,7 @@ def _is_late(draft: Draft) -> bool:
 
 
 def _has_begun(draft: Draft) -> bool:
-    if draft.run.past_running.seconds > 0 or draft.ended.ran:
-        return True
-    return any(one.running_at is not None for job in draft.jobs for one in job.attempts)
+    return bool(draft.ended.ran) or sets.has_run(draft.jobs)
 
 
 def _is_new(job: Job) -> bool:

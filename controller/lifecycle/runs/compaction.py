@@ -119,8 +119,12 @@ def _without(run: Run, job: Job, leaving: dict[str, Attempt]) -> Job:
     if not gone:
         return job
     left = tuple(attempt for attempt in job.attempts if attempt.id not in leaving)
-    own = [attempt for attempt in gone if counts(run, job, attempt)]
-    past = _folded(run, past_of(run, job), own) if own else job.past
+    present = [attempt for attempt in gone if attempt.occurrence == run.occurrence]
+    if not present:
+        return replace(job, attempts=left)
+    past, own = past_of(run, job), [one for one in present if counts(run, job, one)]
+    ran = past.ran or any(attempt.running_at is not None for attempt in present)
+    past = replace(_folded(run, past, own) if own else past, ran=ran)
     return replace(job, attempts=left, past=past)
 
 

@@ -56,11 +56,11 @@ def facts(state: RunState) -> PredecessorFacts:
     ended = [(job, last) for job, last in lasts if job.index in over]
     return PredecessorFacts(
         status=run.status,
-        has_run=run.past_running.seconds > 0 or any(_has_run(job) for job in state.jobs),
+        has_run=any(job.has_run for job in state.jobs),
         done=frozenset(job.index for job, last in ended if last.reason is Reason.DONE_BY_RUNNER),
         failed=frozenset(job.index for job, last in ended if _failed(last)),
         over=frozenset(over),
-        began=frozenset(job.index for job in state.jobs if _has_run(job)),
+        began=frozenset(job.index for job in state.jobs if job.has_run),
         jobs=frozenset(job.index for job in state.jobs if not job.scaled_down),
     )
 
@@ -68,11 +68,6 @@ def facts(state: RunState) -> PredecessorFacts:
 def _is_over(state: RunState, job: Job) -> bool:
     found = verdict(state.run, job, state.jobs)
     return found in ENDED_FOR_GOOD or found in (Verdict.DONE, Verdict.ABANDONED)
-
-
-def _has_run(job: Job) -> bool:
-    # Older attempts may have left the state; what came after them was made because they had begun.
-    return any(one.running_at is not None for one in job.attempts)
 
 
 def _failed(last: Attempt) -> bool:

@@ -46,7 +46,7 @@ def has_life(jobs: Iterable[Job]) -> bool:
 
 def has_run(jobs: Iterable[Job]) -> bool:
     """Return whether one of these jobs was RUNNING once."""
-    return any(one.running_at is not None for job in jobs for one in job.attempts)
+    return any(job.has_run for job in jobs)
 
 
 def status_of(run: Run, jobs: Iterable[Job]) -> SetStatus:

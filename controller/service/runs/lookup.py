@@ -6,6 +6,7 @@ Every answer that reports a change is given after the change is committed.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -31,6 +32,7 @@ MAX_CHILDREN = 1000
 
 
 KEEP_ENDED_SECONDS = 2.0
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class _EndedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,18 +86,19 @@ class RunReader:
         self._ended = _EndedRun()
 
     async def get(self, key: str) -> RunState:
-        """Return the run with this id or name; a live run with the name comes before finished ones.
-        Raises NotFound."""
+        """Return the run with this id, else with this name; a live run with the name comes before
+        finished ones. Raises NotFound."""
         live = self._live.runs.get(key)
-        if live is None:
+        if live is None and not _ID.fullmatch(key):
             live = self._live.runs.get(self._live.live_run_named(key) or "")
-        found = live or await self._find_ended(key)
+        # Of what may be an id, the store tells whether it is an ended run's or a live one's name.
+        found = live or await self._find_stored(key)
         if found is None:
             raise _no_run(key)
         # It may have been admitted while the store was asked: the live state is the newer one.
         return self._live.runs.get(found.run.id, found)
 
-    async def _find_ended(self, key: str) -> RunState | None:
+    async def _find_stored(self, key: str) -> RunState | None:
         # Both before the query: a commit during it makes the answer an old one.
         now, revision = asyncio.get_running_loop().time(), self._live.revision
         if self._ended.key == key and self._ended.is_right(now, revision):

@@ -7,21 +7,27 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from controller.logs.parts import LogBucket, Part
+from controller.outputs import bucket
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.schema import leases
 from controller.store.sql import SqlStore
+from controller.tls import OWN_NAME, own_certificate
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient, decode
 from fairlead.wire.errors import LEADS_NO_MORE
+from fairlead.wire.frames import Frame, Stream, encode
 from tests.support.daemons import DaemonFailed
+from tests.support.object_storage import ObjectStorage, object_storage
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess, run_cli
 from tests.support.waiting import wait_until
@@ -33,7 +39,8 @@ HELLO = {"type": "task", "image": "busybox", "commands": ["true"]}
 class Controllers:
     """Three on one database. All have the keys that the first one made."""
 
-    def __init__(self, folder: Path, database_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, *options: str | Path) -> None:
+        self._options = options
         self.all = [self._made(folder / name, database_url) for name in ("one", "two", "three")]
 
     def start(self) -> None:
@@ -48,7 +55,7 @@ class Controllers:
             one.close()
 
     def _made(self, folder: Path, database_url: str) -> ControllerProcess:
-        made = ControllerProcess(folder, "--database", database_url)
+        made = ControllerProcess(folder, "--database", database_url, *self._options)
         made.daemon.argv.extend(["--url", made.url])
         return made
 
@@ -131,6 +138,58 @@ def test_each_answers_and_a_dead_leader_is_replaced_with_all_that_was_accepted(
     assert controllers.leader(first) is not successor
 
 
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+    with object_storage(tmp_path_factory.mktemp("storage")) as started:
+        bucket.check(started.bucket)  # obstore's own threads stay for the process
+        yield started
+
+
+def test_a_follower_reads_the_log_of_an_ended_run_from_the_bucket(
+    database_url: str, tmp_path: Path, storage: ObjectStorage
+) -> None:
+    options = ["--bucket", str(storage.bucket), "--bucket-endpoint", storage.endpoint]
+    made = Controllers(tmp_path, database_url, *options)
+    with closing(made):
+        made.start()
+        first, *others = made.all
+        run = made.submit(first, "k")
+        client = ControllerClient(first.url, made.token)
+        view = decode(client.post(f"/v1/runs/{run}/stop", {}), dict[str, Any])
+        attempt = view["jobs"][0]["attempts"][0]["id"]
+        wait_until(lambda: _has_ended(client, run), what="the end of the run")
+        _put_log(storage, (first.data / "installation").read_text().strip(), attempt)
+        read = [
+            ControllerClient(one.url, made.token).get(f"/v1/runs/{run}/{path}")
+            for path in ("logs?format=text", "logs/window", "logs/search?text=9")
+            for one in made.all
+        ]
+        for one in others:
+            copies = one.data / "followed-logs"
+            wait_until(partial(_has_files, copies), what=f"a copy in {copies}")
+    assert read[:3] == [b"".join(b"line %d\n" % number for number in range(100))] * 3
+    assert read[3:6] == [read[3]] * 3
+    assert read[6:] == [read[6]] * 3
+
+
+def _has_ended(client: ControllerClient, run: str) -> bool:
+    view = decode(client.get(f"/v1/runs/{run}"), dict[str, Any])
+    return view["jobs"][0]["attempts"][0]["finished_at"] is not None
+
+
+def _has_files(folder: Path) -> bool:
+    return any(folder.glob("*/*/*.seg"))
+
+
+def _put_log(storage: ObjectStorage, installation: str, attempt_id: str) -> None:
+    logs, end, frames = LogBucket(storage.bucket, installation), 0, b""
+    for number in range(100):
+        frame = Frame(end, number, Stream.STDOUT, b"line %d\n" % number)
+        frames, end = frames + encode(frame), frame.end
+    logs.put(attempt_id, Part(0, end), frames)
+    logs.complete(attempt_id)
+
+
 def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Controllers) -> None:
     first, second, _ = controllers.all
     run_id = controllers.submit(second, "k")
@@ -145,6 +204,24 @@ def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Cont
 def _leads_elsewhere(controllers: Controllers, paused: ControllerProcess) -> bool:
     _, second, third = controllers.all
     return any("this controller leads now" in one.daemon.tail() for one in (second, third))
+
+
+def test_one_whose_certificate_broke_meanwhile_leads_with_the_one_that_it_has(
+    database_url: str, tmp_path: Path
+) -> None:
+    own_certificate(tmp_path)
+    certificate = tmp_path / OWN_NAME
+    tls = ("--tls-cert", certificate, "--tls-key", certificate)
+    controllers = Controllers(tmp_path, database_url, *tls)
+    first, second = controllers.all = controllers.all[:2]
+    with closing(controllers):
+        controllers.start()
+        certificate.write_text("half of it")
+        first.kill9()
+        leads = "this controller leads now"
+        wait_until(lambda: leads in second.daemon.tail(), what="a successor", timeout=60)
+        wait_until(second.is_healthy, what="an answer", timeout=60)
+        assert second.stop() == 0
 
 
 async def test_a_leader_that_waits_for_the_lock_is_not_taken_for_dead(database_url: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
@@ -15,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from common.http import is_our_failure
 from controller.api import app
 from controller.api.app import make_runner
+from controller.api.http import errors as errors_of_requests
 from controller.store.errors import StoreRefused, StoreUnavailable
 from tests.support import waiting
 from tests.unit.api.asking import shape_of, submit
@@ -106,6 +108,36 @@ async def test_a_reader_that_left_before_the_first_byte_is_no_error(
     await submit(api, name="here")
     monkeypatch.setattr(web.StreamResponse, "prepare", find_it_gone)
     assert await answer_to(port, f"GET /v1/{path} HTTP/1.1", b"") == b""
+    assert errors(caplog) == []
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_error(
+    port: int,
+    api: TestClient[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+    read, seen = web.Request.read, errors_of_requests.as_response
+
+    async def noted(request: web.Request) -> bytes:
+        has_begun.set()
+        return await read(request)
+
+    def answered(request: web.Request, error: Exception) -> web.Response:
+        has_ended.set()
+        return seen(request, error)
+
+    monkeypatch.setattr(web.Request, "read", noted)
+    monkeypatch.setattr(app, "as_response", answered)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\n"
+    writer.write(f"{head}Content-Length: 50\r\n\r\nbegun".encode())
+    await has_begun.wait()
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    await has_ended.wait()
     assert errors(caplog) == []
 
 

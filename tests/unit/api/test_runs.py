@@ -51,6 +51,19 @@ async def test_a_name_is_free_again_when_its_run_has_ended(api: TestClient[Any, 
         assert (await answer.json())["id"] == second["id"]
 
 
+async def test_a_name_that_looks_like_an_id_hides_no_ended_run(api: TestClient[Any, Any]) -> None:
+    first = await submit(api, name="same")
+    while not first["id"][0].isalpha():
+        await api.post("/v1/runs/same/stop", json={})
+        first = await submit(api, name="same")
+    async with api.get("/v1/runs/same/watch") as watched:
+        await api.post("/v1/runs/same/stop", json={})
+        await watched.read()
+    await submit(api, name=first["id"])
+    async with api.get(f"/v1/runs/{first['id']}") as answer:
+        assert (await answer.json())["name"] == "same"
+
+
 async def test_the_same_client_key_gives_the_same_run(api: TestClient[Any, Any]) -> None:
     runs = await asyncio.gather(*(submit(api, client_key="k") for _ in range(5)))
     await api.post(f"/v1/runs/{runs[0]['id']}/stop", json={})

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from fairlead.cli.commands.runs import watching
-from fairlead.cli.commands.runs.watching import wait_for_change
-from fairlead.errors import UsageError
+from fairlead.cli.commands.runs.watching import (
+    Attachment,
+    Iterations,
+    Submitted,
+    Watched,
+    as_seen,
+    pause_after,
+    wait_for_change,
+)
+from fairlead.documents.runs import RunView
+from fairlead.errors import ConnectionLost, UsageError, api_error
+from fairlead.rest import ControllerClient
+from tests.support.git_server import commit, git
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.cli.output import of
+from tests.unit.cli.test_dev_environments import read
+from tests.unit.lifecycle.play import Play
 
+LIVE = read(Play().state)
 TASK = "type: task\nname: train\nimage: busybox\ncommands: [cat code/a.py]\nfiles: ['code:code']\n"
 
 
@@ -43,6 +61,45 @@ async def test_a_change_of_code_replaces_the_run_and_a_wrong_file_does_not(
     assert (ended.status, ended.out) == (130, b"two\n")
 
 
+async def test_a_run_is_followed_further_when_the_controller_refuses_its_successor(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    file = tmp_path / "train.yaml"
+    file.write_text(TASK)
+    command = await start("apply", "--watch", str(file))
+    await command.hears("submitted train")
+    await node.runs("train")
+    file.write_text(TASK + "after: [nobody]\n")
+    await command.hears("train was not started again")
+    await node.prints("train", b"goes on\n")
+    await command.prints(b"goes on\n")
+    await node.ends("train", 0)
+    await command.hears("train: done")
+    await command.hears("waiting for a change of its code")
+    command.said = ""
+    file.write_text(TASK)
+    await command.hears("submitted train; ")
+    command.interrupt()
+    assert (await command.ended()).status == 130
+
+
+async def test_ctrl_c_while_the_old_run_is_being_stopped_starts_no_other(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    file = tmp_path / "train.yaml"
+    file.write_text(TASK)
+    command = await start("apply", "--watch", str(file))
+    await command.hears("submitted train")
+    await node.runs("train")
+    (tmp_path / "code" / "a.py").write_text("two")
+    await command.hears("is being stopped; waiting for its end")
+    command.interrupt()
+    ended = await command.ended()
+    assert (ended.status, "it does not start again" in ended.err) == (130, True)
+
+
 async def test_what_cannot_be_watched_is_refused(start: Fairlead, tmp_path: Path) -> None:
     nightly = tmp_path / "nightly.yaml"
     nightly.write_text("type: task\ncommands: [x]\nschedule: '0 3 * * *'\n")
@@ -72,20 +129,176 @@ class Looks:
         return now
 
 
-def waits(looks: Looks, told: list[str]) -> bool:
+def waits(looks: Looks, told: list[str]) -> bytes | None:
     return wait_for_change(looks, b"old", looks.ended, told.append)
 
 
 def test_a_change_counts_once_it_is_seen_twice() -> None:
     told: list[str] = []
-    assert waits(Looks(b"old", b"half", b"new", b"new", b"-"), told)
-    assert not waits(Looks(b"old", b"half", b"old", b"old"), told)
+    assert waits(Looks(b"old", b"half", b"new", b"new", b"-"), told) == b"new"
+    assert waits(Looks(b"old", b"half", b"old", b"old"), told) is None
     assert told == []
 
 
-def test_a_look_that_fails_is_told_once_and_tried_again() -> None:
+def test_a_look_that_fails_twice_is_told_once_and_tried_again() -> None:
     told: list[str] = []
     wrong = UsageError("line 3: no")
-    assert waits(Looks(wrong, wrong, b"new", b"new", b"-"), told)
+    assert waits(Looks(wrong, wrong, wrong, b"new", b"new", b"-"), told) == b"new"
     assert told == ["line 3: no"]
     assert watching.POLL_SECONDS < 1
+
+
+def test_a_file_that_is_away_for_one_look_is_not_told_and_starts_nothing() -> None:
+    told: list[str] = []
+    away = UsageError("a.py can't be read")
+    assert waits(Looks(away, b"old", away, b"old", b"-"), told) is None
+    assert waits(Looks(b"new", away, b"new", b"-"), told) is None
+    assert told == []
+
+
+def test_looks_at_large_code_are_rare_and_a_change_of_it_is_confirmed_soon() -> None:
+    assert pause_after(0.01, changed=False) == watching.POLL_SECONDS
+    assert pause_after(5.0, changed=False) == pytest.approx(45.0)
+    assert pause_after(0.01, changed=True) == watching.SETTLE_SECONDS
+    assert pause_after(5.0, changed=True) == pytest.approx(5.0)
+
+
+class _Stored:
+    """A controller that has each upload already."""
+
+    def has_upload(self, _: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_a_look_sees_what_is_sent_and_nothing_that_only_a_tool_left(
+    tmp_path: Path, is_repository: bool
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "a.py").write_text("one")
+    if is_repository:
+        git(code, "init", "-q")
+        commit(code)
+    file = tmp_path / "train.yaml"
+    file.write_text(TASK)
+    watched = Watched(file, (), ())
+
+    def sent() -> bytes:
+        return as_seen(watched.sent(cast(ControllerClient, _Stored())))
+
+    first = sent()
+    (code / "__pycache__").mkdir()
+    (code / "__pycache__" / "a.cpython-311.pyc").write_text("")
+    for name in (".a.py.swp", "a.py~", "#a.py#"):
+        (code / name).write_text("")
+    (code / ".#a.py").symlink_to("ada@here.1:1")
+    assert watched.look() == sent() == first
+    (code / "b.py").write_text("two")
+    assert watched.look() == sent() != first
+    (code / "b.py").unlink()
+    assert watched.look() == first
+
+
+class Played:
+    """One `--watch` by a script: `finds` is what is there each time the run is followed, after the
+    last one comes a Ctrl-C; `answers` are what comes of each submission."""
+
+    def __init__(self, finds: list[bytes], answers: list[bytes | Exception]) -> None:
+        self._finds = finds
+        self._answers = answers
+        self._now = b"one"
+        self.events: list[str] = []
+        self.told: list[str] = []
+        self.iterations = Iterations(
+            look=lambda: self._now, submit=self._submit, attach=self._attach, tell=self.told.append
+        )
+
+    def goes_on(self) -> list[str]:
+        with pytest.raises(KeyboardInterrupt):
+            self.iterations.go_on()
+        return self.events
+
+    def finds_next(self) -> None:
+        if not self._finds:
+            raise KeyboardInterrupt
+        self._now = self._finds.pop(0)
+
+    def _submit(self, replaced: str | None) -> Submitted:
+        self.events.append("submits" if replaced is None else f"replaces {replaced}")
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Submitted(run=LIVE, seen=answer)
+
+    def _attach(self, _: RunView) -> Attachment:
+        return _Followed(self)
+
+
+class _Followed:
+    def __init__(self, played: Played) -> None:
+        self._played = played
+
+    def until_final(self, until: Callable[[threading.Event], bool]) -> RunView:
+        self._played.events.append("follows")
+        self._played.finds_next()
+        assert until(threading.Event())
+        return LIVE
+
+    def close(self) -> None:
+        self._played.events.append("closes")
+
+
+@pytest.fixture
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "SETTLE_SECONDS", 0.0)
+
+
+looks_at_once = pytest.mark.usefixtures("_looks_at_once")
+
+
+@looks_at_once
+def test_a_refused_change_leaves_the_run_followed_until_the_next_change() -> None:
+    refused = api_error(400, "invalid", "no run nope", "after[0].run")
+    played = Played([b"two", b"three"], [b"one", refused, b"three"])
+    assert played.goes_on() == [
+        *("submits", "follows"),
+        *("replaces play", "follows"),
+        *("replaces play", "closes", "follows"),
+    ]
+    assert "after[0].run: no run nope; play was not started again" in played.told
+
+
+@looks_at_once
+def test_what_vanished_while_it_was_read_is_tried_again_even_as_it_was_before() -> None:
+    vanished = UsageError("code/a.py can't be read: No such file or directory")
+    played = Played([b"two", b"one"], [b"one", vanished, b"one"])
+    assert played.goes_on()[2:] == [
+        *("replaces play", "follows"),
+        *("replaces play", "closes", "follows"),
+    ]
+
+
+@looks_at_once
+def test_a_change_while_the_controller_is_away_is_sent_when_it_is_back() -> None:
+    played = Played([b"two"], [b"one", ConnectionLost("it is away"), b"two"])
+    assert played.goes_on()[2:] == ["replaces play", "replaces play", "closes", "follows"]
+    assert played.told[-3:] == [
+        "it is away; trying again",
+        "the controller is back",
+        "submitted play; a change of its code starts it again",
+    ]
+
+
+@looks_at_once
+def test_a_change_while_it_was_sent_starts_it_again() -> None:
+    played = Played([b"two", b"two"], [b"one", b"half of two", b"two"])
+    assert played.goes_on().count("replaces play") == 2
+
+
+def test_the_first_submission_is_not_tried_again() -> None:
+    played = Played([], [ConnectionLost("nothing listens there", refused=True)])
+    with pytest.raises(ConnectionLost):
+        played.iterations.go_on()
+    assert played.events == ["submits"]

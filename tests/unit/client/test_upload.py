@@ -15,6 +15,7 @@ from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, public, to_run
 from fairlead.files import upload
+from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.upload import Packed, UploadProgress, as_if_sent, pack
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
@@ -222,6 +223,54 @@ def test_a_diff_leaves_what_fairleadignore_names_as_it_is_in_the_commit(base: Pa
     changed = {line.split(" b/")[-1] for line in diff.splitlines() if line.startswith("diff --git")}
     assert changed == NEEDED | {"late.py", "forced.log", "gone.py"}
     assert (git(folder, "status", "--porcelain"), git(folder, "count-objects")) == before
+
+
+def test_what_tools_left_stays_behind_of_a_diff_if_asked(base: Path) -> None:
+    folder = a_project(base)
+    git(folder, "push", "-q")
+    (folder / "train.py").write_text("2\n")
+    for name in (".train.py.swp", "train.py~", "pkg/__pycache__/a.cpython-311.pyc", "pkg/a.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("2\n")
+    written = {**BASE, "repos": ["project"]}
+    scratch = base.parent / "own-scratch"
+    scratch.mkdir()
+    made = pack(written, parse(written), base, {}, scratch, is_left_by_tools)
+    (repo,) = spec_of(made).repos
+    assert repo.diff is not None
+    diff = made.uploads[repo.diff].file.read_text()
+    changed = {line.split(" b/")[-1] for line in diff.splitlines() if line.startswith("diff --git")}
+    assert changed == {"train.py", "pkg/a.py"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".a.py.swp", "sub/.a.py.swo", ".a.py.swx", ".a.py.swpx", "a.py~", ".#a.py", "#a.py#"),
+        *(".goutputstream-X1Y2Z3", "a.py___jb_tmp___", "__pycache__/", "sub/__pycache__/a.pyc"),
+    ],
+)
+def test_what_an_editor_or_python_leaves_is_known(name: str) -> None:
+    assert is_left_by_tools(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.py",
+        ".env",
+        ".a.svg",
+        "a.swp",
+        "sub~/a.py",
+        "#notes",
+        "a#b#c",
+        "4913",
+        "a.pyc",
+        ".gitignore",
+    ],
+)
+def test_what_a_program_may_need_is_none_of_it(name: str) -> None:
+    assert not is_left_by_tools(name)
 
 
 def test_a_wrong_line_of_fairleadignore_is_named(base: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
+from controller.forwarding import forwarder
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
@@ -45,7 +47,7 @@ class ALeader:
         app.router.add_get("/flood", self._flood)
         app.router.add_get("/ws", self._ws)
         app.router.add_get("/wait", self._wait)
-        app.router.add_post("/v1/{what}", self._write)
+        app.router.add_post("/v1/{what:.*}", self._write)
         if self.links is not None:
             self.links.mount(app)
         self.runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
@@ -234,6 +236,35 @@ async def test_connections_to_a_leader_of_an_earlier_version_are_carried_by_byte
         assert (await answer.json())["by"] == "one"
 
 
+async def test_a_health_check_of_http_1_0_without_a_host_is_answered(bed: Bed) -> None:
+    bed.lead_to(await bed.leader())
+    where = bed.url.removeprefix("http://")
+    reader, writer = await asyncio.open_connection(*where.split(":"))
+    writer.write(b"GET /seen HTTP/1.0\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 ")
+    assert json.loads(body)["host"] == "127.0.0.1"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_small_body_that_does_not_come_is_refused(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "HEAD_SECONDS", 0.1)
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    reader, writer = await asyncio.open_connection(*bed.url.removeprefix("http://").split(":"))
+    writer.write(b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nbegun")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    # The server reads for a while what still comes, and closes.
+    writer.write(b"late")
+    assert b"body_too_slow" in await reader.read()
+    assert leader.writes == 0
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_an_answer_is_passed_on_while_it_comes(bed: Bed) -> None:
     leader = await bed.leader()
     bed.lead_to(leader)
@@ -272,6 +303,33 @@ async def test_connections_to_the_leader_are_used_again(
     assert opened == 2
 
 
+async def test_a_connection_whose_client_left_while_its_request_was_sent_is_not_used_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is paused reads nothing, so that sending takes until it goes on."""
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    has_sent, send = asyncio.Event(), ReplicaConnection.send
+
+    async def stuck(connection: ReplicaConnection, data: bytes) -> None:
+        await send(connection, data)
+        has_sent.set()
+        await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplicaConnection, "send", stuck)
+        leaving = asyncio.create_task(bed.session.get(bed.url + "/wait"))
+        await has_sent.wait()
+        leaving.cancel()
+        await eventually(lambda: not bed.follower.forwarder._hang_ups.in_flight)
+    # The next one on it would get the answer that comes when the leader goes on.
+    term = bed.follower._links._term
+    assert term is not None
+    assert not term.kept
+
+
 async def test_a_request_waits_until_somebody_leads(bed: Bed) -> None:
     first = await bed.leader()
     bed.lead_to(first)
@@ -284,6 +342,30 @@ async def test_a_request_waits_until_somebody_leads(bed: Bed) -> None:
     bed.lead_to(second)
     assert await (await waiting).text() == "two"
     assert first.writes == 0
+
+
+async def test_nobody_waits_for_a_connection_to_a_leader_that_is_followed(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that vanished takes no connection: all would wait, one after the other."""
+    vanished, second = leader_at("http://vanished:1", "one"), await bed.leader("two")
+    has_asked, links = asyncio.Event(), bed.follower._links
+    own = links._open
+
+    async def never(to: Leader) -> ReplicaConnection:
+        if to != vanished:
+            return await own(to)
+        has_asked.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    monkeypatch.setattr(links, "_open", never)
+    bed.relay.lead_to(vanished)
+    waiting = [asyncio.create_task(bed.session.get(bed.url + "/seen")) for _ in range(3)]
+    await has_asked.wait()
+    bed.lead_to(second)
+    for task in waiting:
+        assert (await (await task).json())["by"] == "two"
 
 
 async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed: Bed) -> None:
@@ -299,7 +381,16 @@ async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/stop", b"{}"), ("/v1/runs", b"{}"), ("/v1/runs", b"no json"), ("/v1/runs", BIG)],
+    [
+        ("/v1/stop", b"{}"),
+        ("/v1/runs", b"{}"),
+        ("/v1/runs", b"no json"),
+        ("/v1/runs", BIG),
+        ("/v1/runs:batch", b'{"runs": [{"client_key": "a"}, {"name": "b"}]}'),
+        ("/v1/runs:batch", b'{"runs": []}'),
+        ("/v1/runs/together", b'{"runs": [{"client_key": ""}]}'),
+        ("/v1/stop", b'{"runs": [{"client_key": "a"}]}'),
+    ],
 )
 async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
     bed: Bed, path: str, body: bytes
@@ -317,15 +408,21 @@ async def test_a_write_whose_leader_died_is_never_sent_to_the_next_one(
 
 
 @pytest.mark.parametrize("is_paused", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/runs", {"client_key": "k", "more": 1}),
+        ("/v1/runs:batch", {"runs": [{"client_key": "a", "more": 1}, {"client_key": "b"}]}),
+        ("/v1/runs/together", {"runs": [{"client_key": "a"}]}),
+    ],
+)
 async def test_a_write_with_a_client_key_and_a_read_go_to_the_next_leader(
-    bed: Bed, *, is_paused: bool
+    bed: Bed, path: str, body: dict[str, object], *, is_paused: bool
 ) -> None:
     first, second = await bed.leader(), await bed.leader("two")
     second.goes_on.set()
     bed.lead_to(first)
-    sending = asyncio.create_task(
-        bed.session.post(bed.url + "/v1/runs", json={"client_key": "k", "more": 1})
-    )
+    sending = asyncio.create_task(bed.session.post(bed.url + path, json=body))
     reading = asyncio.create_task(bed.session.get(bed.url + "/wait"))
     await eventually(lambda: first.writes == 1 and first.begun.is_set())
     if not is_paused:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Role
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
+from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
 from controller.outputs.store import OutputStore
@@ -58,6 +60,7 @@ class Bed:
         self.follower = follower
         self.forwarder: NotedForwarder
         self.reader: StoreReader
+        self.controller: Controller
 
     async def submit(self, name: str, token: str = USER_TOKEN, **more: Any) -> str:
         body = {"configuration": {**TASK, **more}, "name": name}
@@ -81,11 +84,19 @@ def bearer(token: str) -> dict[str, str]:
 
 @pytest.fixture
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+    async with opened_bed(tmp_path, lambda reader: Reads(reader, SystemClock())) as made:
+        yield made
+
+
+@asynccontextmanager
+async def opened_bed(
+    tmp_path: Path, reads: Callable[[StoreReader], Reads], bucket: LogBucket | None = None
+) -> AsyncIterator[Bed]:
     database = SqliteDatabase(tmp_path)
     store = SqlStore(database)
     await store.open()
     as_double = cast(MemoryStore, store)
-    logs, outputs = LogStore(tmp_path / "logs"), OutputStore(tmp_path / "outputs")
+    logs, outputs = LogStore(tmp_path / "logs", bucket), OutputStore(tmp_path / "outputs")
     keys = await asyncio.to_thread(KeyFile.open, tmp_path / "secrets.key")
     running = Controller(
         as_double,
@@ -99,13 +110,13 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     work = asyncio.create_task(running.pipeline.run())
     reader = StoreReader(database.reader)
     forwarder = NotedForwarder()
-    app = make_app(forwarder, None, Reads(reader, SystemClock()))
+    app = make_app(forwarder, None, reads(reader))
     async with (
         TestClient(TestServer(make_leader_app(running.service))) as leader,
         TestClient(TestServer(app)) as follower,
     ):
         made = Bed(leader, follower)
-        made.forwarder, made.reader = forwarder, reader
+        made.forwarder, made.reader, made.controller = forwarder, reader, running
         yield made
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
@@ -135,7 +146,10 @@ PATHS = (
     "/v1/runs/ended",
     "/v1/runs/of-admin",
     "/v1/runs/none",
+    "/v1/runs/live?unknown=1",
+    "/v1/runs/none?unknown=1",
     "/v1/runs/live/submission",
+    "/v1/runs/live/submission?unknown=1",
     "/v1/runs/live/attempts",
     "/v1/runs/ended/attempts?limit=1",
     "/v1/runs/of-admin/attempts",

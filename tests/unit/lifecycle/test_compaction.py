@@ -14,6 +14,8 @@ from controller.lifecycle.gangs.incarnation import short_incarnations
 from controller.lifecycle.model import Limits, RetryEvent, RetryPolicy
 from controller.lifecycle.reports import Report
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.runs.dependencies import facts
+from fairlead.model.beginning import Moment
 from fairlead.model.reasons import Budget, Reason, RunReason
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
@@ -114,6 +116,21 @@ def test_forgotten_attempts_are_counted() -> None:
             whole.run, whole.job(), budget
         )
     assert recent(whole.state).jobs[0].past == forgetful.job().past
+
+
+def test_a_run_that_was_running_once_stays_so_when_that_life_is_forgotten() -> None:
+    play = Forgetful(
+        retry=RetryPolicy(on_events=ALL_EVENTS), limits=NO_WAIT, start_before=Moment(within=60.0)
+    )
+    play.live_and_end(reason=FAILED)
+    for _ in range(KEPT_ATTEMPTS + 5):
+        play.wait(1.0).to_container().end(0, Reason.GPU_UNHEALTHY)
+        play.clean()
+    assert not any(attempt.running_at for attempt in play.job().attempts)
+    known = facts(play.state)
+    assert (known.has_run, known.began) == (True, frozenset({0}))
+    play.wait(60.0)
+    assert play.run.reason is None
 
 
 def test_the_time_of_overlapping_lives_is_counted_once() -> None:

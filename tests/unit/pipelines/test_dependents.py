@@ -8,18 +8,30 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import JobSpec, RunPolicy, RunState
+from controller.lifecycle.model import Group, JobSpec, RunPolicy, RunState
 from controller.lifecycle.predecessors import Predecessor
-from controller.lifecycle.reports import CompleteRequested, StopRequested
+from controller.lifecycle.reports import (
+    CompleteRequested,
+    ResumeRequested,
+    SetsRetried,
+    SetsStopped,
+    StopRequested,
+    SuspendRequested,
+)
 from controller.lifecycle.runs.submission import PlannedJob, new_run
 from controller.pipelines.dependents import Dependents, PredecessorGone, unknown_predecessors
 from controller.pipelines.run_pipeline import RunPipeline
-from fairlead.model.beginning import After, When
+from controller.store.base import Store
+from controller.store.errors import StoreRefused
+from fairlead.model.beginning import After, SameJob, When
 from fairlead.model.reasons import RunReason
+from fairlead.model.spec import PlannedGroup
 from fairlead.model.statuses import RunStatus
+from fairlead.model.sweep import ParameterSets, SweepPlan
 from tests.doubles.clock import NOW
+from tests.doubles.failing_stores import Refusing, SlowCommit
 from tests.support.kept import Kept
-from tests.unit.pipelines.looping import working
+from tests.unit.pipelines.looping import working, working_over
 from tests.unit.pipelines.parts import Ids, submitted
 
 
@@ -61,6 +73,32 @@ def stop(state: RunState) -> StopRequested:
     return StopRequested(run_id=state.run.id, abort=False, by="ada")
 
 
+def sweep(name: str, *after: Predecessor) -> RunState:
+    """Return a sweep of two sets."""
+    return new_run(
+        name=name,
+        user="ada",
+        groups=[PlannedGroup(group=Group(name="main"), spec=JobSpec(image="busybox"))],
+        now=NOW,
+        new_id=_ids,
+        policy=RunPolicy(after=tuple(After(run=p.name, when=p.when, job=p.job) for p in after)),
+        after=after,
+        sweep=SweepPlan(sets=ParameterSets.of(["seed"], [[0], [1]])),
+    )
+
+
+def after_each(state: RunState, when: When) -> Predecessor:
+    return Predecessor(run_id=state.run.id, name=state.run.name, when=when, job=SameJob.SAME)
+
+
+def stop_set(state: RunState) -> SetsStopped:
+    return SetsStopped(run_id=state.run.id, sets=((1, 1),), by="ada")
+
+
+def retry(state: RunState) -> SetsRetried:
+    return SetsRetried(run_id=state.run.id, sets=((1, 1),), by="ada")
+
+
 async def test_a_run_begins_in_the_commit_in_which_its_predecessor_is_done(
     pipeline: RunPipeline,
 ) -> None:
@@ -97,11 +135,78 @@ async def test_a_predecessor_may_end_in_the_turn_of_the_submission(
     assert pipeline.runs[train.run.id].run.status is RunStatus.SUBMITTED
 
 
+async def test_a_predecessor_may_end_in_a_commit_that_is_under_way_at_the_submission(
+    database: Kept,
+) -> None:
+    async with working_over(database, SlowCommit) as (store, pipeline, _, _loop):
+        store.go_on.set()
+        await pipeline.admit(prepare := submitted("prepare"))
+        store.hold()
+        ending = asyncio.create_task(pipeline.report(done(prepare)))
+        await store.waiting.wait()
+        admitting = asyncio.create_task(pipeline.admit(train := after(prepare)))
+        await asyncio.sleep(0)
+        store.go_on.set()
+        await asyncio.gather(ending, admitting)
+        assert pipeline.runs[train.run.id].run.status is RunStatus.SUBMITTED
+        assert list(pipeline.known) == [train.run.id]
+
+
+async def test_a_predecessor_that_ended_is_forgotten_with_a_submission_that_is_refused(
+    database: Kept,
+) -> None:
+    train = after(prepare := submitted("prepare"))
+
+    def slow_and_refusing(store: Store) -> SlowCommit:
+        refusing = Refusing(store)
+        refusing.runs.add(train.run.id)
+        return SlowCommit(refusing)
+
+    async with working_over(database, slow_and_refusing) as (store, pipeline, _, _loop):
+        store.go_on.set()
+        await pipeline.admit(prepare)
+        store.hold()
+        ending = asyncio.create_task(pipeline.report(done(prepare)))
+        await store.waiting.wait()
+        admitting = asyncio.create_task(pipeline.admit(train))
+        await asyncio.sleep(0)
+        store.go_on.set()
+        await ending
+        with pytest.raises(StoreRefused):
+            await admitting
+        assert dict(pipeline.known) == {}
+
+
 async def test_both_runs_may_be_submitted_in_one_turn(pipeline: RunPipeline) -> None:
     prepare = submitted("prepare")
     train = after(prepare)
     await asyncio.gather(pipeline.admit(prepare), pipeline.admit(train))
     assert pipeline.runs[train.run.id].run.status is RunStatus.PENDING
+
+
+async def test_no_set_begins_after_one_that_is_retried_in_the_same_turn(
+    pipeline: RunPipeline,
+) -> None:
+    await pipeline.admit(prepare := sweep("prepare"))
+    await pipeline.report(stop_set(prepare))
+    train = sweep("train", after_each(prepare, When.ENDED))
+    await asyncio.gather(pipeline.admit(train), pipeline.report(retry(prepare)))
+    assert not pipeline.runs[train.run.id].all_jobs
+    await pipeline.report(stop_set(prepare))
+    assert [job.replica for job in pipeline.runs[train.run.id].jobs] == [1]
+
+
+async def test_no_set_is_lost_for_one_that_is_retried_in_the_same_turn(
+    pipeline: RunPipeline,
+) -> None:
+    await pipeline.admit(prepare := sweep("prepare"))
+    await pipeline.admit(train := sweep("train", after_each(prepare, When.DONE)))
+    await pipeline.report(SuspendRequested(run_id=train.run.id, abort_running=False, by="ada"))
+    await pipeline.report(stop_set(prepare))
+    # The one that waits is heard of first.
+    resumed = pipeline.report(ResumeRequested(run_id=train.run.id, by="ada"))
+    await asyncio.gather(resumed, pipeline.report(retry(prepare)))
+    assert not pipeline.runs[train.run.id].all_jobs
 
 
 async def test_a_run_whose_predecessor_ended_meanwhile_is_not_admitted(

@@ -17,8 +17,9 @@ from controller.pipelines.run_pipeline import RunPipeline
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import RunStatus
 from tests.doubles.clock import NOW
+from tests.doubles.failing_stores import SlowCommit
 from tests.support.kept import Kept
-from tests.unit.pipelines.looping import working
+from tests.unit.pipelines.looping import working, working_over
 from tests.unit.pipelines.parts import Ids, submitted
 
 _ids = Ids()
@@ -57,6 +58,23 @@ async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped(
         "its parent run parent ended as terminated",
         "its parent run child ended as terminated",
     ]
+
+
+async def test_a_child_that_is_submitted_during_the_commit_of_its_parents_end_ends_too(
+    database: Kept,
+) -> None:
+    async with working_over(database, SlowCommit) as (store, pipeline, _, _loop):
+        store.go_on.set()
+        await pipeline.admit(parent := submitted("parent"))
+        store.hold()
+        ending = asyncio.create_task(pipeline.report(_stop(parent)))
+        await store.waiting.wait()
+        admitting = asyncio.create_task(pipeline.admit(child := child_of(parent)))
+        await asyncio.sleep(0)
+        store.go_on.set()
+        await asyncio.gather(ending, admitting)
+        assert pipeline.runs == {}
+    assert database.runs[child.run.id].run.reason is RunReason.STOPPED_BY_USER
 
 
 async def test_children_of_a_parent_that_is_done_go_on(pipeline: RunPipeline) -> None:

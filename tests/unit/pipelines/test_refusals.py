@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.model import RunState
-from controller.lifecycle.reports import RunnerExited, StopRequested, TaskSeen
+from controller.lifecycle.model import RunPolicy, RunState
+from controller.lifecycle.predecessors import Predecessor
+from controller.lifecycle.reports import CompleteRequested, RunnerExited, StopRequested, TaskSeen
 from controller.pipelines.refused_runs import WAITS
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.errors import StoreRefused
+from fairlead.model.beginning import After
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.doubles.clock import ManualClock
@@ -205,6 +207,30 @@ async def test_a_child_aside_hears_of_its_parents_end_when_it_can_be_stored(
         clock.time += WAITS[0]
         await pipeline.settled()
         assert database.runs[child.run.id].run.reason is RunReason.STOPPED_BY_USER
+
+
+async def test_a_run_aside_begins_after_its_predecessor_when_it_can_be_stored(
+    database: Kept, clock: ManualClock
+) -> None:
+    prepare, train = submitted("prepare"), submitted("train")
+    waits = Predecessor(run_id=prepare.run.id, name="prepare")
+    policy = RunPolicy(after=(After(run="prepare"),))
+    train = msgspec.structs.replace(
+        train,
+        run=msgspec.structs.replace(train.run, after=(waits,), policy=policy),
+        jobs=(msgspec.structs.replace(train.jobs[0], attempts=()),),
+    )
+    async with refusing(database) as (pipeline, store):
+        await pipeline.admit(prepare)
+        await pipeline.admit(train)
+        store.runs.add(train.run.id)
+        await pipeline.report(CompleteRequested(run_id=prepare.run.id, by="ann"))
+        assert database.runs[prepare.run.id].run.status is RunStatus.DONE
+        store.runs.clear()
+        clock.time += WAITS[0]
+        await pipeline.settled()
+        assert attempt_of(database.runs[train.run.id]).status is AttemptStatus.SUBMITTED
+        assert list(pipeline.known) == [train.run.id]
 
 
 async def test_a_number_that_no_database_holds_stops_only_the_run_that_brought_it(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import errno
+import os
+import select
+import socket
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from fairlead.wire.runner import (
     SOCKET_OFFERED,
     SOCKET_TAKEN,
     SOCKET_WANTED,
+    SOCKETS,
     early_in,
     socket_offer,
 )
@@ -87,41 +92,77 @@ async def test_what_a_caller_sends_before_it_is_connected_arrives_once(
 
 
 class Runner:
-    """What a test plays in the place of a runner: it wants a socket, and answers with `answer`."""
+    """What a test plays in the place of a runner: it wants a socket, uses it if `uses` is set, and
+    answers with the next of `answers`. It holds what it got."""
 
-    def __init__(self, path: Path, *answers: bytes) -> None:
+    def __init__(self, path: Path, *answers: bytes, uses: bool) -> None:
         self.path = path
         self.answers = list(answers)
         self.offers: list[bytes] = []
+        self.held: list[int] = []
+        self._uses = uses
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            head = await reader.readuntil(b"\r\n\r\n")
-            if SOCKET_OFFERED not in head:
-                writer.write(b"HTTP/1.1 200 OK\r\n\r\nplain ")
-                writer.write(await reader.read())
+    async def serve(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._serve((await loop.sock_accept(listening))[0]))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop, head = asyncio.get_running_loop(), b""
+        with connection, contextlib.suppress(OSError):
+            while not head.endswith(b"\r\n\r\n"):
+                head += await loop.sock_recv(connection, 1)
+            if SOCKET_OFFERED not in head and SOCKETS.encode() not in head:
+                await loop.sock_sendall(connection, b"HTTP/1.1 200 OK\r\n\r\nplain ")
+                while piece := await loop.sock_recv(connection, 1 << 16):
+                    await loop.sock_sendall(connection, piece)
                 return
-            writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % SOCKET_WANTED)
-            # A stream's reader leaves the socket that comes with the message, as the kernel may.
-            self.offers.append(await reader.read(1 << 16))
-            writer.write(self.answers.pop(0))
+            wanted = b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % SOCKET_WANTED
+            await loop.sock_sendall(connection, wanted)
+            offer, numbers = await asyncio.to_thread(received, connection)
+            self.offers.append(offer)
+            self.held += numbers
+            if self._uses:
+                os.write(numbers[0], os.read(numbers[0], 1))
+                self._uses = False
+            await loop.sock_sendall(connection, self.answers.pop(0))
+
+
+def received(connection: socket.socket) -> tuple[bytes, Sequence[int]]:
+    select.select([connection], [], [], DEADLINE)
+    data, numbers, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+    return data, numbers
 
 
 @contextlib.asynccontextmanager
-async def played(folder: Path, *answers: bytes) -> AsyncIterator[tuple[Runner, Bed, ExposedPorts]]:
+async def played(
+    folder: Path, *answers: bytes, uses: bool = False
+) -> AsyncIterator[tuple[Runner, Bed, ExposedPorts]]:
     threads = disk_threads()
-    runner = Runner(folder / "runner.sock", *answers)
-    server = await asyncio.start_unix_server(runner.serve, runner.path)
+    runner = Runner(folder / "runner.sock", *answers, uses=uses)
     bed = Bed(folder, threads, PlayedRunner(runner.path))
-    async with server, bed.ports() as ports:
-        await ports.expose(bed.tasks["t1"], 8000)
-        yield runner, bed, ports
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.setblocking(False)
+        listening.bind(str(runner.path))
+        listening.listen()
+        serving = asyncio.create_task(runner.serve(listening))
+        async with bed.ports() as ports:
+            await ports.expose(bed.tasks["t1"], 8000)
+            yield runner, bed, ports
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    for number in runner.held:
+        os.close(number)
     threads.shutdown()
 
 
-async def test_a_runner_that_gets_no_sockets_is_not_offered_one_again(tmp_path: Path) -> None:
-    """A security module may withhold what comes from outside of a container."""
-    async with played(tmp_path, SOCKET_NOT_TAKEN) as (runner, bed, ports):
+@pytest.mark.parametrize("answer", [SOCKET_NOT_TAKEN, SOCKET_TAKEN, b"?"])
+async def test_a_runner_that_can_use_no_sockets_is_not_offered_one_again(
+    tmp_path: Path, answer: bytes
+) -> None:
+    """A security module may withhold what comes from outside of a container, or its use."""
+    async with played(tmp_path, answer) as (runner, bed, ports):
         raw = str(bed.access.raw_socket("t1", 8000))
         for number in range(5):
             assert await exchange(raw, b"%d" % number) == b"plain %d" % number
@@ -134,8 +175,10 @@ async def test_a_runner_that_gets_no_sockets_is_not_offered_one_again(tmp_path: 
 async def test_a_job_that_keeps_a_socket_and_says_no_ends_its_connection_alone(
     tmp_path: Path,
 ) -> None:
-    """It may have made the socket block: the shim neither reads nor writes there any more."""
-    async with played(tmp_path, SOCKET_TAKEN, SOCKET_NOT_TAKEN) as (_, bed, ports):
+    """It may have made the socket block: the shim neither reads nor writes there any more. What the
+    job holds must not keep the gateway waiting."""
+    answers = SOCKET_TAKEN, SOCKET_NOT_TAKEN
+    async with played(tmp_path, *answers, uses=True) as (runner, bed, ports):
         raw = str(bed.access.raw_socket("t1", 8000))
         assert await exchange(raw, b"first") == b"plain first"
         await eventually(lambda: ports.gives_sockets("t1"), DEADLINE)
@@ -143,8 +186,50 @@ async def test_a_job_that_keeps_a_socket_and_says_no_ends_its_connection_alone(
             reader, writer = await asyncio.open_unix_connection(raw)
             with contextlib.closing(writer):
                 assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
+        assert len(runner.held) == 2
         telling = bed.access.socket("t1", 8000)
         assert await exchange(str(telling), b"next") == b"ok\nplain next"
+
+
+async def test_an_app_that_takes_one_connection_gets_the_first_request(tmp_path: Path) -> None:
+    """Such as `nc -l`. The question whether the runner takes sockets must not be that one."""
+    threads, taken = disk_threads(), 0
+    bed = Bed(tmp_path, threads, PlayedRunner(tmp_path / "runner.sock"))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+    listening.setblocking(False)
+
+    async def app() -> None:
+        nonlocal taken
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listening)
+            taken += 1
+            with connection:
+                await loop.sock_sendall(connection, b"hello")
+
+    port = listening.getsockname()[1]
+    async with a_runner(tmp_path), bed.ports() as ports:
+        await ports.expose(bed.tasks["t1"], port)
+        path, serving = str(bed.access.raw_socket("t1", port)), asyncio.create_task(app())
+        assert await exchange(path) == b"hello"
+        await eventually(lambda: ports.gives_sockets("t1"), DEADLINE)
+        assert await exchange(path) == b"hello"
+        assert taken == 2
+        serving.cancel()
+    listening.close()
+    threads.shutdown()
+
+
+async def test_a_kernel_that_lets_no_more_sockets_be_sent_costs_no_connection(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that never reads the offers it got can use up what the shim's user may send."""
+
+    def send_fds(*_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    assert await exchange(path, b"early ", b"data") == b"hello early data"
 
 
 async def test_a_shim_that_ends_before_it_gives_the_socket_ends_the_jobs_side(

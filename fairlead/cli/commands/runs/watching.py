@@ -10,19 +10,23 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from fairlead import settings
 from fairlead.cli import follow, output
 from fairlead.cli.commands.runs import applying
+from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
-from fairlead.errors import FairleadError
+from fairlead.errors import ConnectionLost, FairleadError, UsageError
+from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.ssh_keys import public_keys
-from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.follow import Outages, patiently
+from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
     completed,
@@ -35,63 +39,15 @@ from fairlead.submission import (
 )
 from fairlead.summaries.progress import why
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.25
 REST = 10
 """A look at large code takes its time: nine tenths of the time nothing looks."""
-
-
-class Watched:
-    """The file of a task, with all that is sent with it."""
-
-    def __init__(self, file: Path, env: tuple[str, ...], override: tuple[str, ...]) -> None:
-        self._file = file
-        self._here = file.resolve().parent
-        self._override = override
-        self._variables = given_variables(env, os.environ)
-
-    def look(self) -> bytes:
-        """Return what would be submitted now, with the digests of its code. Raises FairleadError,
-        CliError."""
-        document, configuration = self._read()
-        name = str(self._file)
-        found = with_code_digested(configuration, self._here, name, os.environ, document)
-        return msgspec.json.encode(found, order="deterministic")
-
-    def sent(self, client: ControllerClient) -> object:
-        """Upload the code; return the configuration to submit."""
-        document, configuration = self._read()
-        name = str(self._file)
-        return with_code(client, configuration, self._here, name, os.environ, output.note, document)
-
-    def _read(self) -> tuple[Any, object]:
-        document = with_overrides(read_document(self._file), self._override)
-        configuration = completed(document, os.environ, self._variables)
-        found = configuration if isinstance(configuration, dict) else {}
-        if found.get("type") != "task" or "schedule" in found:
-            raise CliError("--watch: it is for a task without a schedule", EXIT_USAGE)
-        return document, configuration
-
-
-def wait_for_change(
-    look: Callable[[], bytes], seen: bytes, ended: threading.Event, tell: Callable[[str], None]
-) -> bool:
-    """Wait until two looks in a row see the same, and not what was `seen`: between them an editor
-    may still write. A look that fails is told. Return False once `ended` is set."""
-    before, problem, pause = seen, "", POLL_SECONDS
-    while not ended.wait(pause):
-        began = time.monotonic()
-        try:
-            now = look()
-        except (FairleadError, CliError, OSError) as error:
-            if str(error) != problem:
-                problem = str(error)
-                tell(problem)
-            continue
-        pause = max(POLL_SECONDS, (REST - 1) * (time.monotonic() - began))
-        if now == before != seen:
-            return True
-        before, problem = now, ""
-    return False
+SETTLE_SECONDS = 0.2
+"""The least time for which a change stands still: editors and formatters write one file after
+another."""
+NOTHING = b""
+"""What no look returns."""
+Tell = Callable[[str], None]
 
 
 def apply_watched(
@@ -107,63 +63,249 @@ def apply_watched(
     if str(file) == "-":
         raise CliError("--watch: standard input does not change; give a file", EXIT_USAGE)
     client, watched = settings.client(), Watched(file, env, override)
-    run: RunView | None = None
+    submitting = _Submitting(client, watched, name, if_exists, parent)
+    iterations = Iterations(
+        look=watched.look,
+        submit=submitting,
+        attach=lambda run: follow.Attachment(client, run, display()),
+        tell=output.note,
+    )
     try:
-        while True:
-            # Before the code is sent: what changes while it is sent is seen afterwards.
-            seen = watched.look()
-            try:
-                run = _submitted(client, watched, name, if_exists, parent)
-            except (FairleadError, CliError) as error:
-                if run is None:
-                    raise
-                output.note(str(error))
-            else:
-                name, if_exists = run.name, "replace"
-                output.note(f"submitted {run.name}; a change of its code starts it again")
-                run = _followed(client, run, watched.look, seen)
-            _rest(run, watched.look, seen)
-            output.note(f"its code has changed: {run.name} starts again")
+        iterations.go_on()
     except KeyboardInterrupt:
-        if run is None or run.status in FINAL_RUN_STATUSES:
-            return EXIT_INTERRUPTED
-        return applying.interrupted(client, run, may_stop=True)
+        return _interrupted(client, iterations)
+    finally:
+        iterations.close()
 
 
-def _submitted(
-    client: ControllerClient,
-    watched: Watched,
-    name: str | None,
-    if_exists: str,
-    parent: str | None,
-) -> RunView:
-    wish = {
-        "configuration": watched.sent(client),
-        "name": name,
-        "ssh_keys": public_keys(os.environ, Path.home()),
-        "if_exists": if_exists,
-        "parent": parent,
-    }
-    data, _ = submit(client, wish, output.note)
-    return decode(data, RunView)
+def _interrupted(client: ControllerClient, iterations: Iterations) -> int:
+    run = iterations.run
+    if run is not None and iterations.is_submitting:
+        # The controller may have accepted the next run, and its answer did not come.
+        with suppress(FairleadError):
+            run = client.run(run.name)
+    if run is None or run.status in FINAL_RUN_STATUSES:
+        return EXIT_INTERRUPTED
+    if run.status is RunStatus.TERMINATING:
+        output.note(f"{run.name} is being stopped; it does not start again")
+        return EXIT_INTERRUPTED
+    return applying.interrupted(client, run, may_stop=True)
 
 
-def _followed(
-    client: ControllerClient, run: RunView, look: Callable[[], bytes], seen: bytes
-) -> RunView:
-    """Follow the run until it ends or its code changes."""
+class Watched:
+    """The file of a task, with all that is sent with it."""
 
-    def changes(ended: threading.Event) -> bool:
-        return wait_for_change(look, seen, ended, output.note)
+    def __init__(self, file: Path, env: tuple[str, ...], override: tuple[str, ...]) -> None:
+        self._file = file
+        self._here = file.resolve().parent
+        self._override = override
+        self._variables = given_variables(env, os.environ)
 
-    followed = follow.attach(client, run, until=changes)
-    if followed.status in FINAL_RUN_STATUSES:
-        output.note(f"{run.name}: {followed.status}: {why(followed)}")
-    return followed
+    def look(self) -> bytes:
+        """Return what would be submitted now, with the digests of its code. Raises
+        FairleadError."""
+        document, configuration = self._read()
+        name, environ = str(self._file), os.environ
+        return as_seen(
+            with_code_digested(configuration, self._here, name, environ, document, is_left_by_tools)
+        )
+
+    def sent(self, client: ControllerClient) -> object:
+        """Upload the code; return the configuration to submit."""
+        document, configuration = self._read()
+        name, environ = str(self._file), os.environ
+        return with_code(
+            client,
+            configuration,
+            self._here,
+            name,
+            environ,
+            output.note,
+            document,
+            is_left_by_tools,
+        )
+
+    def _read(self) -> tuple[Any, object]:
+        document = with_overrides(read_document(self._file), self._override)
+        configuration = completed(document, os.environ, self._variables)
+        found = configuration if isinstance(configuration, dict) else {}
+        if found.get("type") != "task" or "schedule" in found:
+            raise CliError("--watch: it is for a task without a schedule", EXIT_USAGE)
+        return document, configuration
 
 
-def _rest(run: RunView, look: Callable[[], bytes], seen: bytes) -> None:
-    """Wait for a change if the run has ended, or could not be submitted."""
-    if run.status in FINAL_RUN_STATUSES:
-        output.note("waiting for a change of its code (Ctrl-C ends)")
-    wait_for_change(look, seen, threading.Event(), output.note)
+def as_seen(configuration: object) -> bytes:
+    return msgspec.json.encode(configuration, order="deterministic")
+
+
+def wait_for_change(
+    look: Callable[[], bytes], seen: bytes, ended: threading.Event, tell: Tell
+) -> bytes | None:
+    """Wait until two looks in a row see the same, and not what was `seen`; return what they see.
+    Between two looks an editor may still write, so a look that fails is told once the next one
+    fails too. Return None once `ended` is set."""
+    before, problem, told, pause = seen, "", "", POLL_SECONDS
+    while not ended.wait(pause):
+        began = time.monotonic()
+        try:
+            now = look()
+        except (FairleadError, OSError) as error:
+            if str(error) == problem != told:
+                told = problem
+                tell(problem)
+            before, problem = seen, str(error)
+            continue
+        if now == before != seen:
+            return now
+        took = time.monotonic() - began
+        pause = pause_after(took, changed=now != seen)
+        before, problem, told = now, "", ""
+    return None
+
+
+def pause_after(took: float, *, changed: bool) -> float:
+    """Return the seconds from a look that took so long to the next one, which is soon if something
+    has changed."""
+    return max(SETTLE_SECONDS, took) if changed else max(POLL_SECONDS, (REST - 1) * took)
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """A run, and what a look saw if it saw what was sent. `is_kept`: a live run has the name."""
+
+    run: RunView
+    seen: bytes
+    is_kept: bool = False
+
+
+class Attachment(Protocol):
+    def until_final(self, until: Callable[[threading.Event], bool]) -> RunView: ...
+    def close(self) -> None: ...
+
+
+class Iterations:
+    """The runs of one `apply --watch`, one after another. `is_submitting`: it is not known whether
+    `run` is still the newest one."""
+
+    def __init__(
+        self,
+        *,
+        look: Callable[[], bytes],
+        submit: Callable[[str | None], Submitted],
+        attach: Callable[[RunView], Attachment],
+        tell: Tell,
+    ) -> None:
+        self._look = look
+        self._submit = submit
+        self._attach = attach
+        self._tell = tell
+        self._attachment: Attachment | None = None
+        self.run: RunView | None = None
+        self.is_submitting = False
+
+    def go_on(self) -> NoReturn:
+        """Raises what ends the first submission, KeyboardInterrupt, ConnectionLost."""
+        run, seen = self._first()
+        while True:
+            now = self._followed(seen)
+            if now is None:
+                now = self._rested(seen)
+            self._tell(f"its code has changed: {run.name} starts again")
+            seen = self._next(run.name, now)
+
+    def close(self) -> None:
+        if self._attachment is not None:
+            self._attachment.close()
+
+    def _first(self) -> tuple[RunView, bytes]:
+        first = self._submit(None)
+        name = first.run.name
+        if first.is_kept:
+            self._tell(f"kept {name}, which is already live; a change of its code replaces it")
+        else:
+            self._tell(f"submitted {name}; a change of its code starts it again")
+        self._take(first.run)
+        return first.run, first.seen
+
+    def _next(self, name: str, now: bytes) -> bytes:
+        """Replace the run by what is there `now`; return what counts as seen."""
+        self.is_submitting = True
+        try:
+            # While the controller is away the code may change: each try sends what is there then.
+            following = patiently(Outages(self._tell), lambda: self._submit(name))
+        except ConnectionLost:
+            raise
+        except (FairleadError, OSError) as error:
+            self.is_submitting = False
+            self._tell(f"{error}; {name} was not started again")
+            return seen_after(error, now)
+        self.is_submitting = False
+        self._tell(f"submitted {name}; a change of its code starts it again")
+        self.close()
+        self._take(following.run)
+        return following.seen
+
+    def _take(self, run: RunView) -> None:
+        self.run = run
+        self._attachment = self._attach(run)
+
+    def _followed(self, seen: bytes) -> bytes | None:
+        """Follow the live run until it ends, or its code changes; return what is there then."""
+        assert self.run is not None
+        assert self._attachment is not None
+        if self.run.status in FINAL_RUN_STATUSES:
+            return None
+        changed: list[bytes] = []
+
+        def changes(ended: threading.Event) -> bool:
+            if (now := wait_for_change(self._look, seen, ended, self._tell)) is not None:
+                changed.append(now)
+            return bool(changed)
+
+        self.run = self._attachment.until_final(changes)
+        if self.run.status in FINAL_RUN_STATUSES:
+            self._tell(f"{self.run.name}: {self.run.status}: {why(self.run)}")
+        return changed[0] if changed else None
+
+    def _rested(self, seen: bytes) -> bytes:
+        if seen != NOTHING:
+            self._tell("waiting for a change of its code (Ctrl-C ends)")
+        now = wait_for_change(self._look, seen, threading.Event(), self._tell)
+        assert now is not None
+        return now
+
+
+def seen_after(error: FairleadError | OSError, tried: bytes) -> bytes:
+    """Return what counts as seen after a submission that failed. The controller's refusal holds
+    until something changes. What could not be read here, because a file came or went meanwhile, is
+    tried again as soon as it stands still, even as it was before."""
+    return NOTHING if isinstance(error, (UsageError, CliError, OSError)) else tried
+
+
+class _Submitting:
+    """Sends the code and submits it; `replaced`: the name of the run that it replaces."""
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        watched: Watched,
+        name: str | None,
+        if_exists: str,
+        parent: str | None,
+    ) -> None:
+        self._client = client
+        self._watched = watched
+        self._name = name
+        self._if_exists = if_exists
+        self._parent = parent
+
+    def __call__(self, replaced: str | None) -> Submitted:
+        configuration = self._watched.sent(self._client)
+        wish = {
+            "configuration": configuration,
+            "name": replaced or self._name,
+            "ssh_keys": public_keys(os.environ, Path.home()),
+            "if_exists": "replace" if replaced else self._if_exists,
+            "parent": self._parent,
+        }
+        data, kept = submit(self._client, wish, output.note)
+        return Submitted(run=decode(data, RunView), seen=as_seen(configuration), is_kept=kept)

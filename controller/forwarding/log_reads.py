@@ -1,0 +1,115 @@
+"""Reads of logs that a follower answers from the bucket, next to those from the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from aiohttp import web
+
+from common.http import json_response
+from common.refusals import ServiceError
+from controller.api.jobs.log_windows import wanted_by
+from controller.api.jobs.logs import FollowQuery, LogsQuery, send_log, stream_log
+from controller.clock import Clock
+from controller.forwarding.final_logs import FinalLogs, WholeLog
+from controller.forwarding.reads import NeedsLeader, Reads
+from controller.store.errors import StoreError
+from controller.store.reading import StoreReader
+from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
+from fairlead.queries import SearchQuery, WindowQuery
+
+Q = TypeVar("Q", LogsQuery, FollowQuery, SearchQuery, WindowQuery)
+T = TypeVar("T")
+
+ALLOWED_SECONDS = 5.0
+"""A log that is sent for longer is sent on only after another look at the reader's rights."""
+UNKNOWN_SECONDS = 60.0
+"""A log is not sent on when the database has told nothing about rights for so long."""
+
+
+class LogReads(Reads):
+    """Answers for logs of final attempts too, as `Reads` does."""
+
+    def __init__(self, store: StoreReader, clock: Clock, logs: FinalLogs) -> None:
+        super().__init__(store, clock)
+        self._logs = logs
+
+    @property
+    def routes(self) -> Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        return {
+            **super().routes,
+            "/v1/runs/{run}/logs": self._log,
+            "/v1/runs/{run}/logs/ws": self._stream,
+            "/v1/runs/{run}/logs/window": self._window,
+            "/v1/runs/{run}/logs/search": self._search,
+        }
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        async with self._held(request, LogsQuery, lambda query: query) as (query, log, run_id):
+            pieces = self._while_allowed(request, run_id, log.read(query.offset))
+            return await send_log(request, query, pieces)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        async with self._held(request, FollowQuery, lambda query: query) as (query, log, run_id):
+            pieces = self._while_allowed(request, run_id, log.read(query.offset))
+            return await stream_log(request, query, pieces)
+
+    async def _window(self, request: web.Request) -> web.StreamResponse:
+        async with self._held(request, WindowQuery, lambda query: query) as (query, log, _):
+            return json_response(await log.window(query))
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        async with self._held(
+            request, SearchQuery, lambda query: (wanted_by(query), query.offset, query.limit)
+        ) as (asked, log, _):
+            return json_response(await log.search(*asked))
+
+    @asynccontextmanager
+    async def _held(
+        self, request: web.Request, shape: type[Q], understood: Callable[[Q], T]
+    ) -> AsyncIterator[tuple[T, WholeLog, str]]:
+        """Hold the log that the request is about. `understood` may raise ServiceError."""
+        async with self._begun(request) as read:
+            state = await read.run()
+            query = read.query(shape)
+            asked = understood(query)
+            attempt = await read.runs.attempt(state, query.job, query.attempt)
+            installation_id = await read.moment.installation_id()
+        if attempt is None or attempt.status not in FINAL_ATTEMPT_STATUSES:
+            raise NeedsLeader
+        if installation_id is None:
+            raise NeedsLeader
+        async with self._logs.held(installation_id, attempt.id) as log:
+            yield asked, log, state.run.id
+
+    async def _while_allowed(
+        self, request: web.Request, run_id: str, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """Yield the pieces, and cut the connection if the reader may not see the run any more."""
+        now = asyncio.get_running_loop().time
+        known_at = asked_at = now()
+        async for piece in pieces:
+            if now() - asked_at >= ALLOWED_SECONDS:
+                is_allowed = await self._is_allowed(request, run_id)
+                asked_at = now()
+                known_at = asked_at if is_allowed else known_at
+                if is_allowed is False or asked_at - known_at >= UNKNOWN_SECONDS:
+                    # The client must not take what it has for the whole log.
+                    if request.transport is not None:
+                        request.transport.abort()
+                    raise ConnectionResetError("the reader may read no more")
+            yield piece
+
+    async def _is_allowed(self, request: web.Request, run_id: str) -> bool | None:
+        """Return whether the request's token may see the run; None: the database does not tell."""
+        try:
+            async with self._begun(request) as read:
+                await read.runs.seen(run_id, read.user)
+        except ServiceError:
+            return False
+        except StoreError:
+            return None
+        return True
