@@ -316,7 +316,9 @@ class Worker:
         instance = machine.instance_id
         if instance is None:
             if (found := await self._found(machine)) is None:
-                return True
+                # The answer to its order may have been committed during that look.
+                now = self._record(machine.id)
+                return now is None or now.instance_id is None
             instance = found.instance_id
         async with self._slots:
             return await self._answer(self._cloud.terminate(instance))

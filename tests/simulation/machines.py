@@ -140,7 +140,7 @@ class WaywardCloud:
         self.uses = OURS
         """The account in which calls find and make their machines."""
         self.room: int | None = None
-        """How many machines each zone holds; None: as many as are asked for."""
+        """How many machines of an account each zone holds; None: as many as are asked for."""
         self._chance = chance
         self._now = now
         self._spawn = spawn
@@ -189,7 +189,7 @@ class WaywardCloud:
                 assert same[0].order == order, "the same token came with another request"
                 return Created(instance_id=same[0].id)
         roll = chance.random() if self.is_bad else 1.0
-        if roll < 0.12 or self._is_full(order.offer.zone):
+        if roll < 0.12 or self._is_full(account, order.offer.zone):
             raise NoCapacity(f"no {order.offer.instance_type} in {order.offer.zone}")
         if roll < 0.16:
             raise QuotaReached("vCPU limit")
@@ -205,8 +205,8 @@ class WaywardCloud:
             raise CloudAway("the answer was lost")
         return Created(instance_id=made.id)
 
-    def _is_full(self, zone: str | None) -> bool:
-        there = sum(one.order.offer.zone == zone for one in self.live)
+    def _is_full(self, account: str, zone: str | None) -> bool:
+        there = sum((one.account, one.order.offer.zone) == (account, zone) for one in self.live)
         return self.room is not None and there >= self.room
 
     def _make(self, order: Order, account: str) -> Instance:

@@ -35,6 +35,7 @@ from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service.machines.fleets import FleetService
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
+from controller.store.base import Changes
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.doubles.clouds import MemoryCloud, MemoryInstance
@@ -310,6 +311,64 @@ async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
         assert cloud.instances == {}
         cloud.fails.clear()
         await lab.until(lambda: bool(cloud.instances))
+
+
+async def test_a_machine_whose_order_is_answered_during_the_look_for_it_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloud = AnswersLate(offer())
+    async with renting(cloud, fleet(min=1)) as lab:
+        await lab.until(lambda: "create" in cloud.calls)
+        machine = lab.only()
+        await lab.pipeline.save_node(None, machine.id)
+        await lab.until(lambda: lab.rentals.committed[machine.id].end is MachineEnd.ASKED)
+        commit = lab.store.commit
+
+        async def once_it_is_looked_for(changes: Changes) -> None:
+            if cloud.answers.is_set():
+                await cloud.is_looked_for.wait()
+            await commit(changes)
+
+        monkeypatch.setattr(lab.store, "commit", once_it_is_looked_for)
+        cloud.answers.set()
+        await lab.until(lambda: bool(lab.rentals.committed[machine.id].instance_id))
+        cloud.lists.set()
+
+        def is_gone() -> bool:
+            return not lab.rentals.committed[machine.id].is_live
+
+        await lab.until(lambda: is_gone() or cloud.calls.count("terminate") > 4)
+        assert not is_gone()
+        cloud.ends = True
+        await lab.until(is_gone)
+
+
+class AnswersLate(MemoryCloud):
+    """Its answers to orders wait for `answers`; its lists wait for `lists` and have nothing. Its
+    machines end once it `ends` them."""
+
+    def __init__(self, *offers: Offer) -> None:
+        super().__init__(*offers)
+        self.abilities = Abilities(idempotent=True, visible_after=0.0)
+        self.answers, self.lists = asyncio.Event(), asyncio.Event()
+        self.is_looked_for = asyncio.Event()
+        self.ends = False
+
+    async def create(self, order: Order) -> Created:
+        created = await super().create(order)
+        await self.answers.wait()
+        return created
+
+    async def terminate(self, instance_id: str) -> bool:
+        self._called("terminate")
+        return self.ends
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == "machine":
+            self.is_looked_for.set()
+        await self.lists.wait()
+        return []
 
 
 async def test_a_list_that_fails_tells_nothing() -> None:
