@@ -12,7 +12,7 @@ from common.links import host_keys
 from controller import identity
 from controller.assembly import Assembly
 from controller.clock import Chance, SystemClock, system_chance
-from controller.daemon.boot import take_lead
+from controller.daemon.boot import Known, take_lead
 from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
@@ -56,13 +56,8 @@ async def open_parts(
     options: Options, store: Store, leading: Leading, closing: contextlib.AsyncExitStack
 ) -> Opened:
     """Raises CannotStart."""
-    try:
-        join = await join_point(options)
-        known = await take_lead(options, store, leading)
-    except CertificateUnusable as error:
-        raise CannotStart(f"--join: {error}") from error
-    except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
-        raise CannotStart(str(error)) from error
+    join, known = await _begun(options, store, leading)
+    point = None if join is None else join.point
     installation_id = known.boot.installation_id
     # A bucket that does not answer is waited for longer than the lease would have left.
     async with lease_kept(options, store, leading):
@@ -83,19 +78,14 @@ async def open_parts(
         routes=routes,
         nodes=node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
-        machines=machine_settings(
-            options,
-            known.key,
-            None if join is None else join.point,
-            Catalogs(store, snapshot.catalogs),
-        ),
+        machines=machine_settings(options, known.key, point, Catalogs(store, snapshot.catalogs)),
         listeners=() if shipper is None else (shipper,),
     )
     history = MetricHistory(options.data / METRICS_NAME)
     service = ControllerService(
         stores,
         _live_parts(assembly, progress, shipper),
-        _service_settings(options, known.key, None if join is None else join.point),
+        _service_settings(options, known.key, point),
         gate=gate,
         vault=known.vault,
         metric_history=history,
@@ -103,21 +93,34 @@ async def open_parts(
         clock=clock,
         chance=chance,
     )
-    dashboard = Dashboard(
-        service,
-        session_key(secret_of(known.key)),
-        asyncio.get_running_loop().time,
-        site=options.proxy.site,
-        service_domain=options.proxy.domain,
-    )
     return Opened(
         stores=stores,
         assembly=assembly,
         service=service,
-        dashboard=dashboard,
+        dashboard=_dashboard(options, known.key, service),
         shipper=shipper,
         metric_bucket=metric_bucket(options, history, own, known.boot),
         join=join,
+    )
+
+
+async def _begun(options: Options, store: Store, leading: Leading) -> tuple[Join | None, Known]:
+    """Raises CannotStart."""
+    try:
+        return await join_point(options), await take_lead(options, store, leading)
+    except CertificateUnusable as error:
+        raise CannotStart(f"--join: {error}") from error
+    except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
+        raise CannotStart(str(error)) from error
+
+
+def _dashboard(options: Options, key: asyncssh.SSHKey, service: ControllerService) -> Dashboard:
+    return Dashboard(
+        service,
+        session_key(secret_of(key)),
+        asyncio.get_running_loop().time,
+        site=options.proxy.site,
+        service_domain=options.proxy.domain,
     )
 
 

@@ -119,7 +119,7 @@ class CloudContract:
     ) -> None:
         made = await made_by(world.cloud, order_of(world, installation))
         await ended(world.cloud, made.instance_id)
-        await ended(world.cloud, made.instance_id)
+        assert await world.cloud.terminate(made.instance_id)
 
     async def test_another_installations_machines_are_not_listed(
         self, world: CloudWorld, installation: str

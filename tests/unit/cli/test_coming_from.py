@@ -21,6 +21,8 @@ from fairlead.configuration.text.sbatch import SbatchError, convert
 from fairlead.wire.runner import BucketMode, EndSignal
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("coming-from-*.md"))
+# The page for dstack's users names no field: they keep theirs.
+PAGES_WITH_FIELDS = [page for page in PAGES if page.stem != "coming-from-dstack"]
 BESIDE = {"type": "task", "image": "busybox"}
 
 
@@ -48,9 +50,10 @@ def test_each_command_of_the_page_can_be_called_so(page: Path) -> None:
         make_app(words).parse_args(words, exit_on_error=False, print_error=False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES_WITH_FIELDS, ids=lambda page: page.stem)
 def test_each_field_of_the_page_is_accepted(page: Path) -> None:
     fields = [text for text in quoted(page) if re.match(r"[a-z_]+: ", text)]
+    assert fields
     for field in fields:
         written = yaml.safe_load(field.replace("abcd1234", "abcd-1234"))
         data = {**BESIDE, **written, **({"nodes": 8} if "gang" in written else {})}
