@@ -130,6 +130,19 @@ class ProviderAway(_Reason, frozen=True, kw_only=True, tag="provider_away"):
         return f"provider {self.provider} of fleet {self.fleet} rents nothing now: {self.detail}"
 
 
+class GangsInTurn(_Reason, frozen=True, kw_only=True, tag="gangs_in_turn"):
+    """Another gang has its turn to order. `where`: in which region, or at which provider."""
+
+    fleet: str
+    where: str
+
+    def sentence(self) -> str:
+        return (
+            f"fleet {self.fleet} rents nothing for it yet: gangs order one at a time in "
+            f"{self.where} since one was refused there, and another one has its turn"
+        )
+
+
 class ReusesOnly(_Reason, frozen=True, kw_only=True, tag="reuses_only"):
     """The run's `creation_policy` is `reuse`."""
 
@@ -145,14 +158,15 @@ MachineReason = (
     | OverBudget
     | FleetAtMost
     | ProviderAway
+    | GangsInTurn
     | ReusesOnly
 )
 
 
 def is_definite(reason: MachineReason | None) -> bool:
     """Return whether this is an answer: a provider that tells nothing, or not everything, refuses
-    nothing and grants nothing."""
-    if isinstance(reason, ProviderAway):
+    nothing and grants nothing. Nor does another gang's turn."""
+    if isinstance(reason, ProviderAway | GangsInTurn):
         return False
     if isinstance(reason, NoOffer | NoCapacity | QuotaOfProvider):
         return reason.unknown is None

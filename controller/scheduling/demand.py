@@ -26,6 +26,7 @@ from controller.lifecycle.model import Constraint, Resources
 from controller.lifecycle.pending_reasons import constraint_words
 from controller.lifecycle.renting_reasons import (
     BuysMachine,
+    GangsInTurn,
     MachineReason,
     NoCapacity,
     NoOffer,
@@ -51,6 +52,7 @@ from controller.scheduling.gang_placement import (
     has_room,
     whole_of,
 )
+from controller.scheduling.gang_turns import GangTurns
 from controller.scheduling.index import CapacityIndex, TrialCapacity, comes_back, is_usable
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 from fairlead.model.answers import OfferedPlace
@@ -177,6 +179,7 @@ class _Look:
             name: fleet for name, fleet in index.fleets.items() if fleet.machines is not None
         }
         self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
+        self._turns = GangTurns(machines, now)
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
             bin_
@@ -217,7 +220,7 @@ class _Look:
     def take(self) -> Demand:
         every = (unit for units in self._index.units.values() for unit in units)
         if self._fleets:
-            for unit in in_order(every, self._index.use, self._now):
+            for unit in self._turns.in_order(in_order(every, self._index.use, self._now)):
                 if not unit.nominated:
                     self._serve(unit)
             for fleet in self._fleets.values():
@@ -468,7 +471,8 @@ class _Look:
             offers_ = [one.offer for one in plan.new]
             refusal = self._purses.refuses(fleet.name, unit.run.user, offers_)
             if refusal is None:
-                return plan
+                where = self._turns.waits(offers_)
+                return plan if where is None else GangsInTurn(fleet=fleet.name, where=where)
         assert refusal is not None
         return refusal
 
@@ -523,7 +527,9 @@ class _Look:
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
-        self._note(fleet, [one.offer for one in plan.new], group, unit)
+        offers = [one.offer for one in plan.new]
+        self._turns.take(offers)
+        self._note(fleet, offers, group, unit)
 
     # -- orders -----------------------------------------------------------------------------
 

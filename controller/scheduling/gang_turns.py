@@ -1,0 +1,85 @@
+"""Turns: gangs that were refused machines order one at a time (docs/rules.md 12.5).
+
+Two gangs that order together where only one of them has room each get a part, give it back, wait
+equally long and order together again, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
+from controller.scheduling.queue import Kind, Unit
+
+TURNS_SECONDS = 7200.0
+"""An offer that was refused may be left out for an hour: both gangs come back only then."""
+
+_Place = tuple[str, str | None]
+"""Provider and region; no region: all of the provider, since a quota may be the account's."""
+_Class = tuple[bool, int, int]
+
+
+class GangTurns:
+    """What the records tell of gangs' orders, and what the present look adds to them."""
+
+    def __init__(self, machines: Iterable[Machine], now: float) -> None:
+        self._refused: set[_Place] = set()
+        self._refused_at: dict[str, float] = {}
+        """The time of a run's latest order that was refused, by the run's id."""
+        self._asking: set[_Place] = set()
+        """Where requests for gangs are not answered yet."""
+        for one in machines:
+            if one.group is None or one.run_id is None:
+                continue
+            if _is_refused(one) and now - one.ordered_at < TURNS_SECONDS:
+                at = max(one.ordered_at, self._refused_at.get(one.run_id, 0.0))
+                self._refused_at[one.run_id] = at
+                is_quota = one.end is MachineEnd.QUOTA_REACHED
+                self._refused.add((one.offer.provider, None if is_quota else one.offer.region))
+            elif one.status is MachineStatus.PROVISIONING and one.instance_id is None:
+                self._asking.update(_places(one.offer))
+
+    def in_order(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return the units in the order of the queue, but among gangs of one band and priority the
+        one that was refused last is the last."""
+        if not self._refused_at:
+            return list(units)
+        gangs: dict[_Class, list[Unit]] = {}
+        for unit in units:
+            if unit.kind is Kind.TOGETHER:
+                gangs.setdefault(_class(unit), []).append(unit)
+        turns: dict[_Class, Iterator[Unit]] = {
+            name: iter(sorted(found, key=lambda one: self._refused_at.get(one.run.id, 0.0)))
+            for name, found in gangs.items()
+        }
+        return [next(turns[_class(one)]) if one.kind is Kind.TOGETHER else one for one in units]
+
+    def waits(self, offers: Sequence[Offer]) -> str | None:
+        """Return where a gang must wait for another one's turn before it orders these; None: it may
+        order them."""
+        if len(offers) < 2:
+            return None
+        wanted = dict.fromkeys(place for offer in offers for place in _places(offer))
+        busy = (one for one in wanted if one in self._refused and one in self._asking)
+        if (place := next(busy, None)) is None:
+            return None
+        provider, region = place
+        return f"provider {provider}" if region is None else f"region {region}"
+
+    def take(self, offers: Sequence[Offer]) -> None:
+        """Note that these are ordered for a gang."""
+        if len(offers) > 1:
+            self._asking.update(place for offer in offers for place in _places(offer))
+
+
+def _is_refused(machine: Machine) -> bool:
+    refused = machine.end in (MachineEnd.NO_CAPACITY, MachineEnd.QUOTA_REACHED)
+    return refused and machine.joined_at is None
+
+
+def _places(offer: Offer) -> tuple[_Place, _Place]:
+    return (offer.provider, offer.region), (offer.provider, None)
+
+
+def _class(unit: Unit) -> _Class:
+    return not unit.is_replacement, unit.band, unit.run.policy.priority
