@@ -34,6 +34,7 @@ from controller.lifecycle.machines.life import (
     MachineReport,
     OrderRefused,
     ReleaseAnswered,
+    ReleaseUnanswered,
 )
 from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
@@ -62,6 +63,8 @@ _MAX_RETRY_SECONDS = 60.0
 _FIRST_END_SECONDS = 2.0
 _MAX_END_SECONDS = 600.0
 _RELEASE_RETRY_SECONDS = 10.0
+RELEASE_LIMIT_SECONDS = 1800.0
+"""After this time without an answer a machine on which nothing is ends all the same."""
 _DEFINITE = {
     NoCapacity: MachineEnd.NO_CAPACITY,
     QuotaReached: MachineEnd.QUOTA_REACHED,
@@ -325,15 +328,19 @@ class Worker:
 
     async def _release(self, machine_id: str) -> None:
         """Ask the shim of a closing machine whether it is empty."""
+        asked_since = self._clock.now()
         while (machine := self._record(machine_id)) is not None and machine.closing:
             try:
                 is_empty = await self._desk.is_empty(machine_id)
             except Exception as error:
-                # Its session reports a node that is away, and ends this in the end.
+                # A node that stays away is lost; one that comes and goes never is.
                 log.info("machine %s does not answer: %s", machine.name, error)
-                await asyncio.sleep(_RELEASE_RETRY_SECONDS)
-                continue
-            self._desk.post(ReleaseAnswered(machine_id=machine_id, is_empty=is_empty))
+                if self._clock.now() - asked_since >= RELEASE_LIMIT_SECONDS:
+                    minutes = RELEASE_LIMIT_SECONDS / 60
+                    message = f"nothing used it, and its shim did not answer for {minutes:.0f} min"
+                    self._desk.post(ReleaseUnanswered(machine_id=machine_id, message=message))
+            else:
+                self._desk.post(ReleaseAnswered(machine_id=machine_id, is_empty=is_empty))
             await asyncio.sleep(_RELEASE_RETRY_SECONDS)
 
     # -- comparing ----------------------------------------------------------------------------

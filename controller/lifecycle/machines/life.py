@@ -80,6 +80,12 @@ class ReleaseAnswered(_Report, frozen=True, kw_only=True):
     is_empty: bool
 
 
+class ReleaseUnanswered(_Report, frozen=True, kw_only=True):
+    """The shim of a closing machine could not be asked for long. `message`: for how long."""
+
+    message: str
+
+
 class CallFailed(_Report, frozen=True, kw_only=True):
     """A call about the machine failed and is repeated; shown to operators. `nothing_made`: no call
     so far can have made the machine, so it is in no account."""
@@ -96,6 +102,7 @@ MachineReport = (
     | Forgotten
     | InstanceLost
     | ReleaseAnswered
+    | ReleaseUnanswered
     | CallFailed
 )
 
@@ -170,6 +177,8 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
             if report.is_empty and not around.is_used:
                 return ending(machine, MachineEnd.IDLE, "nothing used it", now)
             return replace(machine, closing=False, idle_since=None)
+        case ReleaseUnanswered() if machine.closing and not around.is_used:
+            return ending(machine, MachineEnd.IDLE, report.message, now)
         case CallFailed():
             is_free = report.nothing_made and machine.instance_id is None
             account = None if is_free else machine.account

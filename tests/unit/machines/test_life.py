@@ -14,6 +14,7 @@ from controller.lifecycle.machines.life import (
     InstanceLost,
     OrderRefused,
     ReleaseAnswered,
+    ReleaseUnanswered,
     Surroundings,
     moved,
     of_broken_orders,
@@ -98,6 +99,21 @@ def test_a_job_that_came_before_the_answer_keeps_the_machine() -> None:
     told = ReleaseAnswered(machine_id="m1", is_empty=True)
     after = moved(closing, [told], around(is_used=True), NOW + 61)
     assert (after.closing, after.status, after.idle_since) == (False, MachineStatus.JOINED, None)
+
+
+def test_a_shim_that_never_answers_keeps_no_unused_machine() -> None:
+    told = ReleaseUnanswered(machine_id="m1", message="no answer")
+    closing = joined(idle_since=NOW, closing=True)
+    after = moved(closing, [told], around(), NOW + 1800)
+    assert (after.status, after.end, after.message) == (
+        MachineStatus.TERMINATING,
+        MachineEnd.IDLE,
+        "no answer",
+    )
+    used = moved(closing, [told], around(is_used=True), NOW + 1800)
+    assert (used.closing, used.status) == (False, MachineStatus.JOINED)
+    withdrawn = joined(idle_since=NOW)
+    assert moved(withdrawn, [told], around(), NOW + 1) is withdrawn
 
 
 def test_use_begins_the_idle_time_again() -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
+from common.links.errors import LinkError
 from common.refusals import Conflict, NotFound
 from controller.api.views import job_view, run_summary
 from controller.clock import month_began
@@ -49,13 +50,14 @@ ADMIN = User(name="ada", role=Role.ADMIN, created_at=0.0)
 
 
 class Renting:
-    """A controller's part for machines. `empty`: what shims say when they are asked."""
+    """A controller's part for machines. `empty`: what shims say when they are asked; None: they do
+    not answer."""
 
     def __init__(self, database: MemoryDatabase, cloud: MemoryCloud, burst: Fleet) -> None:
         self.cloud = cloud
         self.clock = ManualClock()
         self.store = MemoryStore(database, self.clock.now)
-        self.empty = True
+        self.empty: bool | None = True
         self.asked = 0
         self._burst = burst
 
@@ -93,6 +95,8 @@ class Renting:
 
     async def _is_empty(self, machine_id: str) -> bool:
         self.asked += 1
+        if self.empty is None:
+            raise LinkError("no answer")
         return self.empty
 
     async def end(self) -> None:
@@ -273,6 +277,22 @@ async def test_an_idle_machine_is_given_back_only_when_its_shim_agrees() -> None
         await lab.until_status(MachineStatus.TERMINATED)
         assert cloud.instances == {}
         assert lab.pipeline.nodes == {}
+
+
+async def test_a_machine_whose_node_comes_and_goes_is_given_back() -> None:
+    cloud = MemoryCloud(offer())
+    async with renting(cloud, fleet(min=1, idle_duration=60.0)) as lab:
+        await lab.join()
+        lab.empty = None
+        await lab.pipeline.save_fleet(fleet(idle_duration=60.0), "burst")
+        await lab.until(lambda: lab.asked > 0, 1.0)
+        start = lab.clock.time
+        limit = worker.RELEASE_LIMIT_SECONDS
+        await lab.until(lambda: lab.clock.time > start + limit - 120.0, 60.0)
+        assert lab.only().closing
+        await lab.until(lambda: not lab.only().is_live, 60.0)
+        assert lab.only().message == "nothing used it, and its shim did not answer for 30 min"
+        assert cloud.instances == {}
 
 
 async def test_a_machine_without_a_record_ends_and_a_foreign_one_does_not() -> None:
