@@ -78,7 +78,7 @@ class MachineManager:
         return self._clouds.get(provider)
 
     async def offered(self, provider: str, known: KnownOffers) -> None:
-        """Take the provider's offers before its worker asks for them again."""
+        """Take the provider's offers before its worker asks for them again. Raises CloudError."""
         self._tell(provider, await self.workers[provider].supply(known))
 
     def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:

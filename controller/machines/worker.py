@@ -193,8 +193,14 @@ class Worker:
             if self._work_for(machine) != self._create:
                 return
             # Whoever takes over must know where the machine may be before it is asked for.
-            if machine.account is None and (account := await self._account_or_none()) is not None:
-                # Without an account, it may have been asked for all the same.
+            try:
+                account = await self._account() if machine.account is None else None
+            except CloudError as error:
+                self._failed(machine_id, error, nothing_made=nothing_made)
+                await asyncio.sleep(wait)
+                wait = min(_MAX_RETRY_SECONDS, 2 * wait)
+                continue
+            if account is not None:
                 nothing_made = nothing_made or machine.unmade
                 self._desk.post(AccountKnown(machine_id=machine_id, account=account))
                 await asyncio.sleep(_FIRST_RETRY_SECONDS)
@@ -230,7 +236,7 @@ class Worker:
         """Raises CloudError."""
         async with self._slots:
             # To look for what was made takes a minute, and to get a slot may take long, too.
-            await self._require_here(machine)
+            await self._require_here(machine, surely=True)
             self._asked_at[machine.id] = self._clock.now()
             begun = await self._answer(self._cloud.create(self._desk.order_of(machine)))
         # What is accepted may take minutes, and must hold up no other call.
@@ -496,11 +502,11 @@ class Worker:
 
     async def supply(self, known: KnownOffers) -> Supply:
         """Return what is bought of these offers: nothing while the provider uses another account
-        than that of machines which have not ended."""
+        than that of machines which have not ended. Raises CloudError: the account is not known."""
         try:
             account = await self._account()
-        except CloudError:
-            return Supply(offers=known.offers, unknown=known.unknown)
+        except CloudError as error:
+            raise CloudAway(f"its account is not known: {error}") from None
         away = [one for one in self._own() if one.account not in (None, account)]
         if away:
             barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"

@@ -20,6 +20,7 @@ from controller.clouds.base import (
 from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager
 from controller.machines.trial import Trial
+from controller.machines.worker import Worker
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
 from fairlead.documents.providers import CatalogSource
@@ -86,9 +87,9 @@ class ProviderService:
             if isinstance(cloud, Refreshes):
                 await answer_of(name, cloud.refresh())
             known = await answer_of(name, cloud.offers())
+            await manager.offered(name, known)
         except CloudError as error:
             raise Unavailable(str(error)) from None
-        await manager.offered(name, known)
         return self._offered(cloud, known)
 
     async def check(self, name: str, user: User) -> list[Examined]:
@@ -109,11 +110,7 @@ class ProviderService:
         found += (
             Examined(what=f"offers in {one}", fault=why) for one, why in known.unknown.items()
         )
-        supply = await manager.workers[name].supply(known)
-        if supply.barred is not None:
-            found.append(Examined(what="the account of its machines", fault=supply.barred))
-        elif supply.account is not None:
-            found.append(Examined(what=f"account {supply.account}"))
+        found += await self._account(manager.workers[name], known)
         found.append(await _listed(name, cloud, manager.installation))
         if isinstance(cloud, Refreshes):
             found.append(self._aged(name, cloud))
@@ -123,6 +120,16 @@ class ProviderService:
             except CloudError as error:
                 found.append(Examined(what="what orders need", fault=str(error)))
         return found
+
+    @staticmethod
+    async def _account(worker: Worker, known: KnownOffers) -> list[Examined]:
+        try:
+            supply = await worker.supply(known)
+        except CloudError as error:
+            return [Examined(what="the account of its machines", fault=str(error))]
+        if supply.barred is not None:
+            return [Examined(what="the account of its machines", fault=supply.barred)]
+        return [] if supply.account is None else [Examined(what=f"account {supply.account}")]
 
     def _aged(self, name: str, cloud: Refreshes) -> Examined:
         reading = cloud.catalog.reading

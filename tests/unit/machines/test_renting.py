@@ -605,17 +605,42 @@ async def test_an_order_whose_outcome_is_not_known_stays_in_its_account() -> Non
         assert "create" not in cloud.calls[calls:]
 
 
-async def test_an_order_that_may_have_been_made_in_an_unknown_account_keeps_the_next_one() -> None:
+async def test_nothing_is_rented_until_the_account_is_known() -> None:
     cloud = Nameless(offer())
-    cloud.fails["create"] = [CloudAway("reset"), *[Unauthorized("not allowed")] * 1000]
-    async with renting(cloud, fleet(min=1)) as lab:
-        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "reset")
-        assert lab.only().account is None
+    async with renting(cloud) as lab:
+        run = parts.run("hello")
+        await lab.pipeline.admit(run)
+
+        def shown() -> str:
+            (job,) = lab.pipeline.known[run.run.id].jobs
+            return job.attempts[-1].waits_for or ""
+
+        await lab.until(lambda: "its account is not known: no way to the account" in shown())
+        assert lab.rentals.committed == {}
         cloud.uses = "first"
-        await lab.until(lambda: lab.only().trouble == "not allowed")
-        calls = len(cloud.calls)
-        await lab.until(lambda: cloud.calls[calls:].count("create") > 2)
+        await lab.manager.offered("lab", await cloud.offers())
+        await lab.until(lambda: bool(cloud.instances))
         assert lab.only().account == "first"
+
+
+async def test_an_order_without_an_account_is_sent_once_the_account_is_known() -> None:
+    cloud = Nameless(offer())
+    cloud.uses = "wrong"
+    cloud.fails["create"] = [Unauthorized("not allowed")] * 1000
+    database = MemoryDatabase()
+    async with renting(cloud, fleet(min=1), database) as lab:
+        await lab.until(lambda: bool(lab.rentals.committed) and lab.only().trouble == "not allowed")
+        await lab.until(lambda: lab.only().account is None)
+    database.held = False
+    cloud.uses = None
+    cloud.fails.clear()
+    calls = len(cloud.calls)
+    async with renting(cloud, database=database) as lab:
+        await lab.until(lambda: lab.only().trouble == "no way to the account service")
+        assert "create" not in cloud.calls[calls:]
+        cloud.uses = "right"
+        await lab.until(lambda: bool(lab.only().instance_id))
+        assert lab.only().account == "right"
 
 
 class Nameless(MemoryCloud):
