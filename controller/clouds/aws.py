@@ -29,10 +29,11 @@ from controller.clouds.base import (
     KnownOffers,
     Order,
     Refused,
+    each_region,
     keep_reading,
     known_of,
 )
-from controller.clouds.catalog import Catalog, MachineType, Reading, completed
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
@@ -122,20 +123,20 @@ class AwsCloud:
         return await known_of(self._config.regions, of)
 
     async def refresh(self) -> None:
-        regions = tuple(self._config.regions)
-        told = await _all(self._told(region) for region in regions)
+        told, refused = await each_region(self._config.regions, self._told)
+        regions = tuple(told)
         prices, notes = await self._prices_told(regions)
         release = self.catalog.begun(regions)
         found = aws_types.merged(
-            {region: types for region, (types, _) in zip(regions, told, strict=True)},
-            {region: zones for region, (_, zones) in zip(regions, told, strict=True)},
+            {region: types for region, (types, _) in told.items()},
+            {region: zones for region, (_, zones) in told.items()},
             prices,
             {one.name: one for one in release},
             self._config.prices.keys(),
         )
         types, more = completed(found, release, regions, self._config.prices)
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=(*notes, *more))
-        await keep_reading(self.catalog, reading)
+        await keep_reading(self.catalog, with_older(reading, self.catalog.reading, refused))
 
     async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
         """Return the types of the region, and the zones of each by its name."""

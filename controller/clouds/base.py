@@ -6,6 +6,7 @@ Every call may raise Throttled, Unauthorized and CloudAway. Times are Unix secon
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
@@ -198,6 +199,28 @@ async def known_of(
     if first is not None and not is_told:
         raise first
     return KnownOffers(offers=tuple(offers), unknown=unknown)
+
+
+async def each_region(
+    regions: Iterable[str], ask: Callable[[str], Awaitable[T]]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Return what the regions tell, and why the others refuse, by their names. Raises the first
+    error when none tells anything."""
+    names = tuple(regions)
+    results = await asyncio.gather(*map(ask, names), return_exceptions=True)
+    told: dict[str, T] = {}
+    refused: dict[str, str] = {}
+    first: CloudError | None = None
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, CloudError):
+            refused[name], first = str(result), first or result
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            told[name] = result
+    if first is not None and not told:
+        raise first
+    return told, refused
 
 
 async def keep_reading(catalog: Catalog, reading: Reading) -> None:

@@ -13,6 +13,7 @@ import importlib.resources
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -42,12 +43,13 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider's API told about these regions. `notes`: what it did not tell, as
-    sentences."""
+    sentences. `older`: when those regions were read that refused at `read_at`, by their name."""
 
     read_at: float
     regions: tuple[str, ...]
     types: tuple[MachineType, ...]
     notes: tuple[str, ...] = ()
+    older: Mapping[str, float] = {}
 
 
 Keep = Callable[[str], Awaitable[None]]
@@ -125,6 +127,43 @@ def completed(
     return tuple(found), tuple(notes)
 
 
+def with_older(new: Reading, before: Reading | None, refused: Mapping[str, str]) -> Reading:
+    """Return the new reading with what was read before of the regions that `refused`, each with its
+    reason."""
+    older: dict[str, float] = {}
+    notes: list[str] = []
+    for region, why in refused.items():
+        if before is None or region not in before.regions:
+            notes.append(f"{region}: it was not read ({why}); the figures of the release are kept")
+            continue
+        older[region] = at = before.older.get(region, before.read_at)
+        day = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+        notes.append(f"{region}: it was not read ({why}); its figures of {day} are kept")
+    types = {one.name: one for one in new.types}
+    for one in () if before is None else before.types:
+        kept = _within(one, set(older))
+        if not kept.prices and not kept.zones:
+            continue
+        newer = types.get(one.name)
+        types[one.name] = kept if newer is None else _joined(newer, kept)
+    return msgspec.structs.replace(
+        new,
+        regions=(*new.regions, *older),
+        types=tuple(types.values()),
+        notes=(*notes, *new.notes),
+        older=older,
+    )
+
+
+def _joined(newer: MachineType, older: MachineType) -> MachineType:
+    return msgspec.structs.replace(
+        newer,
+        prices={**older.prices, **newer.prices},
+        spot={**older.spot, **newer.spot},
+        zones={**older.zones, **newer.zones},
+    )
+
+
 def _some(names: Sequence[str]) -> str:
     """Return the names, or the first ones and a number."""
     if len(names) <= _MAX_NAMED:
@@ -166,8 +205,12 @@ def _over(release: Iterable[MachineType], reading: Reading) -> list[MachineType]
 
 
 def _within(one: MachineType, regions: set[str]) -> MachineType:
-    prices = {region: price for region, price in one.prices.items() if region in regions}
-    return msgspec.structs.replace(one, prices=prices)
+    return msgspec.structs.replace(
+        one,
+        prices={region: price for region, price in one.prices.items() if region in regions},
+        spot={region: price for region, price in one.spot.items() if region in regions},
+        zones={region: zones for region, zones in one.zones.items() if region in regions},
+    )
 
 
 def _type(row: dict[str, str]) -> MachineType:

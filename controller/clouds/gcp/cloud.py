@@ -31,10 +31,11 @@ from controller.clouds.base import (
     Order,
     QuotaReached,
     Refused,
+    each_region,
     keep_reading,
     known_of,
 )
-from controller.clouds.catalog import Catalog, MachineType, Reading, completed
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.clouds.gcp.calls import Calls
 from controller.clouds.gcp.errors import Fault, NameTaken, NotThere, failure
 from controller.clouds.gcp.prices import SKUS_PATH, PriceList, Sku, Skus
@@ -263,13 +264,15 @@ class GcpCloud:
 
     async def refresh(self) -> None:
         self._types.clear()
+        told, refused = await each_region(self._config.regions, self._told)
         infos: dict[str, TypeInfo] = {}
         zones: dict[str, dict[str, tuple[str, ...]]] = {}
-        for region, zone in self._zones():
-            for one in await self._types_in(zone):
-                infos[one.name] = one
-                there = zones.setdefault(one.name, {})
-                there[region] = (*there.get(region, ()), zone)
+        for region, by_zone in told.items():
+            for zone, there in by_zone.items():
+                for one in there:
+                    infos[one.name] = one
+                    known = zones.setdefault(one.name, {})
+                    known[region] = (*known.get(region, ()), zone)
         prices = PriceList(await self._skus())
         found = [
             msgspec.structs.replace(
@@ -281,10 +284,14 @@ class GcpCloud:
             for one in infos.values()
             if (kind := machine_type(one)) is not None
         ]
-        regions = tuple(self._config.regions)
+        regions = tuple(told)
         types, notes = completed(found, self.catalog.begun(regions), regions, self._config.prices)
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=notes)
-        await keep_reading(self.catalog, reading)
+        await keep_reading(self.catalog, with_older(reading, self.catalog.reading, refused))
+
+    async def _told(self, region: str) -> dict[str, list[TypeInfo]]:
+        """Return the types in each zone of the region."""
+        return {zone: await self._types_in(zone) for zone in self._config.regions[region].zones}
 
     async def _skus(self) -> list[Sku]:
         skus: list[Sku] = []

@@ -136,7 +136,8 @@ class ProviderService:
         if reading is None:
             note = f"of the release, never read: run `fairlead offers refresh {name}`"
             return Examined(what="prices", note=note)
-        days = int((self._clock.now() - reading.read_at) // _DAY)
+        read_at = min((reading.read_at, *reading.older.values()))
+        days = int((self._clock.now() - read_at) // _DAY)
         what = f"prices, read from the API {days} days ago"
         if days * _DAY < _OLD_SECONDS:
             return Examined(what=what)

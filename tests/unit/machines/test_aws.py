@@ -377,6 +377,25 @@ async def test_prices_and_types_are_read_from_amazon(
         assert one.zone in kind.zones[one.region]
 
 
+async def test_one_region_that_refuses_leaves_the_refresh_of_the_others(
+    world: Ec2World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
+    world.front.prices = {REGION: {"g6.xlarge": 1.5}, OTHER: {"t3.medium": 0.05}}
+    await world.cloud.refresh()
+    first = world.cloud.catalog.reading
+    world.front.fails["DescribeInstanceTypes"] = [Failure("UnauthorizedOperation")]
+    await world.cloud.refresh()
+    reading = world.cloud.catalog.reading
+    assert first is not None
+    assert reading is not None
+    assert set(reading.regions) == {REGION, OTHER}
+    ((region, read_at),) = reading.older.items()
+    assert read_at == first.read_at
+    assert reading.notes[0].startswith(f"{region}: it was not read (")
+    assert {one.name for one in reading.types} == {one.name for one in first.types}
+
+
 async def test_without_the_price_list_the_releases_prices_stay(
     world: Ec2World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,10 @@ from controller.clouds.base import (
     NoCapacity,
     Throttled,
     Unauthorized,
+    each_region,
     keep_reading,
 )
-from controller.clouds.catalog import Catalog, MachineType, Reading, completed
+from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
 from controller.daemon.providers import Catalogs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine
@@ -390,6 +391,51 @@ def test_prices_that_the_api_does_not_tell_are_kept_or_missing_and_said() -> Non
         "north: there is no price of none, so none is rented; give your own under prices in the "
         "controller's file",
     )
+
+
+def _type(name: str, **prices: float) -> MachineType:
+    zones = {region: (f"{region}-a",) for region in prices}
+    return MachineType(name=name, cpu=1.0, memory=GIB, gpus=(), prices=prices, zones=zones)
+
+
+def test_what_a_region_told_before_is_kept_while_it_refuses() -> None:
+    before = Reading(
+        read_at=86400.0,
+        regions=("north", "south", "gone"),
+        types=(_type("both", north=1.0, south=2.0), _type("old", south=3.0), _type("x", gone=1.0)),
+    )
+    told = Reading(
+        read_at=172800.0, regions=("north",), types=(_type("both", north=1.5),), notes=("a note",)
+    )
+    after = with_older(told, before, {"south": "not allowed", "west": "503"})
+    assert {one.name: dict(one.prices) for one in after.types} == {
+        "both": {"north": 1.5, "south": 2.0},
+        "old": {"south": 3.0},
+    }
+    assert after.types[0].zones == {"north": ("north-a",), "south": ("south-a",)}
+    assert (after.regions, after.older) == (("north", "south"), {"south": 86400.0})
+    assert after.notes == (
+        "south: it was not read (not allowed); its figures of 1970-01-02 00:00 UTC are kept",
+        "west: it was not read (503); the figures of the release are kept",
+        "a note",
+    )
+    again = with_older(told, after, {"south": "not allowed"})
+    assert again.older == {"south": 86400.0}
+    assert with_older(told, again, {}) == told
+
+
+async def test_a_region_that_refuses_keeps_no_other_from_being_read() -> None:
+    async def ask(region: str) -> str:
+        if region != "north":
+            raise CloudAway(f"{region} is away")
+        return "told"
+
+    assert await each_region(["north", "south"], ask) == (
+        {"north": "told"},
+        {"south": "south is away"},
+    )
+    with pytest.raises(CloudAway, match="south is away"):
+        await each_region(["south", "west"], ask)
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, 20_000.0])
