@@ -14,6 +14,7 @@ from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, Offer
 from controller.lifecycle.machines.reconcile import Orphan
 from controller.lifecycle.model import Node
+from controller.machines.supplies import Supplies
 from controller.machines.trial import Trial
 from controller.machines.worker import Desk, Worker
 from controller.pipelines.rentals import Pinned, Rentals
@@ -64,6 +65,10 @@ class MachineManager:
         self.workers = {
             name: Worker(name, cloud, desk, clock) for name, cloud in settings.clouds.items()
         }
+        self.supplies = {
+            name: Supplies(name, cloud, desk.records, clock)
+            for name, cloud in settings.clouds.items()
+        }
         self._known = set(rentals.committed)
         self.trials: dict[str, Trial] = {}
         """The latest check of each provider that made a machine."""
@@ -79,7 +84,7 @@ class MachineManager:
 
     async def offered(self, provider: str, known: KnownOffers) -> None:
         """Take the provider's offers before its worker asks for them again. Raises CloudError."""
-        self._tell(provider, await self.workers[provider].supply(known))
+        self._tell(provider, await self.supplies[provider].of(known))
 
     def try_one(self, provider: str, offer: Offer, machine_id: str) -> Trial:
         """Begin a check that makes a machine of this offer and ends it."""
@@ -96,7 +101,8 @@ class MachineManager:
             async with asyncio.TaskGroup() as group:
                 for worker in self.workers.values():
                     group.create_task(worker.run())
-                    group.create_task(worker.keep_offers(self._tell))
+                for supplies in self.supplies.values():
+                    group.create_task(supplies.keep(self._tell))
                 while True:
                     self._rentals.changed.clear()
                     self._look()

@@ -17,7 +17,6 @@ from controller.clouds.base import (
     CloudAway,
     CloudError,
     Created,
-    KnownOffers,
     NoCapacity,
     Order,
     QuotaReached,
@@ -36,7 +35,6 @@ from controller.lifecycle.machines.life import (
     ReleaseAnswered,
     ReleaseUnanswered,
 )
-from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.machines.reconcile import (
     Circumstances,
@@ -50,11 +48,6 @@ from controller.lifecycle.machines.reconcile import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CALLS_AT_ONCE = 16
-OFFERS_EVERY_SECONDS = 600.0
-_OFFERS_SOON_SECONDS = 30.0
-"""While some are not known, or none may be bought."""
-MAX_OFFERS_AGE_SECONDS = 3600.0
-"""Limits of price and budgets count with the prices of offers."""
 _START_SECONDS = 180.0
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
@@ -480,35 +473,3 @@ class Worker:
                             place=state.place,
                         )
                     )
-
-    async def keep_offers(self, tell: Callable[[str, Supply | str], None]) -> None:
-        """Tell what the provider rents, or why it tells nothing, until cancelled."""
-        known_at = self._clock.now()
-        while True:
-            told: Supply | str
-            try:
-                before = await self._account_or_none()
-                told = await self.supply(await self._answer(self._cloud.offers()))
-                if told.account != before:
-                    raise CloudAway("its account changed while it told its offers")
-                is_whole = told.barred is None and not told.unknown
-                known_at = self._clock.now()
-            except CloudError as error:
-                told, is_whole = str(error), False
-                if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
-                    told = Supply(barred=f"its offers have not been told for an hour: {error}")
-            tell(self._provider, told)
-            await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
-
-    async def supply(self, known: KnownOffers) -> Supply:
-        """Return what is bought of these offers: nothing while the provider uses another account
-        than that of machines which have not ended. Raises CloudError: the account is not known."""
-        try:
-            account = await self._account()
-        except CloudError as error:
-            raise CloudAway(f"its account is not known: {error}") from None
-        away = [one for one in self._own() if one.account not in (None, account)]
-        if away:
-            barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
-            return Supply(account=account, barred=barred)
-        return Supply(offers=known.offers, account=account, unknown=known.unknown)

@@ -19,8 +19,8 @@ from controller.clouds.base import (
 )
 from controller.lifecycle.machines.model import Offer
 from controller.machines.manager import MachineManager
+from controller.machines.supplies import Supplies
 from controller.machines.trial import Trial
-from controller.machines.worker import Worker
 from controller.service.accounts.rights import require_admin
 from controller.store.accounts import User
 from fairlead.documents.providers import CatalogSource
@@ -110,7 +110,7 @@ class ProviderService:
         found += (
             Examined(what=f"offers in {one}", fault=why) for one, why in known.unknown.items()
         )
-        found += await self._account(manager.workers[name], known)
+        found += await self._account(manager.supplies[name], known)
         found.append(await _listed(name, cloud, manager.installation))
         if isinstance(cloud, Refreshes):
             found.append(self._aged(name, cloud))
@@ -122,9 +122,9 @@ class ProviderService:
         return found
 
     @staticmethod
-    async def _account(worker: Worker, known: KnownOffers) -> list[Examined]:
+    async def _account(supplies: Supplies, known: KnownOffers) -> list[Examined]:
         try:
-            supply = await worker.supply(known)
+            supply = await supplies.of(known)
         except CloudError as error:
             return [Examined(what="the account of its machines", fault=str(error))]
         if supply.barred is not None:

@@ -28,7 +28,7 @@ from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
 from controller.lifecycle.machines.reconcile import Found
 from controller.lifecycle.model import NodeCapacity, NodeStatus
-from controller.machines import worker
+from controller.machines import supplies, worker
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
 from controller.pipelines.run_pipeline import RunPipeline
@@ -309,8 +309,8 @@ async def test_a_machine_without_a_record_ends_and_a_foreign_one_does_not() -> N
 async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "OFFERS_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "_OFFERS_SOON_SECONDS", 0.01)
+    monkeypatch.setattr(supplies, "OFFERS_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(supplies, "_OFFERS_SOON_SECONDS", 0.01)
     cloud = MemoryCloud(offer())
     async with renting(cloud) as lab:
         await lab.until(lambda: bool(lab.rentals.offers_of("lab")))
@@ -319,7 +319,7 @@ async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
         await lab.until(lambda: lab.clock.time > start + 3000.0, 60.0)
         assert lab.rentals.offers_of("lab")
         await lab.until(lambda: not lab.rentals.offers_of("lab"), 60.0)
-        assert lab.clock.time >= start + worker.MAX_OFFERS_AGE_SECONDS - 60.0
+        assert lab.clock.time >= start + supplies.MAX_OFFERS_AGE_SECONDS - 60.0
         run = parts.run("hello")
         await lab.pipeline.admit(run)
 

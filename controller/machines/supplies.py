@@ -1,0 +1,80 @@
+"""Supplies say what may be bought at one provider: its offers, in the account that it uses now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from controller.clock import Clock
+from controller.clouds.base import Cloud, CloudAway, CloudError, KnownOffers, answer_of
+from controller.lifecycle.machines.market import Supply
+from controller.lifecycle.machines.model import Machine
+from controller.lifecycle.machines.reconcile import elsewhere
+
+log = logging.getLogger(__name__)
+OFFERS_EVERY_SECONDS = 600.0
+_OFFERS_SOON_SECONDS = 30.0
+"""While some are not known, or none may be bought."""
+MAX_OFFERS_AGE_SECONDS = 3600.0
+"""Limits of price and budgets count with the prices of offers."""
+
+
+class Supplies:
+    """Asks one provider for its offers. `records`: the committed ones, newest."""
+
+    def __init__(
+        self,
+        provider: str,
+        cloud: Cloud,
+        records: Callable[[], Iterable[Machine]],
+        clock: Clock,
+    ) -> None:
+        self._provider = provider
+        self._cloud = cloud
+        self._records = records
+        self._clock = clock
+
+    async def keep(self, tell: Callable[[str, Supply | str], None]) -> None:
+        """Tell what the provider rents, or why it tells nothing, until cancelled."""
+        known_at = self._clock.now()
+        while True:
+            told: Supply | str
+            try:
+                before = await self._account_or_none()
+                told = await self.of(await answer_of(self._provider, self._cloud.offers()))
+                if told.account != before:
+                    raise CloudAway("its account changed while it told its offers")
+                is_whole = told.barred is None and not told.unknown
+                known_at = self._clock.now()
+            except CloudError as error:
+                told, is_whole = str(error), False
+                if self._clock.now() - known_at >= MAX_OFFERS_AGE_SECONDS:
+                    told = Supply(barred=f"its offers have not been told for an hour: {error}")
+            tell(self._provider, told)
+            await asyncio.sleep(OFFERS_EVERY_SECONDS if is_whole else _OFFERS_SOON_SECONDS)
+
+    async def of(self, known: KnownOffers) -> Supply:
+        """Return what is bought of these offers: nothing while the provider uses another account
+        than that of machines which have not ended. Raises CloudError: the account is not known."""
+        try:
+            account = await self._account()
+        except CloudError as error:
+            raise CloudAway(f"its account is not known: {error}") from None
+        own = (one for one in self._records() if one.offer.provider == self._provider)
+        away = [one for one in own if one.is_live and one.account not in (None, account)]
+        if away:
+            barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
+            return Supply(account=account, barred=barred)
+        return Supply(offers=known.offers, account=account, unknown=known.unknown)
+
+    async def _account(self) -> str | None:
+        """Raises CloudError."""
+        return await answer_of(self._provider, self._cloud.account())
+
+    async def _account_or_none(self) -> str | None:
+        try:
+            return await self._account()
+        except CloudError as error:
+            log.info("provider %s tells no account: %s", self._provider, error)
+            return None
