@@ -2,8 +2,9 @@
 
 The provider loses answers, hides new machines from its lists for up to 45 s, throttles, refuses for
 want of capacity or quota, makes machines that never boot, takes spot machines back, and for a while
-does not end any. Now and then the credentials are those of another account, which rents machines
-too, and knows only its own. What both have is the truth that the records are compared with.
+does not end any. At times nobody can ask it for its account. Now and then the credentials are those
+of another account, which rents machines too, and knows only its own. What both have is the truth
+that the records are compared with.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ FOREIGN = "i-foreign"
 OURS, OTHER = "ours", "another"
 DUPLICATE_SECONDS = 300.0
 _LAG_SECONDS = 45.0
+_ACCOUNT_EVERY, _ACCOUNT_AWAY = 500.0, 60.0
+"""How often the account cannot be asked for, and for how long."""
 _NEVER = 1e6
 _NO_LIMITS = (RentLimits(),) * 4
 _LIMITS = (
@@ -169,6 +172,8 @@ class WaywardCloud:
         return [one for one in self.instances.values() if one.is_there]
 
     async def account(self) -> str | None:
+        if self.is_bad and self._now() % _ACCOUNT_EVERY < _ACCOUNT_AWAY:
+            raise CloudAway("no way to the account service")
         return self.uses
 
     async def offers(self) -> KnownOffers:
