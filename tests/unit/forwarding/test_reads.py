@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from controller.vault import KeyFile, Vault
 from fairlead.model.statuses import AttemptStatus
 from fairlead.queries import RunQuery
 from tests.doubles.memory_store import MemoryStore
+from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller, _gate
 from tests.unit.store.samples import a_run, an_attempt
 
@@ -253,3 +255,22 @@ async def test_a_database_of_another_version_or_that_is_away_is_left_to_the_lead
     ):
         assert answer.status == TO_THE_LEADER
     await away.close()
+
+
+async def test_a_database_that_hangs_is_left_to_the_leader(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(
+        "controller.store.reading.queries.account", lambda *_: answers.wait() and None
+    )
+    bed.reader.answer_seconds = 0.0
+    for path in PATHS:
+        assert await asked(bed, path) == TO_THE_LEADER
+    answers.set()
+    monkeypatch.undo()
+    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)
+    await eventually(lambda: not bed.reader.hangs)
+    bed.reader._away_until = 0.0
+    bed.reader.answer_seconds = 3600.0
+    assert await asked(bed, "/v1/runs") == 200
