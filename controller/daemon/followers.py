@@ -55,9 +55,7 @@ async def _reads(options: Options, store: StoreReader, closing: contextlib.Async
 
 
 async def links_of_followers(options: Options) -> tuple[FollowerLinks, ...]:
-    """Return what takes the links of followers, if there can be any. Raises CannotStart."""
-    if options.peers is None:
-        return ()
+    """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
     return () if tls is None else (FollowerLinks(tls.leader),)
 
