@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import socket
@@ -25,7 +24,6 @@ from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 MAX_WAITING = 32
 """Requests that wait for the connection. More are refused at once: the leader has the state in
 memory."""
@@ -102,20 +100,26 @@ class StoreReader:
 
     def _leave(self, moment: Moment) -> None:
         """Let the next one read as soon as the thread has ended the moment; wait for nothing."""
+        loop = asyncio.get_running_loop()
         if moment.is_asking:
-            # Its request has had its time, or was cancelled. A query that goes on in the server
-            # ends there with its session.
-            self.hangs = True
-            self._stay_away()
-            self._session.cut()
-        ended = asyncio.wrap_future(self._thread.submit(moment.end))
-        ended.add_done_callback(self._left)
+            # Its request has had its time, or was cancelled.
+            self._cut()
+        ended = asyncio.wrap_future(self._thread.submit(moment.end), loop=loop)
+        # The end of a transaction asks the database too.
+        late = loop.call_at(moment.until, self._cut)
 
-    def _left(self, ended: asyncio.Future[None]) -> None:
-        if not ended.cancelled() and (error := ended.exception()) is not None:
-            log.warning("the end of a read from the database failed", exc_info=error)
-        self.hangs = False
-        self._one_at_a_time.release()
+        def left(_: object) -> None:
+            late.cancel()
+            self.hangs = False
+            self._one_at_a_time.release()
+
+        ended.add_done_callback(left)
+
+    def _cut(self) -> None:
+        """End the wait of the thread. A query that goes on in the server ends with its session."""
+        self.hangs = True
+        self._stay_away()
+        self._session.cut()
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:
@@ -171,7 +175,7 @@ class Moment:
 
     def __init__(self, thread: ThreadPoolExecutor, until: float) -> None:
         self._thread = thread
-        self._until = until
+        self.until = until
         self._connection: sa.Connection | None = None
         self._asked: asyncio.Future[Any] | None = None
 
@@ -229,10 +233,11 @@ class Moment:
 
     async def do(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        asked = self._asked = loop.run_in_executor(self._thread, call)
+        asked: asyncio.Future[T] = loop.run_in_executor(self._thread, call)
+        self._asked = asked
         # What it raises when nobody waits any more is of no interest.
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait((asked,), timeout=self._until - loop.time())
+        await asyncio.wait((asked,), timeout=self.until - loop.time())
         if not asked.done():
             raise StoreUnavailable("the database does not answer")
         try:

@@ -73,7 +73,7 @@ async def test_a_read_that_is_not_answered_in_time_ends_with_its_session(
 ) -> None:
     reader._session.opened(hung, None)
     async with reader.moment() as moment:
-        moment._until = 0.0
+        moment.until = 0.0
         with pytest.raises(StoreUnavailable, match="does not answer"):
             await moment.node_names()
     await asyncio.to_thread(hung.begun.wait)
@@ -100,9 +100,21 @@ async def test_a_cancelled_read_ends_with_its_session(
     await eventually(lambda: not reader.hangs)
 
 
+async def test_the_end_of_a_read_that_hangs_ends_with_its_session(
+    reader: StoreReader, hung: HungServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader._session.opened(hung, None)
+    async with reader.moment() as moment:
+        monkeypatch.setattr(moment, "end", lambda: hung.driver.recv(1))
+        moment.until = 0.0
+    assert await asyncio.to_thread(hung.server.recv, 1) == b""
+    await eventually(lambda: not reader.hangs)
+    assert not reader._one_at_a_time.locked()
+
+
 async def test_nobody_waits_while_the_database_hangs(reader: StoreReader, hung: HungServer) -> None:
     async with reader.moment() as moment:
-        moment._until = 0.0
+        moment.until = 0.0
         with pytest.raises(StoreUnavailable):
             await moment.node_names()
     # It has no session that could be cut, as one that is still connected to.
