@@ -39,12 +39,12 @@ class Follower:
 
     def __init__(
         self,
-        links: ssl.SSLContext,
+        links: LeaderLinks,
         certificate: ssl.SSLContext | None,
         service_domain: str | None = None,
         reads: Reads | None = None,
     ) -> None:
-        self._links = LeaderLinks(links)
+        self._links = links
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)

@@ -20,6 +20,7 @@ from controller.forwarding import forwarder
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
+from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
@@ -127,7 +128,7 @@ class Bed:
         await web.TCPSite(made.runner, "127.0.0.1", 0).start()
 
     async def follow(self, hold_seconds: float = 30.0) -> None:
-        self.follower = Follower(self.tls.follower, None)
+        self.follower = Follower(LeaderLinks(self.tls.follower), None)
         self.follower.forwarder._hold_seconds = hold_seconds
         await self.follower.start()
         self.closing.push_async_callback(self.follower.close)
