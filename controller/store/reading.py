@@ -19,7 +19,7 @@ from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import StoredEvent
-from controller.store.errors import StoreUnavailable
+from controller.store.errors import StoreHangs, StoreUnavailable
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
@@ -49,6 +49,7 @@ class StoreReader:
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._away_until = -math.inf
+        self._why_away: type[StoreUnavailable] = StoreUnavailable
         self.hangs = False
         """Whether the thread still waits for an answer that nobody waits for any more."""
 
@@ -57,7 +58,7 @@ class StoreReader:
         """Return the state at one moment, within this block. Raises StoreUnavailable, also if the
         database has the schema of another version, does not answer soon, or many wait for it."""
         if self._waiting >= MAX_WAITING:
-            raise StoreUnavailable("many reads wait for the database already")
+            raise StoreHangs("many reads wait for the database already")
         until = asyncio.get_running_loop().time() + self.answer_seconds
         self._waiting += 1
         try:
@@ -66,8 +67,8 @@ class StoreReader:
             try:
                 try:
                     await moment.do(lambda: moment.begin(self._opened()))
-                except StoreUnavailable:
-                    self._stay_away()
+                except StoreUnavailable as error:
+                    self._stay_away(type(error))
                     raise
                 yield moment
             finally:
@@ -82,7 +83,7 @@ class StoreReader:
             async with asyncio.timeout_at(until):
                 await self._one_at_a_time.acquire()
         except TimeoutError:
-            raise StoreUnavailable("other reads wait for the database for too long") from None
+            raise StoreHangs("other reads wait for the database for too long") from None
         try:
             self._require_answers()
         except StoreUnavailable:
@@ -91,11 +92,12 @@ class StoreReader:
 
     def _require_answers(self) -> None:
         if self.hangs:
-            raise StoreUnavailable("the database has not answered for some seconds")
+            raise StoreHangs("the database has not answered for some seconds")
         if asyncio.get_running_loop().time() < self._away_until:
-            raise StoreUnavailable("the database could not be read just now")
+            raise self._why_away("the database could not be read just now")
 
-    def _stay_away(self) -> None:
+    def _stay_away(self, why: type[StoreUnavailable]) -> None:
+        self._why_away = why
         self._away_until = asyncio.get_running_loop().time() + AWAY_SECONDS
 
     def _leave(self, moment: Moment) -> None:
@@ -118,7 +120,7 @@ class StoreReader:
     def _cut(self) -> None:
         """End the wait of the thread. A query that goes on in the server ends with its session."""
         self.hangs = True
-        self._stay_away()
+        self._stay_away(StoreHangs)
         self._session.cut()
 
     def _opened(self) -> sa.Engine:
@@ -239,7 +241,7 @@ class Moment:
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((asked,), timeout=self.until - loop.time())
         if not asked.done():
-            raise StoreUnavailable("the database does not answer")
+            raise StoreHangs("the database does not answer")
         try:
             return asked.result()
         except sa.exc.DBAPIError as error:

@@ -199,8 +199,8 @@ async def test_a_live_log_goes_on_at_a_follower_when_its_leader_is_killed(
         got = [bytearray() for _ in range(5)]
         async with aiohttp.ClientSession() as session:
             url = f"{follower.url}/v1/runs/{run}/logs/ws"
-            reads = [partial(_read_on, session, url, made.token, into) for into in got]
-            reading = [asyncio.create_task(eventually(read)) for read in reads]
+            reads = [_read_to_the_end(session, url, made.token, into) for into in got]
+            reading = [asyncio.create_task(read) for read in reads]
             await eventually(lambda: all(into == _LINES for into in got))
             copies = follower.data / "live-logs"
             assert len(await asyncio.to_thread(lambda: list(copies.glob("*/*/*")))) == 1
@@ -211,6 +211,12 @@ async def test_a_live_log_goes_on_at_a_follower_when_its_leader_is_killed(
             await asyncio.to_thread(made.post, follower, f"/v1/runs/{run}/stop", {})
             await asyncio.gather(*reading)
     assert got == [_LINES] * 5
+
+
+async def _read_to_the_end(
+    session: aiohttp.ClientSession, url: str, token: str, into: bytearray
+) -> None:
+    await eventually(lambda: _read_on(session, url, token, into))
 
 
 async def _read_on(session: aiohttp.ClientSession, url: str, token: str, into: bytearray) -> bool:

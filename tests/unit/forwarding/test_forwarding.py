@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
@@ -533,3 +534,31 @@ async def test_tls_ends_at_the_follower(bed: Bed, tmp_path: Path) -> None:
     await secure.session.close()
     await secure.closing.aclose()
     await leader.runner.cleanup()
+
+
+async def test_a_read_that_the_leader_does_not_begin_to_answer_in_time_is_given_up(
+    bed: Bed,
+) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    # A link that is kept, which needs no time.
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    late = []
+
+    async def read(request: web.Request) -> web.StreamResponse:
+        try:
+            return await bed.follower.forwarder.forward(request, 0.0)
+        except forwarder.LeaderLate:
+            late.append(request.path)
+            return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_get("/wait", read)
+    async with TestClient(TestServer(app)) as client, client.get("/wait") as answer:
+        assert answer.status == 503
+    assert late == ["/wait"]
+    # The answer that comes later is nobody's.
+    leader.goes_on.set()
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "one"

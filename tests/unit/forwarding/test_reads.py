@@ -19,7 +19,7 @@ from controller.api.app import make_app as make_leader_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
 from controller.forwarding.follower import make_app
-from controller.forwarding.forwarder import Forwarder
+from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Role
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
@@ -49,8 +49,13 @@ class NotedForwarder(Forwarder):
 
     def __init__(self) -> None:
         self.is_leading = False
+        self.is_late = False
 
-    async def forward(self, request: web.Request) -> web.StreamResponse:
+    async def forward(
+        self, request: web.Request, within: float | None = None
+    ) -> web.StreamResponse:
+        if self.is_late and within is not None:
+            raise LeaderLate
         return web.Response(status=TO_THE_LEADER)
 
 
@@ -267,6 +272,13 @@ async def test_a_database_that_hangs_is_left_to_the_leader(
     bed.reader.answer_seconds = 0.0
     for path in PATHS:
         assert await asked(bed, path) == TO_THE_LEADER
+    bed.forwarder.is_late = True
+    for path in PATHS:
+        status, refused, _ = await answered(bed.follower, path, USER_TOKEN)
+        assert (status, refused["error"]["code"]) == (503, "store_unavailable")
+        assert "has not answered" in refused["error"]["message"]
+    # What only the leader can do waits for it.
+    assert await asked(bed, "/v1/nodes") == TO_THE_LEADER
     answers.set()
     monkeypatch.undo()
     monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from controller.store import queries
-from controller.store.errors import StoreUnavailable
+from controller.store.errors import StoreHangs, StoreUnavailable
 from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -127,6 +127,20 @@ async def test_nobody_waits_while_the_database_hangs(reader: StoreReader, hung: 
     hung.server.send(b"12")
     await eventually(lambda: not reader.hangs)
     assert await names(reader) == {"n": "node"}
+
+
+async def test_a_database_that_hung_just_now_counts_as_one_that_hangs(
+    reader: StoreReader, hung: HungServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", NEVER)
+    async with reader.moment() as moment:
+        moment.until = 0.0
+        with pytest.raises(StoreHangs):
+            await moment.node_names()
+    hung.server.send(b"1")
+    await eventually(lambda: not reader.hangs)
+    with pytest.raises(StoreHangs, match="just now"):
+        await names(reader)
 
 
 async def test_who_waits_for_a_read_that_hangs_does_not_wait_for_longer(
