@@ -265,11 +265,20 @@ async def test_a_database_of_another_version_or_that_is_away_is_left_to_the_lead
 async def test_a_database_that_hangs_is_left_to_the_leader(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(
-        "controller.store.reading.queries.account", lambda *_: answers.wait() and None
-    )
-    bed.reader.answer_seconds = 0.0
+    begun, answers = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        begun.set()
+        answers.wait()
+
+    bed.reader.answer_seconds = 3600.0
+    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("controller.store.reading.queries.account", hangs)
+        first = asyncio.create_task(asked(bed, "/v1/runs"))
+        await asyncio.to_thread(begun.wait)
+    # As if its time were over.
+    bed.reader._cut()
     for path in PATHS:
         assert await asked(bed, path) == TO_THE_LEADER
     bed.forwarder.is_late = True
@@ -280,9 +289,6 @@ async def test_a_database_that_hangs_is_left_to_the_leader(
     # What only the leader can do waits for it.
     assert await asked(bed, "/v1/nodes") == TO_THE_LEADER
     answers.set()
-    monkeypatch.undo()
-    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)
+    assert await first == 401
     await eventually(lambda: not bed.reader.hangs)
-    bed.reader._away_until = 0.0
-    bed.reader.answer_seconds = 3600.0
     assert await asked(bed, "/v1/runs") == 200
