@@ -29,8 +29,11 @@ log = logging.getLogger(__name__)
 LINK_PATH = "/v1/controllers/link"
 PROTOCOL = "fairlead-link"
 LOGS_PATH = "/v1/controllers/logs/{run}/{attempt}"
-"""The log of an attempt for the readers of a follower, which has judged their rights: on links
-alone."""
+"""The log of an attempt for the readers of a follower, which has judged their rights."""
+BY_ITSELF = "follower"
+"""Takes the place of the client's address in what a follower asks for itself. A request that it
+passes on has the address there, also if the follower is of an earlier version and the client
+asks for LOGS_PATH."""
 NOT_DONE = "Fairlead-Not-Done"
 """Of an answer on a link: nothing of the request was done, and another controller may do it."""
 HANDSHAKE_SECONDS = 10.0
@@ -98,7 +101,8 @@ class FollowerLinks:
             await asyncio.sleep(LEAVE_SECONDS)
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        if self._follow_log is None or not self._is_on_link(request):
+        is_asked_here = self._is_on_link(request) and request.headers.get(CLIENT) == BY_ITSELF
+        if self._follow_log is None or not is_asked_here:
             raise web.HTTPNotFound
         offset = request.query.get("offset", "")
         if not offset.isdecimal():

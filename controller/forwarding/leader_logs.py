@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from common.proxy.headers import CLIENT, head_of
 from common.proxy.upstream import UpstreamError
-from controller.forwarding.follower_links import LOGS_PATH
+from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH
 from controller.forwarding.leader_links import LeaderLinks, NobodyLeads, NoLink
 from controller.forwarding.live_logs import StreamLost
 from controller.forwarding.reads import NeedsLeader
@@ -30,7 +30,7 @@ class LeaderLogs:
             raise NeedsLeader from error
         connection, over = link.connection, link.over
         path = LOGS_PATH.format(run=run_id, attempt=attempt_id)
-        asked = [("Host", link.host), (CLIENT, "http ")]
+        asked = [("Host", link.host), (CLIENT, BY_ITSELF)]
         try:
             await connection.send(head_of("GET", f"{path}?offset={offset}", asked))
             head = await while_it_leads(connection.answer("GET"), over)

@@ -9,10 +9,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
+from common.proxy.headers import CLIENT
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.credentials import LinkTls, link_tls
-from controller.forwarding.follower_links import LOGS_PATH, FollowerLinks
+from controller.forwarding.follower import make_app
+from controller.forwarding.follower_links import BY_ITSELF, LOGS_PATH, FollowerLinks
+from controller.forwarding.forwarder import Forwarder
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import StreamLost
@@ -30,7 +35,7 @@ class ALeader:
         self.links = FollowerLinks(tls.leader, self._follow if gives else None)
         self.goes_on = asyncio.Event()
         self.refuses = False
-        self.open_now = 0
+        self.asked = self.open_now = 0
         app = web.Application(middlewares=[self.links.middleware])
         app[STREAMS] = set()
         app.on_shutdown.append(end_streams)
@@ -40,6 +45,7 @@ class ALeader:
         self.links.serve_with(self.runner)
 
     async def _follow(self, run: str, attempt: str, offset: int) -> AsyncIterator[bytes]:
+        self.asked += 1
         if self.refuses:
             raise web.HTTPGone
         return self._pieces(f"{run} {attempt} {offset}".encode())
@@ -142,4 +148,17 @@ async def test_no_client_gets_a_log_without_the_key_of_the_installation(bed: Bed
         session.get(f"{bed.url_of(leader)}{PATH}?offset=0") as answer,
     ):
         assert answer.status == 404
-    assert leader.open_now == 0
+    assert leader.asked == 0
+
+
+@pytest.mark.parametrize("path", [PATH, PATH.replace("logs", "%6cogs")])
+async def test_no_client_gets_a_log_through_a_follower(bed: Bed, path: str) -> None:
+    leader = await bed.lead()
+    # An earlier version's passes on what it does not know, as this one does.
+    follower = make_app(Forwarder(bed.links))
+    url = URL(f"{path}?offset=0", encoded=True)
+    async with TestClient(TestServer(follower)) as client:
+        for forged in ({}, {CLIENT: BY_ITSELF}, {CLIENT.lower(): BY_ITSELF}):
+            async with client.get(url, headers=forged) as answer:
+                assert answer.status == 404
+    assert leader.asked == 0
