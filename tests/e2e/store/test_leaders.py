@@ -216,7 +216,8 @@ async def test_a_live_log_goes_on_at_a_follower_when_its_leader_is_killed(
 async def _read_to_the_end(
     session: aiohttp.ClientSession, url: str, token: str, into: bytearray
 ) -> None:
-    await eventually(lambda: _read_on(session, url, token, into))
+    has_ended: bool = await eventually(lambda: _read_on(session, url, token, into))
+    assert has_ended
 
 
 async def _read_on(session: aiohttp.ClientSession, url: str, token: str, into: bytearray) -> bool:
