@@ -10,6 +10,7 @@ import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.aio import Flag
 from controller.api.app import make_app
 from controller.api.http.streams import STREAMS
 from controller.api.runs import runs
@@ -188,7 +189,7 @@ async def test_a_watch_of_a_finished_run_is_one_line(api: TestClient[Any, Any]) 
 
 
 async def test_pull_progress_wakes_those_who_watch_its_run(controller: Controller) -> None:
-    changed = asyncio.Event()
+    changed = Flag()
     watch = controller.progress.watch(changed)
     watch.attend(["mine"])
     controller.progress["others"] = PullProgress(downloaded=1, total=2)
