@@ -235,6 +235,7 @@ class LogCollector:
                 async for data in pieces:
                     links.look(await writer.append(data))
                     acknowledging.came()
+                    del data  # the next piece may be long in coming
         except BadFrame as error:
             raise RetryLater(f"the runner sent a damaged frame: {error}") from error
         except RunnerError as error:
