@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -280,6 +281,31 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
     pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
     await controller.pipeline.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
     assert [piece async for piece in pieces] == []
+
+
+class QuietLog:
+    """One piece, and nothing more."""
+
+    async def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+        yield bytes(1024)
+        await asyncio.Event().wait()
+
+    follow = read
+
+
+async def test_who_follows_a_quiet_log_keeps_nothing_of_what_was_sent(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    pieces = follow_log(controller.service.runs, cast(Any, QuietLog()), run["id"], attempt_id, 0)
+    sent = await anext(pieces)
+    waiting = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    references = sys.getrefcount(sent)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert references == 2  # the variable here and the argument of the call
 
 
 LOG_REQUEST = (
