@@ -9,13 +9,14 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from controller.service.accounts.login_links import LoginLinks
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import Controller
 from tests.unit.web.conftest import controller, site
 
 __all__ = ["controller", "site"]
 
 CHROMIUM = "/usr/bin/chromium"
-PATIENCE = 60_000
+PATIENCE = 1000 * LONG
 """Milliseconds that a page may take: it says when a page is stuck, not whether it is fast."""
 
 expect.set_options(timeout=PATIENCE)
