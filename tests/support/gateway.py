@@ -122,7 +122,7 @@ class GatewayMachine:
         path: str = "/",
         headers: Mapping[str, str] | None = None,
         context: ssl.SSLContext | None = None,
-        timeout: float = 60,
+        timeout: float = LONG,
     ) -> tuple[int, str, http.client.HTTPMessage]:
         """Ask NAME.domain: by HTTPS with a context, else by HTTP."""
         connection = self.connection(name, context, timeout)
@@ -132,12 +132,12 @@ class GatewayMachine:
             answer = connection.getresponse()
             return answer.status, answer.read().decode(), answer.headers
 
-    def dial(self, timeout: float = 60) -> socket.socket:
+    def dial(self, timeout: float = LONG) -> socket.socket:
         """Connect to where HAProxy listens for HTTPS."""
         return socket.create_connection(("127.0.0.1", self.https), timeout)
 
     def connection(
-        self, name: str, context: ssl.SSLContext | None, timeout: float = 60
+        self, name: str, context: ssl.SSLContext | None, timeout: float = LONG
     ) -> http.client.HTTPConnection:
         if context is None:
             return http.client.HTTPConnection("127.0.0.1", self.http, timeout=timeout)

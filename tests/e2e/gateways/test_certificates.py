@@ -101,7 +101,7 @@ class Town:
             [str(word) for word in command],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG,
             check=False,
         )
 

@@ -142,7 +142,7 @@ def ask(lab: RunLab, name: str, token: str | None) -> tuple[int, str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{lab.controller.url}/services/{name}/lab", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LONG) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
