@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 
-from tests.support.pauses import STANDS_STILL, run
+from tests.support.pauses import STANDS_STILL, pause, run
+from tests.support.waiting import LONG
 
 GAP = """
 import sys, time
@@ -20,3 +22,28 @@ sys.exit(7 if longest >= float(sys.argv[1]) else 1)
 
 def test_a_command_stands_still_for_a_moment_and_keeps_its_exit_status() -> None:
     assert run([sys.executable, "-c", GAP, str(min(STANDS_STILL))], random.Random(1)) == 7
+
+
+AS_NSENTER = """
+import os, signal, subprocess, sys
+program = subprocess.Popen([sys.executable, "-c", "input()"])
+print(program.pid, flush=True)
+while os.WIFSTOPPED(status := os.waitpid(program.pid, os.WUNTRACED)[1]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(program.pid, signal.SIGCONT)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_one_that_stops_with_its_program_goes_on_with_it() -> None:
+    command = [sys.executable, "-c", AS_NSENTER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as entered:
+        assert entered.stdin is not None
+        assert entered.stdout is not None
+        pause(int(entered.stdout.readline()), 1.0)
+        entered.stdin.write(b"go\n")
+        entered.stdin.close()
+        try:
+            assert entered.wait(LONG) == 0
+        finally:
+            entered.kill()
