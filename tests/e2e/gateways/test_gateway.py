@@ -68,6 +68,8 @@ def talking(
             ssl=context,
             server_hostname=host,
             additional_headers=as_admin(lab),
+            open_timeout=LONG,
+            ping_interval=None,
         ) as ws,
     ):
         yield ws

@@ -199,7 +199,7 @@ def test_tokens_and_keys_open_a_service_and_websockets_pass(lab: RunLab) -> None
     assert (status, text.split(" saw ")[1]) == (200, "nothing")
     url = f"{lab.controller.url}/services/own/ws".replace("http", "ws", 1)
     headers = {"Authorization": f"Bearer {key}"}
-    with connect(url, additional_headers=headers, proxy=None) as talk:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=LONG) as talk:
         talk.send("hello")
         assert talk.recv(timeout=LONG) == "HELLO"
     lab.controller.restart()
