@@ -23,7 +23,7 @@ def test_the_example_saves_its_state_and_comes_back(plain_lab: PlainLab, tmp_pat
     first, *_, last = plain_lab.attempts("checkpoint")
     assert (first["termination_reason"], first["exit_code"]) == ("interrupted", 85)
     assert last["termination_reason"] == "done_by_runner"
-    for text in ("saved step", '"cause":"time_limit_reached"', "finished at step 5"):
+    for text in ("saved step", '"cause":"time_limit_reached"', "finished at step 10"):
         assert text in done.output
     events = plain_lab.cli("events", "checkpoint").succeeded().output
     assert "SIGUSR1" in events
