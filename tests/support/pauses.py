@@ -32,9 +32,13 @@ def run(argv: list[str], dice: random.Random) -> int:
 
 
 def pause(pid: int, seconds: float) -> None:
-    """Let a process stand still; what stops with it goes on with it."""
+    """Let a process stand still; what stops with it goes on with it. One that a test has stopped
+    is left alone."""
     with suppress(ProcessLookupError, psutil.NoSuchProcess):
-        above = [one for one in psutil.Process(pid).parents() if not _stands_still(one)]
+        process = psutil.Process(pid)
+        if _stands_still(process):
+            return
+        above = [one for one in process.parents() if not _stands_still(one)]
         os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(seconds)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 
+import psutil
+
 from tests.support.pauses import STANDS_STILL, pause, run
-from tests.support.waiting import LONG
+from tests.support.waiting import LONG, wait_until
 
 GAP = """
 import sys, time
@@ -47,3 +50,15 @@ def test_one_that_stops_with_its_program_goes_on_with_it() -> None:
             assert entered.wait(LONG) == 0
         finally:
             entered.kill()
+
+
+def test_one_that_a_test_has_stopped_does_not_go_on() -> None:
+    with subprocess.Popen(["sleep", "600"]) as stopped:
+        try:
+            stopped.send_signal(signal.SIGSTOP)
+            about = psutil.Process(stopped.pid)
+            wait_until(lambda: about.status() == psutil.STATUS_STOPPED, what="it to stop")
+            pause(stopped.pid, 0.0)
+            assert about.status() == psutil.STATUS_STOPPED
+        finally:
+            stopped.kill()
