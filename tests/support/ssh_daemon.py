@@ -159,7 +159,7 @@ class SshDaemon:
                 connection.kill()
 
     def greets(self) -> bool:
-        with suppress(OSError), socket.create_connection((self._address, self.port), 2) as client:
+        with suppress(OSError), socket.create_connection((self._address, self.port), 10) as client:
             return client.recv(4) == b"SSH-"
         return False
 
