@@ -181,7 +181,7 @@ def test_a_container_that_ends_while_both_are_dead_ends_well(lab: RunLab) -> Non
         container = lab.container("last-words")
         lab.controller.kill9()
         lab.shim.kill9()
-        lab.dockerd.docker("exec", container, "touch", "/tmp/go")
+        lab.dockerd.docker("exec", "-d", container, "touch", "/tmp/go")
         wait_until(lambda: not _is_running(lab, container), what="the container to end")
         lab.shim.start()
         lab.controller.start()
