@@ -62,3 +62,14 @@ def test_one_that_a_test_has_stopped_does_not_go_on() -> None:
             assert about.status() == psutil.STATUS_STOPPED
         finally:
             stopped.kill()
+
+
+def test_the_process_of_sshd_that_would_die_of_it_is_not_stopped() -> None:
+    """Its argument is the title that sshd gives it."""
+    command = [sys.executable, "-c", GAP, "0.2", "sshd: anna [net]"]
+    with subprocess.Popen(command) as sandboxed:
+        try:
+            wait_until(lambda: "[net]" in str(psutil.Process(sandboxed.pid).cmdline()))
+            pause(sandboxed.pid, 3600.0)
+        finally:
+            sandboxed.kill()
