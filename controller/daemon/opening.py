@@ -10,16 +10,18 @@ import msgspec
 
 from common.links import host_keys
 from controller import identity
-from controller.assembly import Assembly
+from controller.assembly import Assembly, NodeSettings
 from controller.clock import Chance, SystemClock, system_chance
 from controller.daemon.boot import Known, take_lead
 from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
-from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.providers import Catalogs, machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
+from controller.lifecycle.model import Node
+from controller.links.base import NodeLink
+from controller.links.clients import LocalLink, SshLink
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.outputs.own_bucket import OwnBucket
@@ -32,7 +34,7 @@ from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
 from controller.shipping.positions import Positions
 from controller.shipping.shipper import Shipper
-from controller.store.base import Snapshot, Store
+from controller.store.base import Store
 from controller.store.errors import StoreError
 from controller.tls import CertificateUnusable
 from controller.traffic.routes import RouteTable
@@ -63,7 +65,7 @@ async def open_parts(
     async with lease_kept(options, store, leading):
         own = await own_bucket(options, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
-    shipper = _shipper(options, own, snapshot, chance)
+    shipper = _shipper(options, own, known, chance)
     stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -76,7 +78,7 @@ async def open_parts(
         chance=chance,
         progress=progress,
         routes=routes,
-        nodes=node_settings(options, known),
+        nodes=_node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
         machines=machine_settings(options, known.key, point, Catalogs(store, snapshot.catalogs)),
         listeners=() if shipper is None else (shipper,),
@@ -114,6 +116,22 @@ async def _begun(options: Options, store: Store, leading: Leading) -> tuple[Join
         raise CannotStart(str(error)) from error
 
 
+def _node_settings(options: Options, known: Known) -> NodeSettings:
+    return NodeSettings(
+        make_link=lambda node: _make_link(node, known.key),
+        secrets=known.vault,
+        failure=options.node_failure,
+        cluster_secret=secret_of(known.key),
+        cluster_networks=options.cluster_networks,
+    )
+
+
+def _make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
+    if node.address.local_socket:
+        return LocalLink(node.address.shim_socket)
+    return SshLink(node.address, key)
+
+
 def _dashboard(options: Options, key: asyncssh.SSHKey, service: ControllerService) -> Dashboard:
     return Dashboard(
         service,
@@ -125,12 +143,13 @@ def _dashboard(options: Options, key: asyncssh.SSHKey, service: ControllerServic
 
 
 def _shipper(
-    options: Options, own: OwnBucket | None, snapshot: Snapshot, chance: Chance
+    options: Options, own: OwnBucket | None, known: Known, chance: Chance
 ) -> Shipper | None:
     if options.receivers is None:
         return None
-    positions = Positions(options.data / "shipped", own)
-    return Shipper(options.receivers, snapshot.runs, positions, chance.jitter)
+    fence = (known.boot.epoch, known.boot.token)
+    positions = Positions(options.data / "shipped", own, fence)
+    return Shipper(options.receivers, known.snapshot.runs, positions, chance.jitter)
 
 
 def _live_parts(
