@@ -302,6 +302,8 @@ class Daemon:
             version, images = await asyncio.gather(engine.version(), engine.images())
         except EngineError as error:
             engine_error = str(error)
+        disk_free = await self.supervisor.free_disk()
+        self._watchdog.note_reported(engine_answers=engine_error is None, free=disk_free)
         controllers = await self._controllers()
         return NodeInfo(
             hostname=socket.gethostname(),
@@ -331,7 +333,7 @@ class Daemon:
             images_asked=self.images_ahead.asked,
             draining=self.supervisor.draining,
             recall=None if self._recall is None else self._recall.found,
-            disk_free=await self.supervisor.free_disk(),
+            disk_free=disk_free,
             engine_error=engine_error,
             networks=engine.networks(),
             network_kind=None if choice is None else choice.kind.value,

@@ -225,7 +225,8 @@ class NodeSession:
 
     async def _until_changed(self, changed: asyncio.Event, sync: NodeSync) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN_SECONDS if sync.has_unsettled else None):
+            looks_again = sync.has_unsettled or sync.is_unfit
+            async with asyncio.timeout(LOOK_AGAIN_SECONDS if looks_again else None):
                 await changed.wait()
                 return
         await sync.look_again()

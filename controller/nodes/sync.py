@@ -5,6 +5,7 @@ On each connect it reads the node first, then the database's state, and then fol
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -68,6 +69,7 @@ class NodeSync:
         self._notices = NoticeCarrier(connection)
         self._ending: set[str] = set()
         self._unsettled: set[str] = set()
+        self._reading = asyncio.Lock()
         self.shim_drains = False
         """Whether the shim was told to drain, as far as known."""
         self.images_asked: WantedImages | None = None
@@ -240,6 +242,14 @@ class NodeSync:
                         raise
 
     @property
+    def is_unfit(self) -> bool:
+        """Whether the node failed a check. No event may tell that it passes again: a clock that is
+        set is no change of the shim's, and a shim may see its engine answer all the time that was
+        being started anew when it was asked for the node."""
+        node = self._pipeline.nodes.get(self._node_id)
+        return node is not None and node.unfit is not None
+
+    @property
     def has_unsettled(self) -> bool:
         """Whether there are tasks here of which no event may tell that there is more to do.
 
@@ -254,9 +264,8 @@ class NodeSync:
         self._wake()
 
     async def look_again(self) -> None:
-        """Look again at the unsettled tasks, and at the allocations that they leave.
-
-        Raises ShimUnavailable, ShimError.
+        """Look again at the unsettled tasks, at the allocations that they leave, and at a node that
+        is unfit. Raises ShimUnavailable, ShimError.
         """
         for task_id in sorted(self._unsettled):
             self._unsettled.discard(task_id)
@@ -268,6 +277,8 @@ class NodeSync:
             else:
                 await self._found(info)
         await self._listener.idle_allocations(self._node_id, self._connection)
+        if self.is_unfit:
+            await self._read_node(*await self._health())
 
     # -- the node itself --------------------------------------------------------------------
 
@@ -278,26 +289,28 @@ class NodeSync:
     async def _read_node(self, health: Health, asked_at: float) -> None:
         # Read before the next request: its time would widen the span by which the clock is judged.
         answered_at = self._clock.now()
-        info = await self._connection.shim.node()
-        # Looked up after the requests: an admin may have changed or removed the node meanwhile.
-        node = self._pipeline.nodes.get(self._node_id)
-        if node is None:
-            return
-        reading = Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
-        changed = msgspec.structs.replace(
-            after_recall(after_health_check(node, reading), info.recall),
-            status=NodeStatus.CONNECTED,
-            message=None,
-            boot_id=health.boot_id,
-            install_id=health.install_id,
-            last_seen_at=self._clock.now(),
-        )
-        if changed.unfit not in (None, node.unfit):
-            log.warning("node %s takes no work: %s", node.name, changed.unfit)
-        self._pipeline.set_node(changed, self._node_id)
-        self.shim_drains = info.draining
-        if self.images_asked is None and not info.images_asked:
-            self.images_asked = WantedImages(images=())
+        # In turn: an answer that was overtaken by a later one must not replace it.
+        async with self._reading:
+            info = await self._connection.shim.node()
+            # Looked up after the requests: an admin may have changed or removed the node meanwhile.
+            node = self._pipeline.nodes.get(self._node_id)
+            if node is None:
+                return
+            reading = Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
+            changed = msgspec.structs.replace(
+                after_recall(after_health_check(node, reading), info.recall),
+                status=NodeStatus.CONNECTED,
+                message=None,
+                boot_id=health.boot_id,
+                install_id=health.install_id,
+                last_seen_at=self._clock.now(),
+            )
+            if changed.unfit not in (None, node.unfit):
+                log.warning("node %s takes no work: %s", node.name, changed.unfit)
+            self._pipeline.set_node(changed, self._node_id)
+            self.shim_drains = info.draining
+            if self.images_asked is None and not info.images_asked:
+                self.images_asked = WantedImages(images=())
 
     def _refuse_taken(self, health: Health) -> None:
         """Raise ShimTaken if another node has this shim. A shim that this node had before is not

@@ -63,9 +63,15 @@ class Watchdog:
         self._suspects: frozenset[str] = frozenset()
         self._swept_at = float("-inf")
         self._engine_answers = True
-        self._reported: tuple[bool, int] | None = None
+        self._seen: tuple[bool, int] | None = None
+        self._reported: set[tuple[bool, int]] = set()
         self._comparing: asyncio.Task[None] | None = None
         self._loop = asyncio.create_task(self._run(), name="watchdog")
+
+    def note_reported(self, *, engine_answers: bool, free: int) -> None:
+        """Note what was answered to somebody who asked for the node: an engine that is started anew
+        between two looks is away for him alone, and no look would find a change."""
+        self._reported.add((engine_answers, free.bit_length()))
 
     async def close(self) -> None:
         for task in (self._loop, self._comparing):
@@ -94,12 +100,13 @@ class Watchdog:
 
     async def _tell_fitness(self) -> None:
         """Report a change of the node when the engine falls silent or answers again, and when the
-        free disk halved or doubled."""
+        free disk halved or doubled, since the last look or since somebody was told."""
         free = await self._supervisor.free_disk()
         now = (self._engine_answers, free.bit_length())
-        if self._reported is not None and now != self._reported:
+        known = self._reported if self._seen is None else self._reported | {self._seen}
+        self._seen, self._reported = now, set()
+        if known - {now}:
             self._supervisor.events.node_changed()
-        self._reported = now
 
     async def _compare(self) -> None:
         try:

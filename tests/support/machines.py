@@ -160,6 +160,11 @@ class Host:
     def _kill_all(self) -> None:
         # Again until nobody is there: a process may fork between the look and the kill.
         wait_until(lambda: not self._kill_some(), what=f"{self.name} to be off")
+        # A process that is killed has left its network before we, who started it, see its end.
+        wait_until(lambda: not self._has_daemons(), what=f"the daemons of {self.name} to end")
+
+    def _has_daemons(self) -> bool:
+        return self.sshd.is_alive() or self.shim.daemon.is_alive()
 
     def _kill_some(self) -> bool:
         """Whether anybody was there. Those that we started ourselves are our zombies until waited
@@ -200,6 +205,9 @@ class Machine(Host):
         self.shim.close()
         self.dockerd.stop()
         super().close()
+
+    def _has_daemons(self) -> bool:
+        return self.dockerd.is_alive() or super()._has_daemons()
 
 
 def _processes_in(namespace: Path) -> Iterator[int]:

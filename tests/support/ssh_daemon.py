@@ -158,6 +158,9 @@ class SshDaemon:
             with suppress(psutil.NoSuchProcess):
                 connection.kill()
 
+    def is_alive(self) -> bool:
+        return self._daemon.is_alive()
+
     def greets(self) -> bool:
         with suppress(OSError), socket.create_connection((self._address, self.port), 2) as client:
             return client.recv(4) == b"SSH-"

@@ -248,6 +248,20 @@ async def test_a_changed_node_is_read_again() -> None:
         assert it.node.status is NodeStatus.CONNECTED
 
 
+async def test_an_unfit_node_is_read_again_also_when_no_event_tells_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    async with world() as it:
+        await it.connected()
+        it.shim.info = node_info(engine_error="nobody listens")
+        it.event(EventType.NODE)
+        await eventually(lambda: it.node.unfit == "its engine does not answer: nobody listens")
+        it.shim.info = node_info()
+        await eventually(lambda: it.node.unfit is None)
+        assert it.listener.connections == 1
+
+
 async def test_a_task_event_of_a_live_attempt_is_reported() -> None:
     state = placed(AttemptStatus.RUNNING)
     async with world(state, before=listing(task_of(state))) as it:

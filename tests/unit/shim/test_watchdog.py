@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,9 @@ import pytest
 
 from fairlead.wire.shim import EventType, TaskStatus
 from shim.daemon import Daemon
+from shim.engines.base import Found
 from shim.monitoring.watchdog import ALIVE, READY, Systemd, Watchdog
+from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import LONG, eventually
@@ -139,6 +142,30 @@ async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(nod
                     if event.type is EventType.NODE:
                         break
             assert (await service.node()).engine_error == error
+
+
+async def test_an_engine_that_was_away_only_when_somebody_asked_is_told_when_it_answers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is started anew between two looks of the watchdog, each of which sees it answer:
+    who asked in between would take it for silent for ever."""
+
+    class AnswersEachLook(MuteEngine):
+        async def list(self) -> tuple[Found, ...]:
+            return await MemoryEngine.list(self)
+
+    engine = AnswersEachLook(node.host)
+    monkeypatch.setattr("shim.daemon.Watchdog", partial(Watchdog, pause=0.01))
+    async with node.shim(engine) as service:
+        cursor = service.events.cursor
+        engine.away = True
+        assert (await service.node()).engine_error == "nobody listens"
+        engine.away = False
+        async with asyncio.timeout(LONG), aclosing(service.events.follow(cursor)) as events:
+            async for event in events:
+                if event.type is EventType.NODE:
+                    break
+        assert (await service.node()).engine_error is None
 
 
 async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
