@@ -103,6 +103,9 @@ class Lab:
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return "" if answer.read() else "an empty answer"
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"{error.code}: {error.read(200).decode(errors='replace')}"
         except OSError as error:
             return str(error)
 

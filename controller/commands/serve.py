@@ -25,7 +25,6 @@ from controller.commands.database_url import find_database
 from controller.daemon import serving
 from controller.daemon.options import CannotStart, Options
 from controller.outputs.bucket import Bucket
-from controller.relay import address_of
 from controller.retention import RetentionTimes
 from controller.server_config import Operating
 from controller.server_config import load as load_operating
@@ -410,6 +409,9 @@ def _serve(options: Options, log_level: LogLevel) -> None:
 
 def parse_peers(url: str) -> Peers:
     """Raises CliError."""
+    # A controller that is alone loads nothing of followers.
+    from controller.relay import address_of
+
     try:
         address_of(url)
     except ValueError as error:

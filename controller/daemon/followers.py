@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import AsyncIterator
 from functools import partial
 
 from controller import identity
@@ -15,9 +16,14 @@ from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.final_logs import FOLDER_NAME, FinalLogs
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.leader_links import LeaderLinks
+from controller.forwarding.leader_logs import LeaderLogs
+from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
+from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.log_reads import LogReads
-from controller.forwarding.reads import Reads
 from controller.pipelines.performers.cluster import secret_of
+from controller.service import ControllerService
+from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.tls import ServerCertificate
 
@@ -31,35 +37,50 @@ async def follower(
     if tls is None:
         return None
     context = None if certificate is None else certificate.context
-    reads = None
-    if options.database is not None:
+    reads, links = None, LeaderLinks(tls.follower)
+    if options.database is not None and options.peers is not None:
+        # Controllers may share their data folder; each has a URL of its own.
+        own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
         store = StoreReader(options.database.reader)
         closing.push_async_callback(store.close)
-        reads = await _reads(options, store, closing)
-    opened = Follower(tls.follower, context, options.proxy.domain, reads)
+        final = await _final_logs(options, own, closing)
+        live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, LeaderLogs(links).follow)
+        closing.push_async_callback(live.close)
+        await live.start()
+        reads = LogReads(store, SystemClock(), final, live)
+    opened = Follower(links, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)
     await opened.start()
     return opened
 
 
-async def _reads(options: Options, store: StoreReader, closing: contextlib.AsyncExitStack) -> Reads:
-    if options.logs_bucket is None or options.peers is None:
-        return Reads(store, SystemClock())
-    # Controllers may share their data folder; each has a URL of its own.
-    own = hashlib.sha256(options.peers.url.encode()).hexdigest()[:16]
-    folder = options.data / FOLDER_NAME / own
-    logs = FinalLogs(folder, partial(followed_bucket, options))
+async def _final_logs(
+    options: Options, own: str, closing: contextlib.AsyncExitStack
+) -> FinalLogs | None:
+    if options.logs_bucket is None:
+        return None
+    logs = FinalLogs(options.data / FOLDER_NAME / own, partial(followed_bucket, options))
     closing.push_async_callback(logs.close)
     await logs.start()
-    return LogReads(store, SystemClock(), logs)
+    return logs
 
 
-async def links_of_followers(options: Options) -> tuple[FollowerLinks, ...]:
-    """Return what takes the links of followers, if there can be any. Raises CannotStart."""
-    if options.peers is None:
-        return ()
+async def links_of_followers(
+    options: Options, service: ControllerService
+) -> tuple[FollowerLinks, ...]:
+    """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
-    return () if tls is None else (FollowerLinks(tls.leader),)
+    return () if tls is None else (FollowerLinks(tls.leader, partial(_follow_log, service)),)
+
+
+async def _follow_log(
+    service: ControllerService, run_id: str, attempt_id: str, offset: int
+) -> AsyncIterator[bytes]:
+    """Raises ServiceError, BucketError."""
+    state = await service.runs.get(run_id)
+    attempt = await service.runs.attempt(state, None, attempt_id)
+    await service.kept_logs.require(state, attempt)
+    return follow_log(service.runs, service.logs, run_id, attempt_id, offset)
 
 
 def _link_tls(options: Options) -> LinkTls | None:

@@ -32,7 +32,7 @@ from controller.service.machines.user_data import JoinPoint
 from controller.service.runs.progress import PullsInProgress
 from controller.shipping.positions import Positions
 from controller.shipping.shipper import Shipper
-from controller.store.base import Snapshot, Store
+from controller.store.base import Store
 from controller.store.errors import StoreError
 from controller.tls import CertificateUnusable
 from controller.traffic.routes import RouteTable
@@ -63,7 +63,7 @@ async def open_parts(
     async with lease_kept(options, store, leading):
         own = await own_bucket(options, installation_id, closing)
     snapshot, clock, chance = known.snapshot, SystemClock(), system_chance()
-    shipper = _shipper(options, own, snapshot, chance)
+    shipper = _shipper(options, own, known, chance)
     stores = open_stores(options, store, own, installation_id, closing, shipper)
     require_providers(options, snapshot)
     progress, routes = PullsInProgress(), RouteTable()
@@ -125,12 +125,13 @@ def _dashboard(options: Options, key: asyncssh.SSHKey, service: ControllerServic
 
 
 def _shipper(
-    options: Options, own: OwnBucket | None, snapshot: Snapshot, chance: Chance
+    options: Options, own: OwnBucket | None, known: Known, chance: Chance
 ) -> Shipper | None:
     if options.receivers is None:
         return None
-    positions = Positions(options.data / "shipped", own)
-    return Shipper(options.receivers, snapshot.runs, positions, chance.jitter)
+    fence = (known.boot.epoch, known.boot.token)
+    positions = Positions(options.data / "shipped", own, fence)
+    return Shipper(options.receivers, known.snapshot.runs, positions, chance.jitter)
 
 
 def _live_parts(

@@ -9,16 +9,14 @@ import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
-from controller import following
 from controller.api.app import make_runner
 from controller.api.http.origins import Origins
 from controller.api.machines.join import make_join_runner
 from controller.daemon.boot import fingerprint, installation_of, tie
-from controller.daemon.followers import follower, links_of_followers
 from controller.daemon.gateways import make_proxy
 from controller.daemon.lease import Leading, end
 from controller.daemon.listening import bound_socket, certificate_of, listen, listen_for_nodes
@@ -26,12 +24,14 @@ from controller.daemon.opening import Opened, open_parts
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import open_store
 from controller.daemon.work import run
-from controller.forwarding.follower_links import FollowerLinks
-from controller.relay import Relay
+from controller.service import ControllerService
 from controller.store import peers
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
 from controller.tls import ServerCertificate
+
+if TYPE_CHECKING:
+    from controller.forwarding.follower_links import FollowerLinks
 
 T = TypeVar("T")
 
@@ -77,6 +77,11 @@ async def _among_peers(
     options: Options, peers: Peers, ready: Callable[[str], None], stop: asyncio.Event
 ) -> None:
     """Carry connections to the leader until it is gone, then lead. Raises as `serve` does."""
+    # A controller that is alone loads nothing of followers.
+    from controller import following
+    from controller.daemon.followers import follower
+    from controller.relay import Relay
+
     peers.keys = await asyncio.to_thread(fingerprint, options)
     peers.installation_id = await asyncio.to_thread(installation_of, options)
     wait = following.Wait(peers, stop)
@@ -139,7 +144,7 @@ async def _controller(
         opened = await _unless_stopped(open_parts(options, store, leading, closing), stop)
         work = asyncio.create_task(run(options, opened, leading), name="controller")
         closing.push_async_callback(end, work)
-        links = await links_of_followers(options)
+        links = await _links_of_followers(options, opened.service)
         proxy = make_proxy(options, opened.assembly, opened.service.gate, opened.dashboard)
         closing.callback(proxy.close)
         api = make_runner(
@@ -164,6 +169,17 @@ async def _controller(
         if take_back is not None:
             closing.push_async_callback(_leave_address, api, links, take_back)
         yield work
+
+
+async def _links_of_followers(
+    options: Options, service: ControllerService
+) -> tuple[FollowerLinks, ...]:
+    """Return what takes the links of followers, if there can be any. Raises CannotStart."""
+    if options.peers is None:
+        return ()
+    from controller.daemon.followers import links_of_followers
+
+    return await links_of_followers(options, service)
 
 
 async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.Event) -> Opened:

@@ -22,14 +22,16 @@ from controller.api.app import not_for_tabs
 from controller.api.http.errors import as_response
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
-from controller.forwarding.forwarder import Forwarder
+from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.reads import NeedsLeader, Reads
 from controller.relay import Leader
-from controller.store.errors import StoreError
+from controller.store.errors import StoreError, StoreHangs
 from controller.web.assets import STATIC_PATH, Assets
 
 SHUTDOWN_SECONDS = 0.5
+LEADER_SECONDS = 8.0
+"""So long a read waits for the leader's answer after the database has given none."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
@@ -39,12 +41,12 @@ class Follower:
 
     def __init__(
         self,
-        links: ssl.SSLContext,
+        links: LeaderLinks,
         certificate: ssl.SSLContext | None,
         service_domain: str | None = None,
         reads: Reads | None = None,
     ) -> None:
-        self._links = LeaderLinks(links)
+        self._links = links
         self._certificate = certificate
         self.forwarder = Forwarder(self._links)
         logging.getLogger("aiohttp.server").addFilter(is_our_failure)
@@ -120,6 +122,12 @@ def make_app(
             if is_plain and is_ours(request):
                 try:
                     return await answer(request)
+                except StoreHangs as hangs:
+                    try:
+                        return await forwarder.forward(request, LEADER_SECONDS)
+                    except LeaderLate:
+                        # It may wait for the same database.
+                        raise hangs from None
                 except (NeedsLeader, StoreError):
                     pass
             return await forwarder.forward(request)

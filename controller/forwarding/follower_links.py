@@ -12,17 +12,28 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
 from controller.api.http.errors import leads_no_more
+from controller.api.http.routes import FRAMES
+from controller.api.http.streams import cancel_this, reader_may_leave, registered
+from fairlead.connections.keepalives import notice_the_gone
 
 log = logging.getLogger(__name__)
 
 LINK_PATH = "/v1/controllers/link"
 PROTOCOL = "fairlead-link"
+LOGS_PATH = "/v1/controllers/logs/{run}/{attempt}"
+"""The log of an attempt for the readers of a follower, which has judged their rights."""
+BY_ITSELF = "follower"
+"""Takes the place of the client's address in what a follower asks for itself. A request that it
+passes on has the address there, also if the follower is of an earlier version and the client
+asks for LOGS_PATH."""
 NOT_DONE = "Fairlead-Not-Done"
 """Of an answer on a link: nothing of the request was done, and another controller may do it."""
 HANDSHAKE_SECONDS = 10.0
@@ -31,11 +42,19 @@ LEAVE_SECONDS = 0.1
 its connection may have been done or not."""
 
 
-class FollowerLinks:
-    """Links that followers opened to this controller while it leads."""
+FollowLog = Callable[[str, str, int], Awaitable[AsyncIterator[bytes]]]
+"""Returns the frames of an attempt (of this run, this attempt, from this offset on) up to its end.
+Raises what the API answers for it."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+
+class FollowerLinks:
+    """Links that followers opened to this controller while it leads. `follow_log`: what they may
+    ask for beside requests of clients."""
+
+    def __init__(self, context: ssl.SSLContext, follow_log: FollowLog | None = None) -> None:
         self._context = context
+        self._follow_log = follow_log
+        self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
         self._has_had_any = False
         self._is_leaving = False
@@ -46,6 +65,7 @@ class FollowerLinks:
 
     def mount(self, app: web.Application) -> None:
         app.router.add_get(LINK_PATH, self._opened)
+        app.router.add_get(LOGS_PATH, self._log)
 
     @property
     def middleware(self) -> Middleware:
@@ -55,8 +75,7 @@ class FollowerLinks:
         async def as_its_client_sent_it(
             request: web.Request, handler: Handler
         ) -> web.StreamResponse:
-            transport = request.transport
-            if transport is None or transport.get_extra_info("sslcontext") is not self._context:
+            if not self._is_on_link(request):
                 return await handler(request)
             if self._is_leaving:
                 answer: web.StreamResponse = leads_no_more()
@@ -71,11 +90,36 @@ class FollowerLinks:
 
         return as_its_client_sent_it
 
+    def _is_on_link(self, request: web.Request) -> bool:
+        transport = request.transport
+        return transport is not None and transport.get_extra_info("sslcontext") is self._context
+
     async def leave(self) -> None:
         """Let followers take their requests to the next leader; those that were begun go on."""
         self._is_leaving = True
         if self._has_had_any:
             await asyncio.sleep(LEAVE_SECONDS)
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        is_asked_here = self._is_on_link(request) and request.headers.get(CLIENT) == BY_ITSELF
+        if self._follow_log is None or not is_asked_here:
+            raise web.HTTPNotFound
+        offset = request.query.get("offset", "")
+        if not offset.isdecimal():
+            raise web.HTTPBadRequest
+        run, attempt = request.match_info["run"], request.match_info["attempt"]
+        pieces = await self._follow_log(run, attempt, int(offset))
+        response = web.StreamResponse(headers={"Content-Type": FRAMES})
+        with (
+            registered(request, cancel_this()),
+            self._hang_ups.watched(request),
+            reader_may_leave(),
+        ):
+            await response.prepare(request)
+            async for piece in pieces:
+                await response.write(piece)
+            await response.write_eof()
+        return response
 
     async def _opened(self, request: web.Request) -> web.StreamResponse:
         transport, runner = request.transport, self._runner
@@ -83,6 +127,8 @@ class FollowerLinks:
             raise web.HTTPNotFound
         if self._is_leaving or transport is None:
             return leads_no_more()
+        # A log may be quiet for hours; the follower that reads it may be gone.
+        notice_the_gone(transport.get_extra_info("socket"))
         response = web.StreamResponse(status=101)
         response.headers.update({"Connection": "Upgrade", "Upgrade": PROTOCOL})
         response.force_close()

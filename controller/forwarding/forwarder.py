@@ -38,6 +38,10 @@ class _AllKeyed(msgspec.Struct, frozen=True):
     runs: tuple[_Keyed, ...] = ()
 
 
+class LeaderLate(Exception):
+    """The leader has not begun to answer in time. The request only reads."""
+
+
 class _MayBeSentAgain(Exception):
     """No answer came, and the request may be sent to the next leader."""
 
@@ -49,6 +53,8 @@ class _Exchange(msgspec.Struct, kw_only=True):
     body: Body
     link: Link
     is_upgrade: bool
+    until: float | None = None
+    """When the answer must have begun, by the loop's clock."""
     sending: asyncio.Task[None] | None = None
 
     @property
@@ -75,8 +81,11 @@ class Forwarder:
         self._hang_ups = HangUps()
         self.is_leading = False
 
-    async def forward(self, request: web.Request) -> web.StreamResponse:
-        """Return the answer, sent already, or a refusal."""
+    async def forward(
+        self, request: web.Request, within: float | None = None
+    ) -> web.StreamResponse:
+        """Return the answer, sent already, or a refusal. `within`: the seconds in which the answer
+        to one that reads must begin. Raises LeaderLate, if that is given."""
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 body = await body_of(request, _MAX_BODY)
@@ -85,7 +94,8 @@ class Forwarder:
             slow = body_too_slow(HEAD_SECONDS)
             slow.force_close()
             return slow
-        until = asyncio.get_running_loop().time() + self._hold_seconds
+        seconds = self._hold_seconds if within is None else within
+        until = asyncio.get_running_loop().time() + seconds
         with self._hang_ups.watched(request):
             while True:
                 try:
@@ -97,7 +107,11 @@ class Forwarder:
                     answer.force_close()
                     return answer
                 exchange = _Exchange(
-                    request=request, body=body, link=link, is_upgrade=_is_websocket(request)
+                    request=request,
+                    body=body,
+                    link=link,
+                    is_upgrade=_is_websocket(request),
+                    until=None if within is None else until,
                 )
                 try:
                     return await self._exchange(exchange)
@@ -127,11 +141,16 @@ class Forwarder:
             await _finish(exchange)
 
     async def _asked(self, exchange: _Exchange) -> ResponseHead:
-        """Raises UpstreamError, and aiohttp's errors about the client."""
+        """Raises UpstreamError, LeaderLate, and aiohttp's errors about the client."""
+        now = asyncio.get_running_loop().time()
+        left = None if exchange.until is None else exchange.until - now
         asking = asyncio.create_task(_ask(exchange))
         over = asyncio.create_task(exchange.link.over.wait())
         try:
-            await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
+            tasks = (asking, over)
+            await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not over.done():
+                raise LeaderLate
             # Its successor answers sooner than a leader that is paused.
             if not asking.done() and _may_be_sent_again(exchange):
                 raise NoAnswer("leads no more")

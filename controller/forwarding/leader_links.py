@@ -54,6 +54,10 @@ class Link:
     def over(self) -> asyncio.Event:
         return self._term.over
 
+    @property
+    def host(self) -> str:
+        return self._term.leader.url.partition("://")[2]
+
     def give_back(self) -> None:
         """Keep the connection for another request, if it can carry one."""
         kept = self._term.kept

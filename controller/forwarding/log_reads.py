@@ -1,12 +1,14 @@
-"""Reads of logs that a follower answers from the bucket, next to those from the database."""
+"""Reads of logs that a follower answers, next to those from the database: logs that are whole in
+the bucket, and streams of those that grow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from common.http import json_response
@@ -15,7 +17,9 @@ from controller.api.jobs.log_windows import wanted_by
 from controller.api.jobs.logs import FollowQuery, LogsQuery, send_log, stream_log
 from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs, WholeLog
+from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.reads import NeedsLeader, Reads
+from controller.lifecycle.model import Attempt
 from controller.store.errors import StoreError
 from controller.store.reading import StoreReader
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES
@@ -30,19 +34,38 @@ UNKNOWN_SECONDS = 60.0
 """A log is not sent on when the database has told nothing about rights for so long."""
 
 
-class LogReads(Reads):
-    """Answers for logs of final attempts too, as `Reads` does."""
+class _Found(msgspec.Struct, Generic[T], frozen=True):
+    """The attempt that a request is about, and what is asked."""
 
-    def __init__(self, store: StoreReader, clock: Clock, logs: FinalLogs) -> None:
+    asked: T
+    attempt: Attempt
+    run_id: str
+    installation_id: str
+
+
+class LogReads(Reads):
+    """Answers for logs too, as `Reads` does. `logs`: those of final attempts; `live`: all others.
+    Where one is None, the leader answers."""
+
+    def __init__(
+        self,
+        store: StoreReader,
+        clock: Clock,
+        logs: FinalLogs | None = None,
+        live: LiveLogs | None = None,
+    ) -> None:
         super().__init__(store, clock)
         self._logs = logs
+        self._live = live
 
     @property
     def routes(self) -> Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        streams = {**super().routes, "/v1/runs/{run}/logs/ws": self._stream}
+        if self._logs is None:
+            return streams
         return {
-            **super().routes,
+            **streams,
             "/v1/runs/{run}/logs": self._log,
-            "/v1/runs/{run}/logs/ws": self._stream,
             "/v1/runs/{run}/logs/window": self._window,
             "/v1/runs/{run}/logs/search": self._search,
         }
@@ -53,9 +76,16 @@ class LogReads(Reads):
             return await send_log(request, query, pieces)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        async with self._held(request, FollowQuery, lambda query: query) as (query, log, run_id):
-            pieces = self._while_allowed(request, run_id, log.read(query.offset))
-            return await stream_log(request, query, pieces)
+        found = await self._found(request, FollowQuery, lambda query: query)
+        query, attempt, run_id = found.asked, found.attempt, found.run_id
+        if attempt.status in FINAL_ATTEMPT_STATUSES:
+            async with self._whole(found) as log:
+                pieces = self._while_allowed(request, run_id, log.read(query.offset))
+                return await stream_log(request, query, pieces)
+        if self._live is None:
+            raise NeedsLeader
+        async with self._live.held(run_id, attempt.id, query.offset, request) as frames:
+            return await stream_log(request, query, self._while_allowed(request, run_id, frames))
 
     async def _window(self, request: web.Request) -> web.StreamResponse:
         async with self._held(request, WindowQuery, lambda query: query) as (query, log, _):
@@ -71,19 +101,30 @@ class LogReads(Reads):
     async def _held(
         self, request: web.Request, shape: type[Q], understood: Callable[[Q], T]
     ) -> AsyncIterator[tuple[T, WholeLog, str]]:
-        """Hold the log that the request is about. `understood` may raise ServiceError."""
+        """Hold the log of a final attempt. `understood` may raise ServiceError."""
+        found = await self._found(request, shape, understood)
+        async with self._whole(found) as log:
+            yield found.asked, log, found.run_id
+
+    async def _found(
+        self, request: web.Request, shape: type[Q], understood: Callable[[Q], T]
+    ) -> _Found[T]:
         async with self._begun(request) as read:
             state = await read.run()
             query = read.query(shape)
             asked = understood(query)
             attempt = await read.runs.attempt(state, query.job, query.attempt)
             installation_id = await read.moment.installation_id()
-        if attempt is None or attempt.status not in FINAL_ATTEMPT_STATUSES:
+        if attempt is None or installation_id is None:
             raise NeedsLeader
-        if installation_id is None:
+        return _Found(asked, attempt, state.run.id, installation_id)
+
+    @asynccontextmanager
+    async def _whole(self, found: _Found[T]) -> AsyncIterator[WholeLog]:
+        if self._logs is None or found.attempt.status not in FINAL_ATTEMPT_STATUSES:
             raise NeedsLeader
-        async with self._logs.held(installation_id, attempt.id) as log:
-            yield asked, log, state.run.id
+        async with self._logs.held(found.installation_id, found.attempt.id) as log:
+            yield log
 
     async def _while_allowed(
         self, request: web.Request, run_id: str, pieces: AsyncIterator[bytes]

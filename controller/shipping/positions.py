@@ -13,7 +13,11 @@ from controller.outputs.own_bucket import OwnBucket
 from controller.shipping.log_copies import Origin
 from fairlead.wire.decoders import decoder_of
 
-_KEY = "shipping/positions"
+_FOLDER = "shipping/positions/"
+_FORMER_KEY = "shipping/positions"
+"""One object of all leaders, in earlier versions."""
+Fence = tuple[int, int]
+"""The epoch and the token of the leader."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -24,6 +28,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
+    fence: Fence = (0, 0)
     saved_at: float = 0.0
     positions: dict[str, Position] = {}
 
@@ -31,24 +36,39 @@ class _Document(msgspec.Struct, frozen=True):
 class Positions:
     """The positions of the attempts that live, or whose last lines wait: in a file, and in the
     installation's own bucket if there is one. Every method may raise OSError, of which BucketError
-    is one."""
+    is one.
 
-    def __init__(self, file: Path, bucket: OwnBucket | None = None) -> None:
+    Each leader has an object of its own in the bucket, and the latest leader's counts: one that was
+    paused, and goes on while another one leads, overwrites nothing, whatever its clock shows.
+    """
+
+    def __init__(self, file: Path, bucket: OwnBucket | None = None, fence: Fence = (0, 0)) -> None:
         self._file = file
         self._bucket = bucket
+        self._fence = fence
+        self._is_alone = False
 
     async def load(self) -> dict[str, Position]:
-        """Return what was saved last, by attempt."""
-        here = await asyncio.to_thread(self._read)
-        there = None if self._bucket is None else await self._bucket.ask(self._bucket.get, _KEY)
-        latest = max((_decoded(here), _decoded(there)), key=lambda one: one.saved_at)
-        return latest.positions
+        """Return what the latest leader saved last, by attempt."""
+        found = [_decoded(await asyncio.to_thread(self._read))]
+        if self._bucket is not None:
+            found += await self._bucket.ask(_in_bucket, self._bucket)
+        return max(found, key=lambda one: (one.fence, one.saved_at)).positions
 
     async def save(self, positions: Mapping[str, Position], now: float) -> None:
-        data = msgspec.json.encode(_Document(saved_at=now, positions=dict(positions)))
+        document = _Document(fence=self._fence, saved_at=now, positions=dict(positions))
+        data = msgspec.json.encode(document)
         await asyncio.to_thread(write_quickly, self._file, data, 0o600)
         if self._bucket is not None:
-            await self._bucket.ask(self._bucket.put, _KEY, data)
+            await self._bucket.ask(self._put, self._bucket, data)
+
+    def _put(self, bucket: OwnBucket, data: bytes) -> None:
+        bucket.put(_key(self._fence), data)
+        if not self._is_alone:
+            for fence in _fences(bucket):
+                if fence < self._fence:
+                    bucket.delete(_key(fence))
+            self._is_alone = True
 
     def _read(self) -> bytes | None:
         try:
@@ -63,3 +83,25 @@ def _decoded(data: bytes | None) -> _Document:
         return _Document() if data is None else decoder_of(_Document).decode(data)
     except msgspec.MsgspecError:
         return _Document()
+
+
+def _in_bucket(bucket: OwnBucket) -> list[_Document]:
+    """Blocking, as the functions below."""
+    latest = max(_fences(bucket), default=None)
+    keys = (_FORMER_KEY,) if latest is None else (_FORMER_KEY, _key(latest))
+    return [_decoded(bucket.get(key)) for key in keys]
+
+
+def _fences(bucket: OwnBucket) -> list[Fence]:
+    """Return the leaders whose positions are in the bucket."""
+    found = []
+    for listed in bucket.list(_FOLDER):
+        epoch, _, token = listed.name.partition("-")
+        if epoch.isdecimal() and token.isdecimal():
+            found.append((int(epoch), int(token)))
+    return found
+
+
+def _key(fence: Fence) -> str:
+    epoch, token = fence
+    return f"{_FOLDER}{epoch}-{token}"

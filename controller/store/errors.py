@@ -13,6 +13,10 @@ class StoreUnavailable(StoreError):
     """Nothing was changed (disk full, database busy); the same commit may be tried again."""
 
 
+class StoreHangs(StoreUnavailable):
+    """The database accepts what it is asked, and does not answer."""
+
+
 class StoreRefused(StoreError):
     """Nothing was changed, and the same commit would never work.
 

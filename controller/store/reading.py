@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -16,7 +19,7 @@ from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import StoredEvent
-from controller.store.errors import StoreUnavailable
+from controller.store.errors import StoreHangs, StoreUnavailable
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
@@ -24,6 +27,8 @@ T = TypeVar("T")
 MAX_WAITING = 32
 """Requests that wait for the connection. More are refused at once: the leader has the state in
 memory."""
+ANSWER_SECONDS = 2.0
+"""Of all that one request reads, and of its wait for the connection."""
 AWAY_SECONDS = 1.0
 """For so long after a failure nobody waits for the database: each would else, one after another."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
@@ -32,59 +37,153 @@ _VERSION = sa.text("SELECT version_num FROM alembic_version")
 class StoreReader:
     """Committed state, as the leader has it after its last turn."""
 
-    def __init__(self, make_engine: Callable[[], sa.Engine]) -> None:
+    def __init__(
+        self, make_engine: Callable[[], sa.Engine], answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
         self._make_engine = make_engine
+        self.answer_seconds = answer_seconds
         self._engine: sa.Engine | None = None
         # A connection serves one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-follower")
+        self._session = _Session()
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._away_until = -math.inf
+        self._why_away: type[StoreUnavailable] = StoreUnavailable
+        self.hangs = False
+        """Whether the thread still waits for an answer that nobody waits for any more."""
 
     @asynccontextmanager
     async def moment(self) -> AsyncIterator[Moment]:
         """Return the state at one moment, within this block. Raises StoreUnavailable, also if the
-        database has the schema of another version, or many wait for it."""
+        database has the schema of another version, does not answer soon, or many wait for it."""
         if self._waiting >= MAX_WAITING:
-            raise StoreUnavailable("many reads wait for the database already")
+            raise StoreHangs("many reads wait for the database already")
+        until = asyncio.get_running_loop().time() + self.answer_seconds
         self._waiting += 1
         try:
-            async with self._one_at_a_time:
-                now = asyncio.get_running_loop().time
-                if now() < self._away_until:
-                    raise StoreUnavailable("the database could not be read just now")
-                moment = Moment(self._thread)
+            await self._turn(until)
+            moment = Moment(self._thread, until)
+            try:
                 try:
-                    try:
-                        await moment.do(lambda: moment.begin(self._opened()))
-                    except StoreUnavailable:
-                        self._away_until = now() + AWAY_SECONDS
-                        raise
-                    yield moment
-                finally:
-                    # Also when its request was cancelled: the thread goes on with what it does.
-                    await asyncio.shield(asyncio.wrap_future(self._thread.submit(moment.end)))
+                    await moment.do(lambda: moment.begin(self._opened()))
+                except StoreUnavailable as error:
+                    self._stay_away(type(error))
+                    raise
+                yield moment
+            finally:
+                self._leave(moment)
         finally:
             self._waiting -= 1
 
+    async def _turn(self, until: float) -> None:
+        """Return when the thread is this caller's. Raises StoreUnavailable."""
+        self._require_answers()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._one_at_a_time.acquire()
+        except TimeoutError:
+            raise StoreHangs("other reads wait for the database for too long") from None
+        try:
+            self._require_answers()
+        except StoreUnavailable:
+            self._one_at_a_time.release()
+            raise
+
+    def _require_answers(self) -> None:
+        if self.hangs:
+            raise StoreHangs("the database has not answered for some seconds")
+        if asyncio.get_running_loop().time() < self._away_until:
+            raise self._why_away("the database could not be read just now")
+
+    def _stay_away(self, why: type[StoreUnavailable]) -> None:
+        self._why_away = why
+        self._away_until = asyncio.get_running_loop().time() + AWAY_SECONDS
+
+    def _leave(self, moment: Moment) -> None:
+        """Let the next one read as soon as the thread has ended the moment; wait for nothing."""
+        loop = asyncio.get_running_loop()
+        if moment.is_asking:
+            # Its request has had its time, or was cancelled.
+            self._cut()
+        ended = asyncio.wrap_future(self._thread.submit(moment.end), loop=loop)
+        # The end of a transaction asks the database too.
+        late = loop.call_at(moment.until, self._cut)
+
+        def left(_: object) -> None:
+            late.cancel()
+            self.hangs = False
+            self._one_at_a_time.release()
+
+        ended.add_done_callback(left)
+
+    def _cut(self) -> None:
+        """End the wait of the thread. A query that goes on in the server ends with its session."""
+        self.hangs = True
+        self._stay_away(StoreHangs)
+        self._session.cut()
+
     def _opened(self) -> sa.Engine:
         if self._engine is None:
-            self._engine = self._make_engine()
+            engine = self._make_engine()
+            # Before SQLAlchemy's own first queries on a connection, which may be hung as well.
+            sa.event.listen(engine, "connect", self._session.opened, insert=True)
+            sa.event.listen(engine, "close", self._session.closed)
+            self._engine = engine
         return self._engine
 
     async def close(self) -> None:
+        self._session.cut()
         await asyncio.to_thread(self._thread.shutdown)
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.dispose)
 
 
-class Moment:
-    """One transaction that only reads. Each method may raise StoreUnavailable."""
+class _Session:
+    """The way to end the wait of a thread for its database: the end of the connection below it.
 
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
+    Closing the driver's connection from another thread would free what its thread uses. The
+    descriptor is a second one, so that it is never one that the driver has closed and the kernel
+    has given to something else.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def opened(self, connection: Any, _record: object) -> None:
+        """`connection`: the driver's. One without a descriptor (SQLite) waits for nobody."""
+        self.closed()
+        if hasattr(connection, "fileno"):
+            with self._lock:
+                self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def closed(self, *_: object) -> None:
+        with self._lock:
+            session, self._socket = self._socket, None
+            if session is not None:
+                session.close()
+
+    def cut(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Moment:
+    """One transaction that only reads. Each method may raise StoreUnavailable. `until`: nobody
+    waits for an answer for longer, by the loop's clock."""
+
+    def __init__(self, thread: ThreadPoolExecutor, until: float) -> None:
         self._thread = thread
+        self.until = until
         self._connection: sa.Connection | None = None
+        self._asked: asyncio.Future[Any] | None = None
+
+    @property
+    def is_asking(self) -> bool:
+        return self._asked is not None and not self._asked.done()
 
     def begin(self, engine: sa.Engine) -> None:
         """Blocking, as `end` is."""
@@ -135,8 +234,16 @@ class Moment:
         return await self.do(read)
 
     async def do(self, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[T] = loop.run_in_executor(self._thread, call)
+        self._asked = asked
+        # What it raises when nobody waits any more is of no interest.
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait((asked,), timeout=self.until - loop.time())
+        if not asked.done():
+            raise StoreHangs("the database does not answer")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            return asked.result()
         except sa.exc.DBAPIError as error:
             raise as_store_error(error) from error
         except sa.exc.SQLAlchemyError as error:

@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from controller.logs.parts import LogBucket, Part
 from controller.outputs import bucket
+from controller.outputs.bucket import Bucket
 from controller.store.errors import LeaseHeld, StoreUnavailable
 from controller.store.peers import Peers
 from controller.store.postgresql import PostgresqlDatabase
@@ -25,7 +28,7 @@ from controller.tls import OWN_NAME, own_certificate
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient, decode
 from fairlead.wire.errors import LEADS_NO_MORE
-from fairlead.wire.frames import Frame, Stream, encode
+from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.support.daemons import DaemonFailed
 from tests.support.object_storage import ObjectStorage, object_storage
 from tests.support.postgresql_server import PostgresqlServer
@@ -71,18 +74,23 @@ class Controllers:
     def submit(self, to: ControllerProcess, key: str) -> Any:
         """The run's id, by a client that tries again when its connection was cut, or when the
         leader says that it may have been replaced: on a busy machine it may renew late."""
-        client = ControllerClient(to.url, self.token)
-        body = {"configuration": HELLO, "client_key": key}
+        return self.post(to, "/v1/runs", {"configuration": HELLO, "client_key": key})["id"]
 
-        def submitted() -> Any:
+    def post(self, to: ControllerProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer, by a client that tries again."""
+        client = ControllerClient(to.url, self.token)
+
+        def posted() -> dict[str, Any] | None:
             try:
-                return decode(client.post("/v1/runs", body), dict[str, Any])["id"]
+                return decode(client.post(path, body), dict[str, Any])
             except (ConnectionLost, ApiError) as error:
                 if isinstance(error, ApiError) and error.code != LEADS_NO_MORE:
                     raise
                 return None
 
-        return wait_until(submitted, what="an answer", timeout=60)
+        answer = wait_until(posted, what="an answer", timeout=60)
+        assert answer is not None
+        return answer
 
     def leader(self, seen_by: ControllerProcess) -> ControllerProcess:
         def leading() -> list[ControllerProcess]:
@@ -158,7 +166,7 @@ def test_a_follower_reads_the_log_of_an_ended_run_from_the_bucket(
         view = decode(client.post(f"/v1/runs/{run}/stop", {}), dict[str, Any])
         attempt = view["jobs"][0]["attempts"][0]["id"]
         wait_until(lambda: _has_ended(client, run), what="the end of the run")
-        _put_log(storage, (first.data / "installation").read_text().strip(), attempt)
+        _put_log(storage.bucket, (first.data / "installation").read_text().strip(), attempt)
         read = [
             ControllerClient(one.url, made.token).get(f"/v1/runs/{run}/{path}")
             for path in ("logs?format=text", "logs/window", "logs/search?text=9")
@@ -167,27 +175,89 @@ def test_a_follower_reads_the_log_of_an_ended_run_from_the_bucket(
         for one in others:
             copies = one.data / "followed-logs"
             wait_until(partial(_has_files, copies), what=f"a copy in {copies}")
-    assert read[:3] == [b"".join(b"line %d\n" % number for number in range(100))] * 3
+    assert read[:3] == [_LINES] * 3
     assert read[3:6] == [read[3]] * 3
     assert read[6:] == [read[6]] * 3
 
 
+async def test_a_live_log_goes_on_at_a_follower_when_its_leader_is_killed(
+    database_url: str, tmp_path: Path, storage: ObjectStorage
+) -> None:
+    # One for each installation.
+    place = msgspec.structs.replace(storage.bucket, prefix="live")
+    options = ["--bucket", str(place), "--bucket-endpoint", storage.endpoint]
+    made = Controllers(tmp_path, database_url, *options)
+    with closing(made):
+        await asyncio.to_thread(made.start)
+        first, follower, _ = made.all
+        run = await asyncio.to_thread(made.submit, first, "k")
+        client = ControllerClient(follower.url, made.token)
+        view = await asyncio.to_thread(_view, client, run)
+        attempt = view["jobs"][0]["attempts"][0]["id"]
+        installation = (first.data / "installation").read_text().strip()
+        await asyncio.to_thread(_put_log, place, installation, attempt, is_whole=False)
+        got = [bytearray() for _ in range(5)]
+        async with aiohttp.ClientSession() as session:
+            url = f"{follower.url}/v1/runs/{run}/logs/ws"
+            reads = [_read_to_the_end(session, url, made.token, into) for into in got]
+            reading = [asyncio.create_task(read) for read in reads]
+            await eventually(lambda: all(into == _LINES for into in got))
+            copies = follower.data / "live-logs"
+            assert len(await asyncio.to_thread(lambda: list(copies.glob("*/*/*")))) == 1
+            await asyncio.to_thread(first.kill9)
+            await asyncio.to_thread(made.submit, follower, "another")
+            assert await asyncio.to_thread(made.leader, follower) is not first
+            assert not any(reader.done() for reader in reading)
+            await asyncio.to_thread(made.post, follower, f"/v1/runs/{run}/stop", {})
+            await asyncio.gather(*reading)
+    assert got == [_LINES] * 5
+
+
+async def _read_to_the_end(
+    session: aiohttp.ClientSession, url: str, token: str, into: bytearray
+) -> None:
+    has_ended: bool = await eventually(lambda: _read_on(session, url, token, into))
+    assert has_ended
+
+
+async def _read_on(session: aiohttp.ClientSession, url: str, token: str, into: bytearray) -> bool:
+    """Follow the log from where the reader is; return whether that was its end."""
+    decoder, headers = Decoder(), {"Authorization": f"Bearer {token}"}
+    try:
+        async with session.ws_connect(f"{url}?offset={len(into)}", headers=headers) as socket:
+            async for message in socket:
+                if isinstance(message.data, bytes):
+                    for frame in decoder.feed(message.data):
+                        assert frame.offset == len(into)
+                        into += frame.payload
+            return socket.close_code == 1000
+    except aiohttp.ClientError:
+        return False
+
+
+def _view(client: ControllerClient, run: str) -> dict[str, Any]:
+    return decode(client.get(f"/v1/runs/{run}"), dict[str, Any])
+
+
 def _has_ended(client: ControllerClient, run: str) -> bool:
-    view = decode(client.get(f"/v1/runs/{run}"), dict[str, Any])
-    return view["jobs"][0]["attempts"][0]["finished_at"] is not None
+    return _view(client, run)["jobs"][0]["attempts"][0]["finished_at"] is not None
 
 
 def _has_files(folder: Path) -> bool:
     return any(folder.glob("*/*/*.seg"))
 
 
-def _put_log(storage: ObjectStorage, installation: str, attempt_id: str) -> None:
-    logs, end, frames = LogBucket(storage.bucket, installation), 0, b""
+_LINES = b"".join(b"line %d\n" % number for number in range(100))
+
+
+def _put_log(place: Bucket, installation: str, attempt_id: str, *, is_whole: bool = True) -> None:
+    logs, end, frames = LogBucket(place, installation), 0, b""
     for number in range(100):
         frame = Frame(end, number, Stream.STDOUT, b"line %d\n" % number)
         frames, end = frames + encode(frame), frame.end
     logs.put(attempt_id, Part(0, end), frames)
-    logs.complete(attempt_id)
+    if is_whole:
+        logs.complete(attempt_id)
 
 
 def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Controllers) -> None:

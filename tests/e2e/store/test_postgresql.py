@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,12 +27,14 @@ from controller.store.errors import (
     StoreUnusable,
 )
 from controller.store.postgresql import PostgresqlDatabase
+from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
 from fairlead.model.statuses import RunStatus
 from tests.doubles.watched_databases import WatchedPostgresql
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
 from tests.support.store_history_contract import HistoryContract
+from tests.support.waiting import eventually
 from tests.unit.store.samples import a_run, an_event, submission
 
 pytestmark = pytest.mark.e2e
@@ -370,3 +374,31 @@ async def test_a_controller_below_which_a_standby_is_promoted_stops(
     with pytest.raises(LeaseLost, match="another database server was promoted"):
         await write()
     await store.close()
+
+
+async def test_a_session_that_hangs_is_left_for_another_one(
+    make_store: MakeStore, database_url: str
+) -> None:
+    store = make_store()
+    await store.open()
+    reader = StoreReader(PostgresqlDatabase(database_url).reader, 3600.0)
+    async with reader.moment() as moment:
+        asked = sa.text("SELECT pg_backend_pid()")
+        backend = await moment._read(lambda connection: connection.execute(asked).scalar_one())
+    await eventually(lambda: not reader._one_at_a_time.locked())
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        reader.answer_seconds = 1.0
+        with pytest.raises(StoreUnavailable):
+            async with reader.moment() as moment:
+                await moment.node_names()
+        # The thread is free again although the server's process never answers.
+        await eventually(lambda: not reader.hangs)
+        reader.answer_seconds = 3600.0
+        reader._away_until = 0.0
+        async with reader.moment() as moment:
+            assert await moment.node_names() == {}
+    finally:
+        os.kill(backend, signal.SIGCONT)
+        await reader.close()
+        await store.close()

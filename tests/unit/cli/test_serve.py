@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,14 @@ async def test_a_certificate_that_is_not_there_is_named(start: Fairlead, tmp_pat
         f"fairlead: --tls-cert, --tls-key: {tmp_path}/x.pem: No such file or directory\n",
     )
     assert not (tmp_path / "c" / "controller.db").exists()
+
+
+def test_a_controller_that_is_alone_loads_nothing_of_followers() -> None:
+    code = (
+        "import sys, controller.daemon.serving, controller.commands.serve; "
+        "print(*(name for name in sys.modules if name.startswith(("
+        "'controller.forwarding', 'controller.following', 'controller.relay', "
+        "'controller.daemon.followers', 'controller.store.reading', 'psycopg'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
@@ -20,6 +21,7 @@ from controller.forwarding import forwarder
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
+from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
@@ -127,7 +129,7 @@ class Bed:
         await web.TCPSite(made.runner, "127.0.0.1", 0).start()
 
     async def follow(self, hold_seconds: float = 30.0) -> None:
-        self.follower = Follower(self.tls.follower, None)
+        self.follower = Follower(LeaderLinks(self.tls.follower), None)
         self.follower.forwarder._hold_seconds = hold_seconds
         await self.follower.start()
         self.closing.push_async_callback(self.follower.close)
@@ -532,3 +534,31 @@ async def test_tls_ends_at_the_follower(bed: Bed, tmp_path: Path) -> None:
     await secure.session.close()
     await secure.closing.aclose()
     await leader.runner.cleanup()
+
+
+async def test_a_read_that_the_leader_does_not_begin_to_answer_in_time_is_given_up(
+    bed: Bed,
+) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    # A link that is kept, which needs no time.
+    async with bed.session.get(bed.url + "/seen") as answer:
+        await answer.read()
+    late = []
+
+    async def read(request: web.Request) -> web.StreamResponse:
+        try:
+            return await bed.follower.forwarder.forward(request, 0.0)
+        except forwarder.LeaderLate:
+            late.append(request.path)
+            return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_get("/wait", read)
+    async with TestClient(TestServer(app)) as client, client.get("/wait") as answer:
+        assert answer.status == 503
+    assert late == ["/wait"]
+    # The answer that comes later is nobody's.
+    leader.goes_on.set()
+    async with bed.session.get(bed.url + "/seen") as answer:
+        assert (await answer.json())["by"] == "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from controller.api.app import make_app as make_leader_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
 from controller.forwarding.follower import make_app
-from controller.forwarding.forwarder import Forwarder
+from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.reads import Reads
 from controller.lifecycle.model import Role
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
@@ -35,6 +36,7 @@ from controller.vault import KeyFile, Vault
 from fairlead.model.statuses import AttemptStatus
 from fairlead.queries import RunQuery
 from tests.doubles.memory_store import MemoryStore
+from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller, _gate
 from tests.unit.store.samples import a_run, an_attempt
 
@@ -47,8 +49,13 @@ class NotedForwarder(Forwarder):
 
     def __init__(self) -> None:
         self.is_leading = False
+        self.is_late = False
 
-    async def forward(self, request: web.Request) -> web.StreamResponse:
+    async def forward(
+        self, request: web.Request, within: float | None = None
+    ) -> web.StreamResponse:
+        if self.is_late and within is not None:
+            raise LeaderLate
         return web.Response(status=TO_THE_LEADER)
 
 
@@ -253,3 +260,35 @@ async def test_a_database_of_another_version_or_that_is_away_is_left_to_the_lead
     ):
         assert answer.status == TO_THE_LEADER
     await away.close()
+
+
+async def test_a_database_that_hangs_is_left_to_the_leader(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answers = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        begun.set()
+        answers.wait()
+
+    bed.reader.answer_seconds = 3600.0
+    monkeypatch.setattr("controller.store.reading.AWAY_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("controller.store.reading.queries.account", hangs)
+        first = asyncio.create_task(asked(bed, "/v1/runs"))
+        await asyncio.to_thread(begun.wait)
+    # As if its time were over.
+    bed.reader._cut()
+    for path in PATHS:
+        assert await asked(bed, path) == TO_THE_LEADER
+    bed.forwarder.is_late = True
+    for path in PATHS:
+        status, refused, _ = await answered(bed.follower, path, USER_TOKEN)
+        assert (status, refused["error"]["code"]) == (503, "store_unavailable")
+        assert "has not answered" in refused["error"]["message"]
+    # What only the leader can do waits for it.
+    assert await asked(bed, "/v1/nodes") == TO_THE_LEADER
+    answers.set()
+    assert await first == 401
+    await eventually(lambda: not bed.reader.hangs)
+    assert await asked(bed, "/v1/runs") == 200

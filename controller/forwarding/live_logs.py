@@ -1,0 +1,204 @@
+"""Logs that grow: a follower gets each once from the leader, and gives it to all its readers.
+
+What comes is kept in a folder of its own for as long as the log has readers here, as the leader
+keeps it. So a slow reader holds up no other one, and costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from controller.forwarding.reads import NeedsLeader
+from controller.logs import parts
+from controller.logs.store import LogStore
+from fairlead.wire.frames import BadFrame
+
+log = logging.getLogger(__name__)
+
+FOLDER_NAME = "live-logs"
+MAX_BYTES = 1 << 30
+"""Of all copies together. The copy that goes beyond ends, and its readers come again at the place
+where they are."""
+MIN_FREE_BYTES = 1 << 30
+"""So much of the disk stays free beside them: this controller may have to lead."""
+MAX_COPIES = 64
+FROM_BEGIN_BYTES = 8 << 20
+"""A log is followed from its first byte for a reader who begins before this one, so that those who
+come later and begin earlier find it here too."""
+LOST_SECONDS = 30.0
+"""So long a stream is asked for again that no leader gives."""
+RETRY_SECONDS = 0.2
+
+
+class StreamLost(Exception):
+    """The stream ended before the log's end. It may be asked for again, where it ended."""
+
+
+LeaderStream = Callable[[str, str, int], AsyncGenerator[bytes, None]]
+"""Yields the log of an attempt (of this run, this attempt, from this offset on) as the leader gives
+it, and before that an empty piece once the leader has begun. Raises StreamLost, NeedsLeader."""
+
+
+class _Copy:
+    """The log of one attempt from `start` on."""
+
+    def __init__(self, key: str, run_id: str, attempt_id: str, start: int) -> None:
+        self.key = key
+        self.run_id = run_id
+        self.attempt_id = attempt_id
+        self.start = start
+        self.size = 0
+        self.readers: list[web.Request] = []
+        self.is_given = False
+        """Whether the leader has begun to give the stream that was asked for last."""
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.coming: asyncio.Task[None] | None = None
+
+
+class LiveLogs:
+    """The folder belongs to this object alone."""
+
+    def __init__(self, folder: Path, stream: LeaderStream) -> None:
+        self._folder = folder
+        self._stream = stream
+        self._store = LogStore(folder)
+        self._copies: dict[str, _Copy] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Remove what an earlier process has left."""
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        for copy in tuple(self._copies.values()):
+            self._leave(copy)
+        await asyncio.gather(*self._ending)
+        await asyncio.to_thread(self._store.close)
+
+    @asynccontextmanager
+    async def held(
+        self, run_id: str, attempt_id: str, offset: int, reader: web.Request
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Give the frames of a live attempt's log from `offset` on, until the attempt has ended.
+        If they cannot be given to their end, the reader's connection is cut, and he comes again.
+
+        Raises NeedsLeader for a reader who must have a stream of his own from the leader.
+        """
+        copy = self._copies.get(attempt_id) or self._begun(run_id, attempt_id, offset)
+        if offset < copy.start:
+            raise NeedsLeader
+        copy.readers.append(reader)
+        try:
+            # It is shared: one reader who leaves ends it for no other one.
+            await asyncio.shield(copy.begun)
+            async with contextlib.aclosing(self._store.follow(copy.key, offset)) as pieces:
+                yield pieces
+        finally:
+            copy.readers.remove(reader)
+            if not copy.readers:
+                self._leave(copy)
+
+    def _begun(self, run_id: str, attempt_id: str, offset: int) -> _Copy:
+        if len(self._copies) >= MAX_COPIES:
+            raise NeedsLeader
+        start = offset if offset > FROM_BEGIN_BYTES else 0
+        # The store remembers of an attempt that it has ended; a later copy begins without that.
+        copy = _Copy(secrets.token_hex(8), run_id, attempt_id, start)
+        self._copies[attempt_id] = copy
+        copy.coming = asyncio.create_task(self._come(copy))
+        return copy
+
+    def _leave(self, copy: _Copy) -> None:
+        self._forget(copy)
+        ending = asyncio.create_task(self._end(copy))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _forget(self, copy: _Copy) -> None:
+        if self._copies.get(copy.attempt_id) is copy:
+            del self._copies[copy.attempt_id]
+
+    async def _end(self, copy: _Copy) -> None:
+        if copy.coming is not None:
+            copy.coming.cancel()
+            await asyncio.wait((copy.coming,))
+        folder = self._store.folder_of(copy.key)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _come(self, copy: _Copy) -> None:
+        """Let all of the log come. If it cannot, let its readers come again."""
+        try:
+            await asyncio.to_thread(self._make_room, copy)
+            await self._came_whole(copy)
+            self._store.finish(copy.key)
+        except (NeedsLeader, OSError, BadFrame) as error:
+            log.info("the log of attempt %s is left to the leader: %s", copy.attempt_id, error)
+            self._fail(copy)
+        except BaseException:
+            self._fail(copy)
+            raise
+
+    def _make_room(self, copy: _Copy) -> None:
+        """Blocking. Raises OSError, NeedsLeader."""
+        folder = self._store.folder_of(copy.key)
+        parts.begin_at(folder, copy.start)
+        if shutil.disk_usage(folder).free < MAX_BYTES + MIN_FREE_BYTES:
+            raise NeedsLeader
+
+    def _fail(self, copy: _Copy) -> None:
+        self._forget(copy)
+        if not copy.begun.done():
+            copy.begun.set_exception(NeedsLeader())
+            # Its readers may be gone.
+            copy.begun.exception()
+            return
+        for reader in copy.readers:
+            # What they have must not be taken for the whole log.
+            if reader.transport is not None:
+                reader.transport.abort()
+
+    async def _came_whole(self, copy: _Copy) -> None:
+        """Return at the log's end. Raises NeedsLeader, OSError, BadFrame."""
+        now = asyncio.get_running_loop().time
+        given_at = now()
+        while True:
+            try:
+                await self._came(copy)
+                return
+            except StreamLost as error:
+                at = now()
+                if copy.is_given:
+                    given_at, copy.is_given = at, False
+                # A reader whose answer has not begun can be sent to the leader.
+                if not copy.begun.done() or at - given_at >= LOST_SECONDS:
+                    raise NeedsLeader from error
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _came(self, copy: _Copy) -> None:
+        """Append what one stream gives. Raises StreamLost too, if that ends before the log."""
+        # A new one each time: what the last one had of a frame that was not whole is gone.
+        writer = await self._store.writer(copy.key)
+        try:
+            stream = self._stream(copy.run_id, copy.attempt_id, writer.end)
+            async with contextlib.aclosing(stream) as pieces:
+                async for piece in pieces:
+                    copy.is_given = True
+                    if not copy.begun.done():
+                        copy.begun.set_result(None)
+                    if sum(one.size for one in self._copies.values()) + len(piece) > MAX_BYTES:
+                        raise NeedsLeader
+                    copy.size += len(piece)
+                    await writer.append(piece)
+            if writer.torn:
+                raise StreamLost
+        finally:
+            await writer.close()
