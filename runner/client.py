@@ -237,7 +237,9 @@ class RunnerClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
         path = f"/v1/status?after={after}&heartbeat={STATUS_HEARTBEAT}"
         with self._transport():
-            async with self._session.get(path, timeout=timeout) as response:
+            # Awaited first: `async with` keeps the finished request for as long as the answer.
+            response = await self._session.get(path, timeout=timeout)
+            async with response:
                 if response.status != 200:
                     _raise_for_error(response.status, await _read(response))
                 async for line in _lines(response):
@@ -256,18 +258,20 @@ class RunnerClient:
                 offset = page.end
             if page.complete and page.end is not None:
                 return
+            del page  # what follows may wait for as long as the job runs
         with self._transport():
-            websocket = self._session.ws_connect(
-                "/v1/logs/ws", params={"offset": str(offset)}, max_msg_size=_MAX_MESSAGE
-            )
             try:
-                async with websocket as ws:
+                ws = await self._session.ws_connect(
+                    "/v1/logs/ws", params={"offset": str(offset)}, max_msg_size=_MAX_MESSAGE
+                )
+                async with ws:
                     first = await ws.receive()
                     if first.type is aiohttp.WSMsgType.TEXT:
                         _decode(first.data.encode(), LogsHeader)
                     async for message in ws:
                         if message.type is aiohttp.WSMsgType.BINARY:
                             yield message.data
+                        del message  # the next one may be long in coming
                     _raise_for_close(ws.close_code)
             except aiohttp.WSServerHandshakeError as error:
                 message_text = f"the log cannot be followed from offset {offset}"

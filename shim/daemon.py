@@ -223,11 +223,11 @@ class Daemon:
             watch,
             images,
             mounter,
+            is_draining=lambda: identity.record.draining,
         )
-        supervisor.draining = identity.record.draining
         supervisor.block(found.unexplained)
         supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
-        await watch.tell_again()
+        await watch.start(supervisor.gpus_changed, supervisor.notify)
         daemon = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
         await daemon._begin(events, [task.fence for task in found.tasks])
         return daemon
@@ -374,7 +374,6 @@ class Daemon:
     async def drain(self, request: DrainRequest) -> None:
         """Start or end a drain. Raises Refused (507)."""
         await all_stored(self._identity.set_draining(request.draining, request.reason))
-        self.supervisor.draining = request.draining
         self.events.node_changed()
 
     async def in_thread(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from controller import doctor as examination
 from controller.commands.database_url import find_database
 from controller.commands.serve import (
     BucketOptions,
@@ -19,6 +18,9 @@ from controller.commands.serve import (
     parse_listen,
     parse_peers,
 )
+from controller.doctor.facts import Facts, Setup
+from controller.doctor.findings import examine, upgrade
+from controller.doctor.gathering import database_facts, gather
 from controller.vault import SECRETS_KEY_NAME
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
@@ -64,7 +66,7 @@ def doctor(
         logs_bucket=logs.bucket(),
         outputs_bucket=outputs.bucket(),
     )
-    return _show(examination.examine(examination.gather(setup)), json)
+    return _show(examine(gather(setup)), json)
 
 
 def upgrade_check(
@@ -89,8 +91,8 @@ def upgrade_check(
         As for `fairlead controller`.
     """
     setup = _setup(data, "127.0.0.1:8700", _NO_TLS, database, database_file, None, url)
-    facts = examination.Facts(setup=setup, database=examination.database_facts(setup))
-    return _show(examination.upgrade(facts), json)
+    facts = Facts(setup=setup, database=database_facts(setup))
+    return _show(upgrade(facts), json)
 
 
 def _setup(
@@ -101,10 +103,10 @@ def _setup(
     database_file: Path | None,
     secrets_key_file: Path | None,
     url: str | None,
-) -> examination.Setup:
+) -> Setup:
     """Raises CliError."""
     peers = None if url is None else parse_peers(url)
-    return examination.Setup(
+    return Setup(
         data=data,
         secrets_key=secrets_key_file or data / SECRETS_KEY_NAME,
         database=find_database(data, database, database_file, os.environ),

@@ -10,16 +10,18 @@ import msgspec
 
 from common.links import host_keys
 from controller import identity
-from controller.assembly import Assembly
+from controller.assembly import Assembly, NodeSettings
 from controller.clock import Chance, SystemClock, system_chance
 from controller.daemon.boot import Known, take_lead
 from controller.daemon.gateways import gateway_settings
 from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.listening import Join, join_point
-from controller.daemon.nodes import node_settings
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.providers import Catalogs, machine_settings, require_providers
 from controller.daemon.stores import METRICS_NAME, metric_bucket, open_stores, own_bucket
+from controller.lifecycle.model import Node
+from controller.links.base import NodeLink
+from controller.links.clients import LocalLink, SshLink
 from controller.metric_bucket import MetricBucket
 from controller.metric_history import MetricHistory
 from controller.outputs.own_bucket import OwnBucket
@@ -76,7 +78,7 @@ async def open_parts(
         chance=chance,
         progress=progress,
         routes=routes,
-        nodes=node_settings(options, known),
+        nodes=_node_settings(options, known),
         gateways=gateway_settings(options, known.key, GatewayAccess(gate, routes)),
         machines=machine_settings(options, known.key, point, Catalogs(store, snapshot.catalogs)),
         listeners=() if shipper is None else (shipper,),
@@ -112,6 +114,22 @@ async def _begun(options: Options, store: Store, leading: Leading) -> tuple[Join
         raise CannotStart(f"--join: {error}") from error
     except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
         raise CannotStart(str(error)) from error
+
+
+def _node_settings(options: Options, known: Known) -> NodeSettings:
+    return NodeSettings(
+        make_link=lambda node: _make_link(node, known.key),
+        secrets=known.vault,
+        failure=options.node_failure,
+        cluster_secret=secret_of(known.key),
+        cluster_networks=options.cluster_networks,
+    )
+
+
+def _make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
+    if node.address.local_socket:
+        return LocalLink(node.address.shim_socket)
+    return SshLink(node.address, key)
 
 
 def _dashboard(options: Options, key: asyncssh.SSHKey, service: ControllerService) -> Dashboard:

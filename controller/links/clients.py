@@ -23,6 +23,9 @@ CONNECT_SECONDS = 15.0
 SILENCE_SECONDS = 30.0
 """Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. The shim's event
 stream is judged by the node's session, which sees the whole connection."""
+_TIMEOUT = aiohttp.ClientTimeout(
+    total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+)
 
 
 class SocketClients:
@@ -75,15 +78,12 @@ class SocketClients:
 
     def _session(self, path: str, base_url: str | None = None) -> aiohttp.ClientSession:
         if path not in self._sessions:
-            timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
-            )
             self._sessions[path] = aiohttp.ClientSession(
                 base_url,
                 connector=self._connector(path),
                 # aiohttp's own jar is asked at each request, and no daemon sets a cookie.
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=timeout,
+                timeout=_TIMEOUT,
             )
         return self._sessions[path]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from controller.aio import Flag
 from fairlead.wire.shim import TaskInfo, TaskStatus
 
 
@@ -12,14 +11,14 @@ class ListeningRunners:
     a channel that is opened and refused."""
 
     def __init__(self) -> None:
-        self._known: dict[str, asyncio.Event | None] = {}
+        self._known: dict[str, Flag | None] = {}
         """By task: set when its runner listens; None: it listens, or its shim does not say."""
         self._closed = False
 
     def note(self, info: TaskInfo) -> None:
         """Note what the shim says of a task. A stale word does not take back that it listens."""
         if info.runner_listens is False and info.status is not TaskStatus.TERMINATED:
-            self._known.setdefault(info.id, asyncio.Event())
+            self._known.setdefault(info.id, Flag())
         else:
             self._wake(self._known.get(info.id))
             self._known[info.id] = None
@@ -43,6 +42,6 @@ class ListeningRunners:
             self._wake(listens)
 
     @staticmethod
-    def _wake(listens: asyncio.Event | None) -> None:
+    def _wake(listens: Flag | None) -> None:
         if listens is not None:
             listens.set()

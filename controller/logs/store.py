@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from controller.aio import Flag
 from controller.logs import parts, segments, windows
 from controller.logs.newest import NewestPieces
 from controller.logs.parts import LogBucket, PartWriter
@@ -52,7 +53,7 @@ class _Follow:
     """The events on which the readers of one attempt wait."""
 
     def __init__(self) -> None:
-        self.readers: set[asyncio.Event] = set()
+        self.readers: set[Flag] = set()
         self.ended = False
 
     def wake(self) -> None:
@@ -390,7 +391,7 @@ class LogStore:
         await self._filled(attempt_id)
         folder = self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
-        event = asyncio.Event()
+        event = Flag()
         follow.readers.add(event)
         try:
             # Registered first: an end that comes while the disk is asked is told through `follow`.

@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
 from common.links.errors import HostKeyRefused, LinkError
-from controller.aio import Backoff, Slots
+from controller.aio import Backoff, Flag, Slot, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
@@ -75,7 +74,7 @@ class NodeSession:
         )
         self._reported_disconnected: bool | None = None
         self.connection: NodeConnection | None = None
-        self.up = asyncio.Event()
+        self.up = Flag()
         self.look: Callable[[], None] = lambda: None
         """Look again at what the node is to be told."""
 
@@ -86,19 +85,16 @@ class NodeSession:
         leave its node alone forever.
         """
         while (node := self._pipeline.nodes.get(self._node_id)) is not None:
-            slot = contextlib.AsyncExitStack()
-            await slot.enter_async_context(self._handshakes.slot())
-            try:
-                connection = await self._connect(self._make_link(node))
-            except LinkError as error:
-                self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
-            except Exception as error:
-                log.exception("the link to node %s could not be made", node.name)
-                self._not_connected(f"the link could not be made: {error}")
-            else:
-                await self._live(connection, slot, node.address)
-            finally:
-                await slot.aclose()
+            async with self._handshakes.slot() as slot:
+                try:
+                    connection = await self._connect(self._make_link(node))
+                except LinkError as error:
+                    self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
+                except Exception as error:
+                    log.exception("the link to node %s could not be made", node.name)
+                    self._not_connected(f"the link could not be made: {error}")
+                else:
+                    await self._live(connection, slot, node.address)
             await self._backoff.wait()
 
     async def _connect(self, link: NodeLink) -> NodeConnection:
@@ -121,9 +117,7 @@ class NodeSession:
             raise
         return attempt.result()
 
-    async def _live(
-        self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
-    ) -> None:
+    async def _live(self, connection: NodeConnection, slot: Slot, address: NodeAddress) -> None:
         sync = NodeSync(
             self._node_id,
             self._pipeline,
@@ -165,9 +159,7 @@ class NodeSession:
         _end_if_cancelled()
         self._not_connected(message)
 
-    async def _follow(
-        self, connection: NodeConnection, sync: NodeSync, slot: contextlib.AsyncExitStack
-    ) -> None:
+    async def _follow(self, connection: NodeConnection, sync: NodeSync, slot: Slot) -> None:
         async with contextlib.aclosing(connection.shim.events()) as events:
             # The shim's first event comes at once, and shows that the stream is open.
             if await anext(events, None) is None:
@@ -175,7 +167,7 @@ class NodeSession:
             self._heard()
             # The event stream is open before the node is read, so no change falls between the two.
             await sync.take()
-            await slot.aclose()
+            slot.give_back()
             self._heard()
             # Jobs may have been placed there that were told nothing.
             self._reported_disconnected = None
@@ -223,7 +215,7 @@ class NodeSession:
                     await sync.end_quarantined(node)
                 await self._until_changed(changed, sync)
 
-    async def _until_changed(self, changed: asyncio.Event, sync: NodeSync) -> None:
+    async def _until_changed(self, changed: Flag, sync: NodeSync) -> None:
         with contextlib.suppress(TimeoutError):
             looks_again = sync.has_unsettled or sync.is_unfit
             async with asyncio.timeout(LOOK_AGAIN_SECONDS if looks_again else None):
@@ -346,7 +338,7 @@ class Handshakes:
         self._slots = Slots(at_once)
         self._lent = lent
 
-    def slot(self) -> AbstractAsyncContextManager[None]:
+    def slot(self) -> Slot:
         """Return a slot; first come, first served."""
         return self._slots.slot(self._lent)
 

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from common.files import shared_folders
 from common.files.durable import sync_folder, write_durably
+from controller.aio import Flag
 from controller.outputs import bucket
 from controller.outputs.bucket import Bucket, BucketError, BucketObject
 from controller.outputs.bucket_threads import BucketThreads
@@ -129,7 +130,7 @@ class OutputStore:
         large: LargeOutputs | None = None,
     ) -> None:
         self.limit = limit
-        self.came = asyncio.Event()
+        self.came = Flag()
         """Set when outputs were stored."""
         self.waiting = WaitingOutputs()
         self._folder = folder

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from common.links.errors import LinkError
-from controller.aio import Backoff, Slots
+from controller.aio import Backoff, Flag, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
@@ -91,7 +91,7 @@ class EffectRunner:
         self._chance = chance
         self._slots = Slots(BEGUN_AT_ONCE)
         self._under_way: dict[Key, asyncio.Task[None]] = {}
-        self._kicks: dict[Key, asyncio.Event] = {}
+        self._kicks: dict[Key, Flag] = {}
         self._done: set[Key] = set()
         self._keys_of: dict[str, set[Key]] = {}
 
@@ -151,7 +151,7 @@ class EffectRunner:
     def _start(self, effect: Effect) -> None:
         key = (effect.attempt_id, effect.kind)
         self._keys_of.setdefault(effect.attempt_id, set()).add(key)
-        kick = self._kicks[key] = asyncio.Event()
+        kick = self._kicks[key] = Flag()
         task = asyncio.create_task(self._keep(effect, kick), name=f"{key[1].value}-{key[0]}")
         self._under_way[key] = task
         task.add_done_callback(lambda _: self._ended(key, task))
@@ -179,7 +179,7 @@ class EffectRunner:
 
     # -- performing -------------------------------------------------------------------------
 
-    async def _keep(self, effect: Effect, kick: asyncio.Event) -> None:
+    async def _keep(self, effect: Effect, kick: Flag) -> None:
         backoff = Backoff(FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS, self._chance.jitter)
         perform = self._performers[effect.kind]
         refusals, logged = 0, ""
@@ -217,7 +217,7 @@ class EffectRunner:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
             await backoff.wait(kick)
 
-    def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[None]:
+    def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[object]:
         if kind not in BEGINNINGS:
             return contextlib.nullcontext()
         return self._slots.slot(LENT_TO_LASTING_SECONDS if kind in LASTING else LENT_SECONDS)

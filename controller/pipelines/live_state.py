@@ -6,13 +6,13 @@ committed yet. They also make the context that a run's decision needs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from controller.aio import Flag
 from controller.clock import next_trigger
 from controller.lifecycle.attempts.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
@@ -51,7 +51,7 @@ class Watchers:
     """
 
     def __init__(self) -> None:
-        self._events: dict[Key, dict[asyncio.Event, None]] = {}
+        self._events: dict[Key, dict[Flag, None]] = {}
         self._changed_at: dict[Key, int] = {}
         """The revision of the latest change of each key, the oldest first."""
         self._forgotten = 0
@@ -72,10 +72,10 @@ class Watchers:
         """Return whether it changed after this revision; also True where that is forgotten."""
         return self._changed_at.get(key, self._forgotten) > revision
 
-    def add(self, key: Key, event: asyncio.Event) -> None:
+    def add(self, key: Key, event: Flag) -> None:
         self._events.setdefault(key, {})[event] = None
 
-    def remove(self, key: Key, event: asyncio.Event) -> None:
+    def remove(self, key: Key, event: Flag) -> None:
         events = self._events[key]
         del events[event]
         if not events:
@@ -88,9 +88,9 @@ class Watch:
     def __init__(self, watchers: Watchers, key: Key) -> None:
         self._watchers = watchers
         self._key = key
-        self._event = asyncio.Event()
+        self._event = Flag()
 
-    async def __aenter__(self) -> asyncio.Event:
+    async def __aenter__(self) -> Flag:
         self._watchers.add(self._key, self._event)
         return self._event
 

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from common.refusals import Invalid, NotFound
+from controller.aio import Flag
 from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.service import ControllerService
 from controller.service.runs.lookup import RunService
@@ -140,7 +141,7 @@ async def _may_follow(visit: Visit, topic: str) -> bool:
 
 
 async def _changes(
-    events: Mapping[str, asyncio.Event], marks: Marks
+    events: Mapping[str, Flag], marks: Marks
 ) -> AsyncIterator[tuple[list[str], str]]:
     """Yield the topics that changed, and the mark at which they did; none: a heartbeat is due."""
     while True:
@@ -154,7 +155,7 @@ async def _changes(
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _first_of(events: Iterable[asyncio.Event]) -> None:
+async def _first_of(events: Iterable[Flag]) -> None:
     """Wait until one is set, or a heartbeat is due."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     if not waiting:

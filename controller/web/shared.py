@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
+from controller.aio import Flag
+
 MAX_SECONDS = 1.0
 _MAX_KEPT = 256
 
@@ -31,11 +33,11 @@ class SharedFragments:
     """`changes`: a watch on all runs and nodes. `now`: seconds that only grow."""
 
     def __init__(
-        self, changes: AbstractAsyncContextManager[asyncio.Event], now: Callable[[], float]
+        self, changes: AbstractAsyncContextManager[Flag], now: Callable[[], float]
     ) -> None:
         self._changes = changes
         self._now = now
-        self._changed: asyncio.Event | None = None
+        self._changed: Flag | None = None
         self._kept: dict[Hashable, tuple[float, asyncio.Task[Fragment | None]]] = {}
 
     async def get(

@@ -390,14 +390,17 @@ class Batch:
         job.began_at = self._now()
         try:
             await asyncio.to_thread(self._make, folder)
-            job.log = SegmentLog(folder / LOGS_FOLDER_NAME, segment_size=self._bounds.segment_size)
+            job.log = SegmentLog(
+                folder / LOGS_FOLDER_NAME,
+                segment_size=self._bounds.segment_size,
+                bell=_Chained(self._bell),
+            )
         except OSError as error:
             text = f"the job's folder cannot be made: {error.strerror}"
             self._conclude(job, Verdict(ExitReason.EXECUTOR_ERROR, text), None)
             self._dirty = text
             return
         self._limit(job, job.log)
-        job.log.bell = _Chained(self._bell)
         job.signals = self._signals_of(job)
         code = CodeStore(folder)
         preparation = Preparation(folder, code, self._children, self._task, brings=False)

@@ -95,9 +95,10 @@ class SegmentLog:
         quota: int = QUOTA,
         now_ns: Callable[[], int] = time.time_ns,
         retire: Callable[[int], None] = os.close,
+        bell: Bell | None = None,
     ) -> None:
         """Open or make `folder` and cut a torn tail. Raises OSError."""
-        self.bell = Bell()
+        self.bell = bell or Bell()
         self.pacing = Pacing()
         self.finished = False
         self.at_line_start = True

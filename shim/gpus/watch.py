@@ -46,7 +46,7 @@ _SILENT = "the driver does not answer for it"
 _GONE = "the driver no longer has it"
 _SPLIT_ANEW = "its card was split anew"
 
-Told = Callable[[GpuInfo, GpuFinding, str], Awaitable[None]]
+OnFinding = Callable[[GpuInfo, GpuFinding, str], Awaitable[None]]
 """Gets a GPU, a finding about it, and the line for the logs of jobs that have it."""
 
 
@@ -61,12 +61,9 @@ class _Known:
 
 
 class GpuWatch:
-    """Watches the GPUs. `changed` is called when the offered GPUs change, `told` for each
-    finding."""
+    """Watches the GPUs: `open` reads them once, `start` watches them from then on."""
 
     def __init__(self, gpus: Gpus, faults: Records[Fault], roll: RememberedGpus) -> None:
-        self.changed: Callable[[], None] = lambda: None
-        self.told: Told = _nobody
         self._gpus = gpus
         self._records = faults
         self._faults: dict[str, Fault] = {}
@@ -76,6 +73,8 @@ class GpuWatch:
         self._listing = asyncio.Lock()
         self._is_stale = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._on_change: Callable[[], None] | None = None
+        self._on_finding: OnFinding | None = None
 
     @property
     def driver(self) -> str | None:
@@ -100,11 +99,21 @@ class GpuWatch:
             await asyncio.sleep(CONFIRM_AFTER)
             await self._list()
         await self.look(self._known)
+
+    async def start(self, on_change: Callable[[], None], on_finding: OnFinding) -> None:
+        """Watch the GPUs from now on: call `on_change` when those that are offered change, and
+        `on_finding` for each finding.
+
+        Faults that are known already are reported too: after a crash, tasks may have missed them.
+        """
+        self._on_change, self._on_finding = on_change, on_finding
         self._tasks = [
             asyncio.create_task(self._keep_reading(), name="gpu readings"),
             asyncio.create_task(self._keep_listing(), name="gpu list"),
             asyncio.create_task(self._keep_listening(), name="gpu errors"),
         ]
+        for uuid, fault in list(self._faults.items()):
+            await self._report(self._units(uuid), fault.finding)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -136,18 +145,18 @@ class GpuWatch:
         """Return the last reading of each GPU that has one."""
         return {uuid: known.vitals for uuid, known in self._known.items() if known.vitals}
 
-    def doubt(self, uuids: Iterable[str]) -> None:
+    def hold(self, uuids: Iterable[str]) -> None:
         """Hold these GPUs, whose container is gone, until a reading shows that their memory is
         free."""
         for known in self._of(uuids):
             known.held = "its memory was not checked since its last job"
-        self.changed()
+        self._changed()
 
     async def look(self, uuids: Iterable[str]) -> None:
         """Read these GPUs now; returns in bounded time whatever the driver does."""
         before = self.infos()
         await asyncio.gather(*(self._read_one(known) for known in self._of(uuids)))
-        self._tell_change(before)
+        self._compare(before)
 
     def is_cordoned(self, uuid: str) -> bool:
         return self._whole(uuid) in self._faults
@@ -169,15 +178,9 @@ class GpuWatch:
             self._gone -= {whole}
             for known in self._units(whole):
                 del self._known[known.info.uuid]
-        self.changed()
+        self._changed()
         await self._list()
         await self.look([known.info.uuid for known in self._units(whole)])
-
-    async def tell_again(self) -> None:
-        """Report the faults of cordoned GPUs again, for tasks that missed them because of a
-        crash."""
-        for uuid, fault in list(self._faults.items()):
-            await self._tell(self._units(uuid), fault.finding)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class GpuWatch:
             self._is_stale.clear()
             before = self.infos()
             await self._list()
-            self._tell_change(before)
+            self._compare(before)
 
     async def _list(self) -> None:
         async with self._listing:
@@ -247,7 +250,7 @@ class GpuWatch:
             known.problem = _SILENT
             log.debug("GPU %s: %s", uuid, error)
             if before_that != _SILENT:
-                await self._tell([known], health.silent())
+                await self._report([known], health.silent())
         except GpuError as error:
             known.problem = f"the driver says: {error}"
         else:
@@ -258,9 +261,13 @@ class GpuWatch:
             if finding is not None:
                 await self._found(known.info, finding)
 
-    def _tell_change(self, before: tuple[GpuInfo, ...]) -> None:
+    def _compare(self, before: tuple[GpuInfo, ...]) -> None:
         if self.infos() != before:
-            self.changed()
+            self._changed()
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
     # -- errors -----------------------------------------------------------------------------
 
@@ -283,7 +290,7 @@ class GpuWatch:
         if finding.cordon:
             await self._found(units[0].info, finding)
         else:
-            await self._tell(units, finding)
+            await self._report(units, finding)
 
     async def _found(self, gpu: GpuInfo, finding: GpuFinding) -> None:
         """Handle a finding. A fault belongs to the whole GPU, whichever MIG instance shows it; the
@@ -293,22 +300,23 @@ class GpuWatch:
             return
         if finding.cordon:
             await self._cordon(msgspec.structs.replace(gpu, uuid=whole, parent=None), finding)
-        await self._tell(self._units(whole), finding)
+        await self._report(self._units(whole), finding)
 
     async def _cordon(self, gpu: GpuInfo, finding: GpuFinding) -> None:
         fault = Fault(gpu=gpu, finding=finding, at=time.time())
         self._faults[gpu.uuid] = fault
-        self.changed()
+        self._changed()
         try:
             await self._records.save(gpu.uuid, fault)
         except OSError as error:
             log.error("GPU %s is cordoned, but not across a restart: %s", gpu.uuid, error)
 
-    async def _tell(self, units: Iterable[_Known], finding: GpuFinding) -> None:
+    async def _report(self, units: Iterable[_Known], finding: GpuFinding) -> None:
         for known in units:
             text = health.line(known.info, finding)
             log.warning("%s", text)
-            await self.told(known.info, finding, text)
+            if self._on_finding is not None:
+                await self._on_finding(known.info, finding, text)
 
     # -- views ------------------------------------------------------------------------------
 
@@ -340,7 +348,3 @@ class GpuWatch:
 
     def _of(self, uuids: Iterable[str]) -> list[_Known]:
         return [self._known[uuid] for uuid in tuple(uuids) if uuid in self._known]
-
-
-async def _nobody(gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
-    return None

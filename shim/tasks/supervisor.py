@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -85,6 +85,7 @@ class Supervisor:
         gpus: GpuWatch,
         images: Images,
         mounter: Mounter,
+        is_draining: Callable[[], bool],
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -94,7 +95,7 @@ class Supervisor:
         self.images = images
         self._mounter = mounter
         self._pythons = Pythons(settings)
-        self.draining = False
+        self._is_draining = is_draining
         self.unexplained: tuple[Found, ...] = ()
         self._blocked: set[str] = set()
         self._executor = executor
@@ -105,8 +106,10 @@ class Supervisor:
         self._networks = engine.networks()
         self._run_locks = RunLocks()
         self._deciding = asyncio.Lock()
-        gpus.changed = self._gpus_changed
-        gpus.told = self._notice
+
+    @property
+    def draining(self) -> bool:
+        return self._is_draining()
 
     @property
     def infos(self) -> tuple[TaskInfo, ...]:
@@ -197,7 +200,7 @@ class Supervisor:
             await all_stored(self._books.allocations.delete(allocation_id))
             self.ledger.release(allocation_id)
             # Before the lock goes: the driver may free the memory of killed processes late.
-            self.gpus.doubt(allocation.gpus)
+            self.gpus.hold(allocation.gpus)
             self.events.node_changed()
         await self.gpus.look(allocation.gpus)
 
@@ -335,13 +338,13 @@ class Supervisor:
         self._drive(task)
         return task.info
 
-    def _gpus_changed(self) -> None:
+    def gpus_changed(self) -> None:
         before = self.ledger.gpus()
         self.ledger.set_gpus(self.gpus.infos())
         if self.ledger.gpus() != before:
             self.events.node_changed()
 
-    async def _notice(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
+    async def notify(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         """Notify the tasks that have this GPU, each once."""
         notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
         # A copy, because tasks come and go during the writes below.

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.aio import Backoff
+from controller.aio import Backoff, Flag
 from tests.support.waiting import LONG
 
 
@@ -35,13 +35,13 @@ async def test_jitter_moves_a_wait_by_a_fifth_at_most(slept: list[float]) -> Non
 
 
 async def test_a_kick_ends_the_wait_and_is_used_up() -> None:
-    wait, kick = Backoff(3600.0, 3600.0, lambda: 0.0), asyncio.Event()
+    wait, kick = Backoff(3600.0, 3600.0, lambda: 0.0), Flag()
     kick.set()
     await asyncio.wait_for(wait.wait(kick), LONG)
     assert not kick.is_set()
 
 
 async def test_without_a_kick_the_wait_ends_by_itself() -> None:
-    kick = asyncio.Event()
+    kick = Flag()
     await asyncio.wait_for(Backoff(0.001, 0.001, lambda: 0.0).wait(kick), LONG)
     assert not kick.is_set()

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller import doctor
-from controller.doctor import Certificate, Facts, Setup
+from controller.doctor import findings, gathering
+from controller.doctor.facts import Certificate, Facts, Setup
 from controller.outputs.bucket import Bucket
 from controller.outputs.examination import BucketFacts
 from controller.store import schema
@@ -81,7 +81,7 @@ def faults(found: list[Finding]) -> list[str]:
 
 
 def test_a_healthy_controller_is_told_so_in_each_check() -> None:
-    found = doctor.examine(GOOD)
+    found = findings.examine(GOOD)
     assert faults(found) == []
     checks = {one.check for one in found}
     assert checks == {
@@ -183,7 +183,7 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
     ],
 )
 def test_each_fault_is_found_and_has_a_fix(facts: Facts, fault: str) -> None:
-    found = faults(doctor.examine(facts))
+    found = faults(findings.examine(facts))
     assert [one for one in found if one.startswith(fault)], found
 
 
@@ -192,7 +192,7 @@ OLDER_SCHEMA = "0008"
 
 
 def test_an_upgrade_is_possible_in_the_right_order() -> None:
-    found = doctor.upgrade(of_database(schema=OLDER_SCHEMA), NEWER)
+    found = findings.upgrade(of_database(schema=OLDER_SCHEMA), NEWER)
     assert not [one for one in found if one.level is FindingLevel.ERROR]
     messages = " ".join(one.message for one in found)
     assert "0.2.0 can wait next to 0.1.0, and takes over from it" in messages
@@ -212,12 +212,12 @@ def test_an_upgrade_is_possible_in_the_right_order() -> None:
     ],
 )
 def test_what_cannot_run_next_to_the_others_is_said(facts: Facts, version: str, fault: str) -> None:
-    found = faults(doctor.upgrade(facts, version))
+    found = faults(findings.upgrade(facts, version))
     assert [one for one in found if one.startswith(fault)], found
 
 
 def test_nobody_is_up() -> None:
-    found = doctor.upgrade(of_database(sight=sight(), lease_left=-1.0), NEWER)
+    found = findings.upgrade(of_database(sight=sight(), lease_left=-1.0), NEWER)
     assert "no other controller is up" in [one.message for one in found]
 
 
@@ -251,7 +251,7 @@ def test_a_taken_port_and_a_wrong_certificate_are_found(tmp_path: Path) -> None:
         taken.listen()
         listen = taken.getsockname()
         files = CertificateFiles(certificate=broken, key=broken)
-        facts = doctor.gather(setup(tmp_path, listen=listen, url=None, tls=files))
+        facts = gathering.gather(setup(tmp_path, listen=listen, url=None, tls=files))
     assert facts.port == "Address already in use"
     assert isinstance(facts.certificate, str)
     assert str(broken) in facts.certificate
@@ -265,7 +265,7 @@ def test_the_bucket_of_large_outputs_is_looked_at(monkeypatch: pytest.MonkeyPatc
         asked.append((option, lists))
         return BUCKET
 
-    monkeypatch.setattr(doctor, "bucket_facts", looked)
+    monkeypatch.setattr(gathering, "bucket_facts", looked)
     large = Bucket(name="large")
-    doctor._bucket_facts(setup(bucket=BUCKET.bucket, outputs_bucket=large), None)
+    gathering._bucket_facts(setup(bucket=BUCKET.bucket, outputs_bucket=large), None)
     assert asked == [("--bucket", True), ("--outputs-bucket", False)]

@@ -88,3 +88,15 @@ async def test_when_all_who_waited_gave_up_the_next_one_still_gets_in() -> None:
         await them.leave("a")
         await them.enter("c")
         assert them.inside == ["c"]
+
+
+async def test_a_slot_that_was_given_back_early_is_not_given_back_again() -> None:
+    slots = Slots(1)
+    async with holders(slots) as them:
+        async with slots.slot(60.0) as mine:
+            mine.give_back()
+            await them.enter("a", "b")
+            mine.give_back()
+            await _settle()
+        await _settle()
+        assert them.inside == ["a"]

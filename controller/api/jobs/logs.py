@@ -120,6 +120,7 @@ async def _tails(pieces: AsyncIterator[bytes], offset: int) -> AsyncIterator[lis
     async for piece in pieces:
         tails = (tail_from(frame, offset) for frame in decoder.feed(piece))
         yield [tail for tail in tails if tail is not None]
+        del piece, tails
 
 
 async def follow_logs(call: Call) -> web.StreamResponse:
@@ -171,10 +172,12 @@ async def _send_until_gone(
         await asyncio.gather(sending, reading, return_exceptions=True)
 
 
+# Nobody who sends keeps what was sent: a quiet job has readers for hours.
 async def _send(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes], offset: int) -> None:
     with reader_may_leave():
         async for piece in pieces:
             await socket.send_bytes(piece)
+            del piece
 
 
 async def _send_json(
@@ -182,8 +185,9 @@ async def _send_json(
 ) -> None:
     with reader_may_leave():
         async for tails in _tails(pieces, offset):
-            for tail in tails:
-                await socket.send_str(as_line(tail))
+            for line in map(as_line, tails):
+                await socket.send_str(line)
+            del tails
 
 
 async def _send_text(
@@ -196,6 +200,7 @@ async def _send_text(
             text = "".join(decoders[tail.stream].decode(tail.payload) for tail in tails)
             if text:
                 await socket.send_str(text)
+            del tails, text
         rest = "".join(decoder.decode(b"", final=True) for decoder in decoders.values())
         if rest:
             await socket.send_str(rest)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from controller.aio import Flag
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.parts import PART_BYTES, PART_SECONDS
@@ -56,7 +57,7 @@ class Acknowledging:
         self._much_bytes = PART_BYTES if writer.is_for_bucket else MUCH_BYTES
         self._late_seconds = PART_SECONDS if writer.is_for_bucket else LATE_SECONDS
         self._task: asyncio.Task[None] | None = None
-        self._much = asyncio.Event()
+        self._much = Flag()
 
     def came(self) -> None:
         """Note that the writer has taken data. Raises the error of the last acknowledgement, from
@@ -234,6 +235,7 @@ class LogCollector:
                 async for data in pieces:
                     links.look(await writer.append(data))
                     acknowledging.came()
+                    del data  # the next piece may be long in coming
         except BadFrame as error:
             raise RetryLater(f"the runner sent a damaged frame: {error}") from error
         except RunnerError as error:

@@ -77,3 +77,4 @@ async def follow_log(
     pieces = logs.read(attempt_id, offset) if ended else logs.follow(attempt_id, offset)
     async for piece in pieces:
         yield piece
+        del piece  # the next one may be long in coming

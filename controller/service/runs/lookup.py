@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from common.refusals import Invalid, NotFound
+from controller.aio import Flag
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import Attempt, RunState
 from controller.pipelines.live_state import Watch
@@ -255,7 +256,7 @@ class RunWatch:
     progress."""
 
     def __init__(
-        self, runs: RunService, run_id: str, changed: asyncio.Event, progress: ProgressWatch
+        self, runs: RunService, run_id: str, changed: Flag, progress: ProgressWatch
     ) -> None:
         self._runs = runs
         self._run_id = run_id

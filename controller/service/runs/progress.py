@@ -6,9 +6,9 @@ its run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, MutableMapping
 
+from controller.aio import Flag
 from fairlead.wire.shim import PullProgress
 
 
@@ -17,7 +17,7 @@ class PullsInProgress(MutableMapping[str, PullProgress]):
 
     def __init__(self) -> None:
         self._progress: dict[str, PullProgress] = {}
-        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._watchers: dict[str, set[Flag]] = {}
 
     def __getitem__(self, attempt_id: str) -> PullProgress:
         return self._progress[attempt_id]
@@ -37,7 +37,7 @@ class PullsInProgress(MutableMapping[str, PullProgress]):
     def __len__(self) -> int:
         return len(self._progress)
 
-    def watch(self, changed: asyncio.Event) -> ProgressWatch:
+    def watch(self, changed: Flag) -> ProgressWatch:
         """Return a watch; `changed` is set at each change of the attempts that it attends to."""
         return ProgressWatch(self._watchers, changed)
 
@@ -47,7 +47,7 @@ class PullsInProgress(MutableMapping[str, PullProgress]):
 
 
 class ProgressWatch:
-    def __init__(self, watchers: dict[str, set[asyncio.Event]], changed: asyncio.Event) -> None:
+    def __init__(self, watchers: dict[str, set[Flag]], changed: Flag) -> None:
         self._watchers = watchers
         self._changed = changed
         self._attended: frozenset[str] = frozenset()

@@ -13,11 +13,11 @@ import pytest
 
 from fairlead.wire.shim import GpuInfo, GpuLink
 from shim.gpus.base import NO_ACTION, GpuError, GpuLost, GpuSilent
-from shim.gpus.health import Fault
+from shim.gpus.health import Fault, GpuFinding
 from shim.gpus.nvidia.nvml import CALL_SECONDS, NvmlGpus
 from shim.gpus.nvidia.xids import event_of
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
-from shim.gpus.watch import READ_EVERY, GpuWatch
+from shim.gpus.watch import READ_EVERY, GpuWatch, OnFinding
 from tests.doubles.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
 from tests.support.nvml import StandIn, mig_uuid, uuid
@@ -28,13 +28,20 @@ pytestmark = pytest.mark.e2e
 CORDONED_WITHIN = 2.0
 
 
+async def no_task_has_it(gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
+    return None
+
+
 @asynccontextmanager
 async def watching(
-    gpus: NvmlGpus, seen: MemoryRecords[RememberedGpu] | None = None
+    gpus: NvmlGpus,
+    seen: MemoryRecords[RememberedGpu] | None = None,
+    on_finding: OnFinding = no_task_has_it,
 ) -> AsyncIterator[GpuWatch]:
     faults: MemoryRecords[Fault] = MemoryRecords()
     watch = GpuWatch(gpus, faults, RememberedGpus(MemoryRecords() if seen is None else seen))
     await watch.open()
+    await watch.start(lambda: None, on_finding)
     try:
         yield watch
     finally:
@@ -271,26 +278,26 @@ async def test_after_the_event_set_broke_xids_arrive_again(
 
 
 async def test_xid_79_cordons_and_xid_13_does_not(open_gpus: OpenGpus, machine: StandIn) -> None:
-    async with open_gpus() as gpus, watching(gpus) as watch:
-        told: list[str] = []
+    lines: list[str] = []
 
-        async def tell(gpu: GpuInfo, finding: object, line: str) -> None:
-            told.append(line)
+    async def note(gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
+        lines.append(line)
 
-        watch.told = tell
+    async with open_gpus() as gpus, watching(gpus, on_finding=note) as watch:
         assert offered(watch) == [0, 1]
-        await eventually(lambda: _told(machine, told))
+        await eventually(lambda: _has_reported(machine, lines))
         assert offered(watch) == [0, 1]
-        assert "XID 13 (graphics engine exception), caused by the application" in told[0]
+        assert "XID 13 (graphics engine exception), caused by the application" in lines[0]
         machine.raise_xid(0, 79)
         await withdrawn(watch, [1])
-        assert "XID 79 (the GPU has fallen off the bus)" in told[-1]
+        # The GPU is withdrawn first: the record of its fault is written before the report.
+        await eventually(lambda: "XID 79 (the GPU has fallen off the bus)" in lines[-1])
 
 
-def _told(machine: StandIn, told: list[str]) -> bool:
-    if not told:
+def _has_reported(machine: StandIn, lines: list[str]) -> bool:
+    if not lines:
         machine.raise_xid(0, 13)
-    return bool(told)
+    return bool(lines)
 
 
 @pytest.mark.parametrize(

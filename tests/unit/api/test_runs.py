@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.aio import Flag
 from controller.api.app import make_app
 from controller.api.http.streams import STREAMS
 from controller.api.runs import runs
@@ -188,7 +190,7 @@ async def test_a_watch_of_a_finished_run_is_one_line(api: TestClient[Any, Any]) 
 
 
 async def test_pull_progress_wakes_those_who_watch_its_run(controller: Controller) -> None:
-    changed = asyncio.Event()
+    changed = Flag()
     watch = controller.progress.watch(changed)
     watch.attend(["mine"])
     controller.progress["others"] = PullProgress(downloaded=1, total=2)
@@ -279,6 +281,31 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
     pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
     await controller.pipeline.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
     assert [piece async for piece in pieces] == []
+
+
+class QuietLog:
+    """One piece, and nothing more."""
+
+    async def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+        yield bytes(1024)
+        await asyncio.Event().wait()
+
+    follow = read
+
+
+async def test_who_follows_a_quiet_log_keeps_nothing_of_what_was_sent(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    pieces = follow_log(controller.service.runs, cast(Any, QuietLog()), run["id"], attempt_id, 0)
+    sent = await anext(pieces)
+    waiting = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    references = sys.getrefcount(sent)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert references == 2  # the variable here and the argument of the call
 
 
 LOG_REQUEST = (

@@ -14,9 +14,10 @@ from controller.lifecycle.model import JobSpec
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, public, to_run
-from fairlead.files import upload
+from fairlead.files.git import GitError, git_files
 from fairlead.files.ignored import is_left_by_tools
-from fairlead.files.upload import Packed, UploadProgress, as_if_sent, pack
+from fairlead.files.packing import Packed, pack
+from fairlead.files.upload import UploadProgress, as_if_sent
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 
@@ -433,8 +434,8 @@ def test_archives_say_nothing_about_this_machine(base: Path) -> None:
 def test_git_that_fails_is_no_traceback(base: Path) -> None:
     folder = a_project(base)
     (folder / ".git/index").write_bytes(b"broken")
-    with pytest.raises(upload.GitError, match="git failed"):
-        upload.git_files(folder)
+    with pytest.raises(GitError, match="git failed"):
+        git_files(folder)
 
 
 def test_a_machine_without_git_can_send_files(

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fairlead import Client, Task
-from fairlead.files.upload import MIN_PART_BYTES
+from fairlead.files.archive import MIN_PART_BYTES
 from fairlead.rest import ControllerClient
 from fairlead.wire.blobs import Part
 from runner.code.tree import unpack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,19 @@ async def test_binary_websocket_messages_of_megabytes_arrive_whole(kind: str) ->
         runner = connection.runner(sockets.runner_path)
         received = [piece async for piece in runner.follow_logs(0)]
     assert received == [bytes([number]) * (4 * MIB) for number in range(3)]
+
+
+@LINKS
+async def test_who_follows_a_quiet_log_keeps_nothing_of_what_came(kind: str) -> None:
+    async with linked(kind) as (connection, sockets):
+        pieces = connection.runner(sockets.runner_path).follow_logs(7)
+        *_, last = [await anext(pieces) for _ in range(3)]
+        waiting = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)
+        references = sys.getrefcount(last)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert references == 2  # the variable here and the argument of the call
 
 
 @LINKS

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
+from controller.aio import Flag
 from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
 from controller.lifecycle.reports import CompleteRequested, StopRequested
@@ -180,7 +181,7 @@ def test_watchers_are_woken_in_the_order_in_which_they_came() -> None:
     watchers = Watchers()
     woken: list[int] = []
 
-    class Noting(asyncio.Event):
+    class Noting(Flag):
         def set(self) -> None:
             woken.append(events.index(self))
 

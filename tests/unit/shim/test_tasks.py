@@ -11,6 +11,7 @@ import pytest
 
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import (
+    DrainRequest,
     EventType,
     Fence,
     GpuRequest,
@@ -394,7 +395,7 @@ async def test_a_draining_node_takes_only_tasks_of_allocations_that_it_holds(nod
         await put(service)
         await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
-        service.supervisor.draining = True
+        await service.drain(DrainRequest(draining=True))
         assert await refused(service, "t2", allocation_id="place-2") == "draining"
         await put(service, "t3")
         await until(service, "t3", TaskStatus.RUNNING)

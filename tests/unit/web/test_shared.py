@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 
+from controller.aio import Flag
 from controller.web.shared import MAX_SECONDS, Fragment, SharedFragments
 from tests.unit.web.conftest import Browser, submit
 
@@ -28,7 +29,7 @@ def said(fragment: Fragment | None) -> str:
 
 
 async def test_pages_that_ask_at_once_share_a_fragment_until_something_changes() -> None:
-    changed, make = asyncio.Event(), Maker()
+    changed, make = Flag(), Maker()
     shared = SharedFragments(nullcontext(changed), lambda: 0.0)
     both = await asyncio.gather(shared.get("a", make), shared.get("a", make))
     other = await shared.get("b", make)
@@ -39,7 +40,7 @@ async def test_pages_that_ask_at_once_share_a_fragment_until_something_changes()
 
 
 async def test_a_change_while_a_fragment_is_made_makes_the_next_one_anew() -> None:
-    changed, make = asyncio.Event(), Maker()
+    changed, make = Flag(), Maker()
     shared = SharedFragments(nullcontext(changed), lambda: 0.0)
     first = asyncio.ensure_future(shared.get("a", make))
     await asyncio.sleep(0)
@@ -51,7 +52,7 @@ async def test_a_change_while_a_fragment_is_made_makes_the_next_one_anew() -> No
 async def test_a_fragment_is_shared_for_a_second_at_most() -> None:
     now = [5.0]
     make = Maker()
-    shared = SharedFragments(nullcontext(asyncio.Event()), lambda: now[0])
+    shared = SharedFragments(nullcontext(Flag()), lambda: now[0])
     await shared.get("a", make)
     now[0] += MAX_SECONDS
     assert said(await shared.get("a", make)) == "fragment 2"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.files import upload
+from fairlead.files.git import difference, look_at_git
 from fairlead.wire.runner import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
@@ -132,11 +132,11 @@ async def test_the_folder_is_as_it_is_on_the_users_machine(
     (work / "run.sh").chmod(0o755)
     (work / "link").symlink_to("train.py")
     (work / "noise.log").write_text("ignored")
-    found = await asyncio.to_thread(upload.look_at_git, work)
+    found = await asyncio.to_thread(look_at_git, work)
     assert found is not None
     assert found.url == server.url("project")
     assert found.commit == git(work, "rev-parse", "origin/main")
-    diff = await asyncio.to_thread(upload.difference, found.root, found.commit)
+    diff = await asyncio.to_thread(difference, found.root, found.commit)
     digest = hashlib.sha256(diff).hexdigest()
     repo = Repo(path="repo", url=found.url, commit=found.commit, diff=digest)
     made = await prepared(tmp_path, my_git, repo, (diff,))

@@ -37,8 +37,8 @@ class Machine:
     @asynccontextmanager
     async def shim(self, *held: str) -> AsyncIterator[GpuWatch]:
         it = GpuWatch(self.gpus, self.faults, RememberedGpus(self.seen))
-        it.told = self._tell
         await it.open(held)
+        await it.start(lambda: None, self._note)
         try:
             yield it
         finally:
@@ -48,7 +48,7 @@ class Machine:
         async with self.shim():
             pass
 
-    async def _tell(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
+    async def _note(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         self.told.append((gpu.uuid, finding.key))
 
 
@@ -68,7 +68,6 @@ async def test_a_gpu_that_is_gone_after_a_restart_is_cordoned_and_told() -> None
         assert (offered(it), messages(it)) == (["GPU-1"], {"GPU-0": LOST})
         assert machine.told == [("GPU-0", "lost")]
     async with machine.shim() as it:
-        await it.tell_again()
         assert machine.told == [("GPU-0", "lost")] * 2
     assert list(machine.faults.kept) == ["GPU-0"]
 

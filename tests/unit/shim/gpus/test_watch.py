@@ -34,8 +34,10 @@ class World:
         self.watch = GpuWatch(gpus, faults, RememberedGpus(seen))
         self.told: list[tuple[str, str]] = []
         self.changes = 0
-        self.watch.told = self._tell
-        self.watch.changed = self._change
+
+    async def start(self, held: tuple[str, ...]) -> None:
+        await self.watch.open(held)
+        await self.watch.start(self._change, self._note)
 
     def offered(self) -> list[str]:
         return [one.uuid for one in self.watch.infos() if one.healthy and not one.held]
@@ -47,7 +49,7 @@ class World:
     async def until_offered(self, *uuids: str) -> None:
         await eventually(lambda: self.offered() == list(uuids), what=f"{uuids} to be offered")
 
-    async def _tell(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
+    async def _note(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         self.told.append((gpu.uuid, finding.key))
 
     def _change(self) -> None:
@@ -62,7 +64,7 @@ async def world(
     held: tuple[str, ...] = (),
 ) -> AsyncIterator[World]:
     it = World(gpus, faults, MemoryRecords() if seen is None else seen)
-    await it.watch.open(held)
+    await it.start(held)
     try:
         yield it
     finally:
@@ -210,7 +212,7 @@ async def test_a_gpu_that_does_not_answer_is_not_offered_until_it_does() -> None
 async def test_a_gpu_whose_memory_is_held_comes_back_when_it_is_free() -> None:
     async with world(MemoryGpus(gpu(0)), MemoryRecords()) as it:
         it.gpus.readings["GPU-0"] = Vitals(processes=(4711,), memory_used=40 << 30)
-        it.watch.doubt(["GPU-0"])
+        it.watch.hold(["GPU-0"])
         assert it.offered() == []
         await it.watch.look(["GPU-0"])
         assert it.message("GPU-0") == "its memory is still held by process 4711"
@@ -220,7 +222,7 @@ async def test_a_gpu_whose_memory_is_held_comes_back_when_it_is_free() -> None:
 
 async def test_after_its_job_a_gpu_is_looked_at_before_it_is_offered() -> None:
     async with world(MemoryGpus(gpu(0)), MemoryRecords()) as it:
-        it.watch.doubt(["GPU-0"])
+        it.watch.hold(["GPU-0"])
         assert it.offered() == []
         await it.watch.look(["GPU-0"])
         assert it.offered() == ["GPU-0"]
@@ -286,5 +288,4 @@ async def test_a_fault_found_before_a_crash_is_told_again() -> None:
         gpus.raise_xid("GPU-0", 79)
         await eventually(lambda: bool(it.told))
     async with world(gpus, faults) as it:
-        await it.watch.tell_again()
         assert it.told == [("GPU-0", "xid-79")]
