@@ -23,7 +23,7 @@ RUN, FENCE = "run-1", Fence(1, 1)
 async def client_of(shim: ShimProcess) -> AsyncIterator[ShimClient]:
     connector = aiohttp.UnixConnector(str(shim.socket))
     async with aiohttp.ClientSession(connector=connector) as session:
-        yield ShimClient(session)
+        yield ShimClient(session, timeout=LONG)
 
 
 def request(image: str, *, whole_node: bool = False) -> TaskRequest:

@@ -19,7 +19,7 @@ from tests.support.waiting import LONG, wait_until
 pytestmark = pytest.mark.e2e
 
 _CONFIG = """
-limits: {waits: [0s], no_capacity_wait: 0s, jitter: 0, waiting_runner: 30s}
+limits: {waits: [0s], no_capacity_wait: 0s, jitter: 0, waiting_runner: 100s}
 node_failure: {probe_every: 1s, unreachable_after: 10s, after: 15s}
 """
 """A shim notices within 10 to 20 s that its engine is away; the runner's limit must be longer."""

@@ -80,7 +80,7 @@ async def running(lab: KillLab, script: str, number: int = 0) -> TaskInfo:
     async with client_of(lab.shim) as client:
         await client.put_task(task_id, lab.request(number, device=False), fence=FENCE)
         info = await until(client, task_id, TaskStatus.RUNNING)
-    await eventually((lab.shim.data / "tasks" / task_id / "job" / "done").exists, timeout=60)
+    await eventually((lab.shim.data / "tasks" / task_id / "job" / "done").exists)
     return info
 
 

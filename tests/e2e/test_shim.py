@@ -20,7 +20,7 @@ from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, unt
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess
 from tests.support.testbed import ShimFactory
-from tests.support.waiting import eventually, wait_until
+from tests.support.waiting import LONG, eventually, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -152,7 +152,7 @@ def test_a_wrong_runtime_is_refused_at_the_start(
         env={**os.environ, **dockerd.env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG,
         check=False,
     )
     assert refused.returncode == 1

@@ -11,6 +11,7 @@ import pytest
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.ssh_daemon import SshDaemon
 from tests.support.testbed import ProxyFactory
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
@@ -54,7 +55,7 @@ def _ssh(sshd: SshDaemon, key: Path, *options: str) -> subprocess.CompletedProce
     pinned = ["-o", f"UserKnownHostsFile={known_hosts}", "-o", "IdentitiesOnly=yes"]
     host = f"{sshd.user}@127.0.0.1"
     return subprocess.run(
-        [*argv, *pinned, *options, host, "id"], capture_output=True, timeout=60, check=False
+        [*argv, *pinned, *options, host, "id"], capture_output=True, timeout=LONG, check=False
     )
 
 
@@ -73,13 +74,13 @@ def test_a_cut_connection_is_reset_until_it_is_restored(
     sshd: SshDaemon, cuttable_proxy: ProxyFactory
 ) -> None:
     proxy = cuttable_proxy(sshd.port)
-    with socket.create_connection(("127.0.0.1", proxy.port), 5) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), LONG) as client:
         assert client.recv(4) == b"SSH-"
         proxy.cut()
         with pytest.raises(ConnectionResetError):
             _read_to_the_end(client)
     proxy.restore()
-    with socket.create_connection(("127.0.0.1", proxy.port), 5) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), LONG) as client:
         assert client.recv(4) == b"SSH-"
 
 

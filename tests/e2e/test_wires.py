@@ -26,14 +26,14 @@ from tests.support.daemons import DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract
 from tests.support.engine_world import EngineWorld, bridged, settings_in
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.support.wire_lab import OUTSIDE, WireNode
 
 pytestmark = pytest.mark.e2e
 
 _SERVE = "mkdir -p /w && echo {word} > /w/f && httpd -p 8080 -h /w; ready; wait_forever"
 _GET = "printf 'GET /f HTTP/1.0\\r\\n\\r\\n'"
-_ASK = _GET + " | nc -w 2 {address} {port} | tail -n 1 | grep . || echo no"
+_ASK = _GET + " | nc -w {seconds} {address} 8080 | tail -n 1 | grep . || echo no"
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,19 @@ class TestWiredDockerEngine(EngineContract):
     """Every promise of an engine holds for one whose containers are connected by the shim."""
 
 
-def _asked(*places: tuple[str, int]) -> str:
-    asking = "\n".join(_ASK.format(address=address, port=port) for address, port in places)
-    return f"( until ip route | grep -q default; do sleep 0.02; done\n{asking} ) > out"
+def _ask(address: str) -> str:
+    """Ask one that answers."""
+    return _ASK.format(address=address, seconds=f"{LONG:g}")
+
+
+def _try(address: str) -> str:
+    """Ask one that may be silent: each silence lasts 2 s."""
+    return _ASK.format(address=address, seconds="2")
+
+
+def _script(*asking: str) -> str:
+    lines = "\n".join(asking)
+    return f"( until ip route | grep -q default; do sleep 0.02; done\n{lines} ) > out"
 
 
 async def test_a_run_reaches_its_own_and_the_outside_and_no_other(
@@ -157,10 +167,11 @@ async def test_a_run_reaches_its_own_and_the_outside_and_no_other(
 ) -> None:
     ours = await world.run(1, "ours", _SERVE.format(word="ours"))
     theirs = await world.run(2, "theirs", _SERVE.format(word="theirs"))
-    places = ((ours.address, 8080), (theirs.address, 8080), (OUTSIDE, 8080))
-    asker = await world.run(3, "ours", _asked(*places), taken={ours.address})
+    asks = _script(_ask(ours.address), _try(theirs.address), _ask(OUTSIDE))
+    asker = await world.run(3, "ours", asks, taken={ours.address})
     assert await asker.output() == ["ours", "no", "outside"]
-    stranger = await world.run(4, "theirs", _asked(*places), taken={theirs.address})
+    asks = _script(_try(ours.address), _ask(theirs.address), _ask(OUTSIDE))
+    stranger = await world.run(4, "theirs", asks, taken={theirs.address})
     assert await stranger.output() == ["no", "theirs", "outside"]
 
 
@@ -179,11 +190,10 @@ async def test_wires_keep_clear_of_the_routes_of_the_engines_namespace(
 async def test_nobody_comes_in_from_outside(world: WiredWorld, node: WireNode) -> None:
     """The node itself does: so its sshd leads users to the job."""
     job = await world.run(1, "run", _SERVE.format(word="inside"))
-    get = "printf 'GET /f HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 2 {address} 8080 || true"
-    asked = get.format(address=job.address)
-    assert "inside" in node.inside("sh", "-c", asked)
+    assert "inside" in node.inside("sh", "-c", _by_busybox(_ask(job.address)))
     route = ["ip", "-n", node.outside, "route", "replace", f"{job.address}/32", "via", "10.91.0.1"]
     run(route)
+    asked = _by_busybox(_try(job.address))
     answer = run(["nsenter", f"--net=/run/netns/{node.outside}", "sh", "-c", asked])
     assert "inside" not in answer
 
@@ -194,13 +204,13 @@ async def test_a_forged_source_gets_nowhere(world: WiredWorld) -> None:
     other = await world.run(2, "ours", _SERVE.format(word="ours"))
     script = (
         "until ip route | grep -q default; do sleep 0.02; done\n"
-        f"( {_ASK.format(address=other.address, port=8080)}\n"
+        f"( {_ask(other.address)}\n"
         f"ip address add {theirs.address}/32 dev eth0\n"
         "ip route change default via 169.254.1.1 dev eth0 onlink "
         f"src {theirs.address}\n"
-        f"{_ASK.format(address=other.address, port=8080)}\n"
-        f"{_ASK.format(address=theirs.address, port=8080)}\n"
-        f"{_ASK.format(address=OUTSIDE, port=8080)} ) > out"
+        f"{_try(other.address)}\n"
+        f"{_try(theirs.address)}\n"
+        f"{_try(OUTSIDE)} ) > out"
     )
     options = msgspec.structs.replace(theirs.spec.options, cap_add=("NET_ADMIN",))
     forger = await world.run(3, "ours", script, taken={other.address}, options=options)
@@ -244,8 +254,11 @@ async def test_a_wire_that_a_crash_cut_short_is_completed(
     node.inside("ip", "route", "delete", f"{job.address}/32", "dev", name)
     node.inside("ip", "link", "delete", name)
     await world.again()
-    asked = _ASK.format(address=job.address, port=8080).replace("nc", "busybox nc", 1)
-    assert "mine" in node.inside("sh", "-c", asked)
+    assert "mine" in node.inside("sh", "-c", _by_busybox(_ask(job.address)))
+
+
+def _by_busybox(asking: str) -> str:
+    return asking.replace(" nc ", " busybox nc ", 1)
 
 
 async def test_a_wire_of_no_container_is_removed(world: WiredWorld, node: WireNode) -> None:
@@ -265,10 +278,9 @@ async def test_runs_stay_apart_when_the_firewall_is_flushed_and_it_comes_back(
     node.inside("iptables", "-P", "FORWARD", "DROP")
     ours = await world.run(1, "ours", _SERVE.format(word="ours"))
     theirs = await world.run(2, "theirs", _SERVE.format(word="theirs"))
-    places = ((ours.address, 8080), (theirs.address, 8080))
-    asking = "\n".join(_ASK.format(address=address, port=port) for address, port in places)
+    asking = f"{_try(ours.address)}\n{_try(theirs.address)}"
     script = f"ready; until [ -e flushed ]; do sleep 0.02; done; ( {asking} ) > out\n"
-    script += f"until {_ASK.format(address=ours.address, port=8080)} | grep -q ours; do :; done"
+    script += f"until {_try(ours.address)} | grep -q ours; do :; done"
     asker = await world.run(3, "ours", script, taken={ours.address})
     node.inside("nft", "delete", "table", "inet", _table(node))
     (asker.folder / "flushed").touch()
@@ -289,9 +301,10 @@ async def test_a_run_keeps_its_kind_when_the_choice_changes(
     assert engine.network_choice == NetworkChoice(kind=NetworkKind.AGENT)
     assert not engine.routes_to("old")
     new = await world.run(2, "new", _SERVE.format(word="new"))
-    places = ((old.address, 8080), (new.address, 8080))
-    again = await world.run(3, "old", _asked(*places), taken={old.address})
-    fresh = await world.run(4, "new", _asked(*places), taken={new.address})
+    asks = _script(_ask(old.address), _try(new.address))
+    again = await world.run(3, "old", asks, taken={old.address})
+    asks = _script(_try(old.address), _ask(new.address))
+    fresh = await world.run(4, "new", asks, taken={new.address})
     assert await again.output() == ["old", "no"]
     assert await fresh.output() == ["no", "new"]
     for number in (1, 3):
@@ -299,7 +312,7 @@ async def test_a_run_keeps_its_kind_when_the_choice_changes(
     await engine.remove_network("old")
     left = "label=fairlead.install"
     await eventually(lambda: not node_dockerd.docker("network", "ls", "-q", "--filter", left))
-    last = await world.run(5, "old", _asked((new.address, 8080), (OUTSIDE, 8080)))
+    last = await world.run(5, "old", _script(_try(new.address), _ask(OUTSIDE)))
     assert engine.routes_to("old")
     assert await last.output() == ["no", "outside"]
 
@@ -314,9 +327,8 @@ async def test_a_wire_outlives_its_engine(
     await asyncio.to_thread(node_dockerd.start)
     await world.engine.ready()
     assert _indexes(node) == before
-    asker = await world.run(
-        2, "run", _asked((job.address, 8080), (OUTSIDE, 8080)), taken={job.address}
-    )
+    asks = _script(_ask(job.address), _ask(OUTSIDE))
+    asker = await world.run(2, "run", asks, taken={job.address})
     assert await asker.output() == ["mine", "outside"]
 
 

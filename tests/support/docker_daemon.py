@@ -60,7 +60,7 @@ class DockerDaemon:
         for file in (*self._pid_files, self.socket):
             file.unlink(missing_ok=True)
         self._daemon.spawn()
-        self._daemon.wait_ready(self._answers, timeout=120)
+        self._daemon.wait_ready(self._answers)
 
     def kill9(self) -> None:
         """Containers live on; so does containerd, which is ended since a new one is started."""

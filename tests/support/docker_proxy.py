@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.waiting import LONG
+
 T = TypeVar("T")
 _CHUNK = 1 << 16
 
@@ -37,7 +39,7 @@ class LossyDocker:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LONG)
 
     async def _end(self) -> None:
         self._server.close()
@@ -45,7 +47,7 @@ class LossyDocker:
         for task in others:
             task.cancel()
         if others:
-            await asyncio.wait(others, timeout=5)
+            await asyncio.wait(others, timeout=LONG)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target_reader, target_writer = await asyncio.open_unix_connection(str(self._target))

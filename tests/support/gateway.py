@@ -33,7 +33,8 @@ def haproxy_daemon(places: Places, ports: Ports) -> Daemon:
     return Daemon([program, "-f", config], places.maps / "haproxy.log", outlasts_tests=True)
 
 
-def _listens(path: Path) -> bool:
+def listens(path: Path) -> bool:
+    """HAProxy and Caddy make the file of a socket a moment before they listen."""
     with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as probe:
         probe.connect(str(path))
         return True
@@ -82,17 +83,17 @@ class GatewayMachine:
 
     def start(self) -> None:
         self.caddy.spawn()
-        self.caddy.wait_ready((self._folder / "admin.sock").exists)
+        self.caddy.wait_ready(lambda: listens(self._folder / "admin.sock"))
         self.start_haproxy()
         self.start_agent()
 
     def start_haproxy(self) -> None:
         self.haproxy.spawn()
-        self.haproxy.wait_ready(lambda: _listens(self._folder / "haproxy/admin.sock"))
+        self.haproxy.wait_ready(lambda: listens(self._folder / "haproxy/admin.sock"))
 
     def start_agent(self) -> None:
         self.agent.spawn()
-        self.agent.wait_ready(lambda: _listens(self.socket))
+        self.agent.wait_ready(lambda: listens(self.socket))
 
     def close(self) -> None:
         self.agent.stop()
@@ -122,7 +123,7 @@ class GatewayMachine:
         path: str = "/",
         headers: Mapping[str, str] | None = None,
         context: ssl.SSLContext | None = None,
-        timeout: float = 60,
+        timeout: float = LONG,
     ) -> tuple[int, str, http.client.HTTPMessage]:
         """Ask NAME.domain: by HTTPS with a context, else by HTTP."""
         connection = self.connection(name, context, timeout)
@@ -132,12 +133,12 @@ class GatewayMachine:
             answer = connection.getresponse()
             return answer.status, answer.read().decode(), answer.headers
 
-    def dial(self, timeout: float = 60) -> socket.socket:
+    def dial(self, timeout: float = LONG) -> socket.socket:
         """Connect to where HAProxy listens for HTTPS."""
         return socket.create_connection(("127.0.0.1", self.https), timeout)
 
     def connection(
-        self, name: str, context: ssl.SSLContext | None, timeout: float = 60
+        self, name: str, context: ssl.SSLContext | None, timeout: float = LONG
     ) -> http.client.HTTPConnection:
         if context is None:
             return http.client.HTTPConnection("127.0.0.1", self.http, timeout=timeout)

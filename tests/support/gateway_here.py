@@ -31,7 +31,7 @@ from gateway.fast_path import LogSocket
 from gateway.haproxy import Ports
 from gateway.links import OK, raw_socket
 from gateway.state import AgentState
-from tests.support.gateway import haproxy_daemon
+from tests.support.gateway import haproxy_daemon, listens
 from tests.support.replicas import Serve, accepting
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import LONG, eventually
@@ -164,7 +164,7 @@ async def gateway_here(
     made.haproxy.spawn()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(made.haproxy.kill9)
-        await eventually(made.options.places.admin.exists, SOON)
+        await eventually(lambda: listens(made.options.places.admin), SOON)
         state = AgentState(made.options.data)
         agent = made.agent = Agent(made.options, state, await asyncio.to_thread(state.identity))
         stack.push_async_callback(agent.close)

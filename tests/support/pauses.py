@@ -27,8 +27,27 @@ def run(argv: list[str], dice: random.Random) -> int:
     with subprocess.Popen(argv) as process:
         while process.poll() is None:
             time.sleep(dice.choice(RUNS))
-            _pause(_one_of(process.pid, dice), dice.choice(STANDS_STILL))
+            pause(_one_of(process.pid, dice), dice.choice(STANDS_STILL))
         return process.returncode
+
+
+def pause(pid: int, seconds: float) -> None:
+    """Let a process stand still; what stops with it goes on with it. One that a test has stopped
+    is left alone."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if _stands_still(process) or _dies_of_a_stop(process):
+            return
+        above = [one for one in process.parents() if not _stands_still(one)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            # nsenter stops when its program stops, and goes on only when it is told to.
+            for one in filter(_stands_still, above):
+                one.resume()
 
 
 def _one_of(pid: int, dice: random.Random) -> int:
@@ -40,13 +59,17 @@ def _one_of(pid: int, dice: random.Random) -> int:
     return pid
 
 
-def _pause(pid: int, seconds: float) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+def _dies_of_a_stop(process: psutil.Process) -> bool:
+    """A sleep that was stopped is continued by a system call (restart_syscall(2)) for which the
+    sandbox of OpenSSH's process before a login kills it."""
+    command = " ".join(process.cmdline())
+    return "sshd: " in command and "[net]" in command
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class PodmanDaemon:
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
         self._daemon.spawn()
-        self._daemon.wait_ready(self._answers, timeout=60)
+        self._daemon.wait_ready(self._answers)
 
     def kill9(self) -> None:
         self._daemon.kill9()

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tests.support.waiting import LONG
+
 T = TypeVar("T")
 _CHUNK = 256 * 1024
 
@@ -54,7 +56,7 @@ class CuttableProxy:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LONG)
 
     async def _cut(self) -> None:
         self._is_cut = True
@@ -69,7 +71,7 @@ class CuttableProxy:
         await self._cut()
         self._flowing.set()
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=5)
+            await asyncio.wait(others, timeout=LONG)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_cut:

@@ -162,7 +162,7 @@ class SshDaemon:
         return self._daemon.is_alive()
 
     def greets(self) -> bool:
-        with suppress(OSError), socket.create_connection((self._address, self.port), 2) as client:
+        with suppress(OSError), socket.create_connection((self._address, self.port), 10) as client:
             return client.recv(4) == b"SSH-"
         return False
 

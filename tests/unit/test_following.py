@@ -23,7 +23,7 @@ from controller.store.errors import LeaseHeld, StoreUnavailable, StoreUnusable
 from controller.store.peers import Peers
 from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 
 class Planted(Peers):
@@ -283,7 +283,7 @@ async def test_the_lease_is_renewed_while_the_state_is_loaded(
             renewed.set()
 
         async def load(self) -> Snapshot:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LONG):
                 await renewed.wait()
             return await super().load()
 
@@ -306,7 +306,7 @@ async def test_the_lease_is_renewed_while_a_bucket_is_silent(
 
     async def silent(*_: object) -> None:
         renewed.clear()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONG):
             await renewed.wait()
         raise CannotStart("it was renewed")
 

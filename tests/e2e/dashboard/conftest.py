@@ -9,13 +9,14 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from controller.service.accounts.login_links import LoginLinks
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import Controller
 from tests.unit.web.conftest import controller, site
 
 __all__ = ["controller", "site"]
 
 CHROMIUM = "/usr/bin/chromium"
-PATIENCE = 60_000
+PATIENCE = 1000 * LONG
 """Milliseconds that a page may take: it says when a page is stuck, not whether it is fast."""
 
 expect.set_options(timeout=PATIENCE)
@@ -35,7 +36,7 @@ SERIOUS = """async () => {
 async def chromium() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=PATIENCE
         )
         yield browser
         await browser.close()

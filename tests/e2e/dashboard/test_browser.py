@@ -243,6 +243,7 @@ async def test_a_login_leads_on_to_the_log_that_was_asked_for(
 ) -> None:
     run_id = await submit(controller, "train")
     page = await (await chromium.new_context()).new_page()
+    page.set_default_timeout(PATIENCE)
     asked = f"{address_of(site)}/dashboard/runs/{run_id}?search=loss#log"
     await page.goto(asked)
     await page.get_by_label("Your token").fill("wrong")

@@ -113,7 +113,9 @@ def bed(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Bed]:
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=options, timeout=PATIENCE
+        )
         yield started
         started.close()
 
@@ -460,6 +462,7 @@ def test_a_page_goes_on_when_the_controller_was_killed_and_started_again(
     browser: Browser, bed: Bed, tmp_path: Path
 ) -> None:
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     log_in(page, bed)
     expect(page.locator("#connection")).to_have_text("live")
     page.evaluate("document.body.dataset.same = 'yes'")

@@ -27,7 +27,7 @@ from gateway.haproxy import Haproxy, Limits, Places, Ports
 from tests.e2e.gateways.test_gateway import as_admin, fields_of
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon, run
-from tests.support.gateway import GatewayMachine, haproxy_daemon
+from tests.support.gateway import GatewayMachine, haproxy_daemon, listens
 from tests.support.lab import RunLab
 from tests.support.processes import CommandResult
 from tests.support.waiting import LONG, eventually, wait_until
@@ -66,7 +66,7 @@ class Town:
         balancer = haproxy_daemon(self.places, Ports())
         balancer.argv = [*map(str, self.here()), *balancer.argv]
         balancer.spawn()
-        balancer.wait_ready(self.places.admin.exists)
+        balancer.wait_ready(lambda: listens(self.places.admin))
         self._daemons = [
             balancer,
             self._caddy("ca", _authority(folder / "ca/admin.sock")),
@@ -88,7 +88,7 @@ class Town:
             env={key: str(value) for key, value in places.items()},
         )
         daemon.spawn()
-        daemon.wait_ready((home / "admin.sock").exists)
+        daemon.wait_ready(lambda: listens(home / "admin.sock"))
         return daemon
 
     def here(self) -> list[str | Path]:
@@ -101,7 +101,7 @@ class Town:
             [str(word) for word in command],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG,
             check=False,
         )
 

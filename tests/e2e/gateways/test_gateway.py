@@ -68,6 +68,8 @@ def talking(
             ssl=context,
             server_hostname=host,
             additional_headers=as_admin(lab),
+            open_timeout=LONG,
+            ping_interval=None,
         ) as ws,
     ):
         yield ws
@@ -202,7 +204,7 @@ def test_a_sleeping_service_is_woken_by_a_request_at_its_gateway(
     wait_until(registered, what="the service at the gateway")
     gateway.wait_until_shown("asleep")
     context = gateway.trust()
-    assert gateway.get("asleep", headers=as_admin(lab), context=context, timeout=120)[0] == 200
+    assert gateway.get("asleep", headers=as_admin(lab), context=context)[0] == 200
     (group,) = lab.get("/v1/services/asleep")["groups"]
     assert group["wanted"] == 1
 

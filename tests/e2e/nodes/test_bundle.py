@@ -13,6 +13,7 @@ from installer.bundle.build import Bundle, BundleBuilder
 from installer.bundle.packing import write_deb, write_tar
 from tests.support.daemons import run
 from tests.support.ssh_daemon import CHECKOUT
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
@@ -69,5 +70,5 @@ def test_systemd_finds_the_unit_hardened(unit: str, most: int) -> None:
     """Its exposure, times ten; the shim's unit says what its work leaves no room for."""
     options = ("--offline=true", f"--threshold={most}", "--no-pager")
     command = ["systemd-analyze", "security", *options, str(SYSTEM / f"{unit}.service")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
     assert done.returncode == 0, done.stdout.splitlines()[-1]

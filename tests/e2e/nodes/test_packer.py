@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.daemons import run
 from tests.support.ssh_daemon import CHECKOUT
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +27,7 @@ def packer(*words: str | Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=LONG,
         check=False,
     )
 
@@ -128,7 +129,7 @@ class Machine:
             env={"PATH": path, "PLAYED": str(self._folder), **ASKED, **asked},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LONG,
             check=False,
         )
 

@@ -73,7 +73,7 @@ def test_a_job_gets_a_rented_machine_and_the_machine_ends(
     assert "hello from a rented machine" in done.output
     (used,) = machines(controller, "--all")
     assert (used["instance_type"], used["fleet"]) == ("small", "burst")
-    wait_until(lambda: machines(controller) == [], what="the idle machine to end", timeout=90)
+    wait_until(lambda: machines(controller) == [], what="the idle machine to end")
     (ended,) = machines(controller, "--all")
     assert (ended["status"], ended["end"]) == ("terminated", "idle")
     assert ended["cost"] > 0

@@ -27,6 +27,7 @@ from tests.support.imports import IMPORT_ALL, IN_CONTAINERS, ON_NODES, imported_
 from tests.support.processes import ShimProcess
 from tests.support.runner_contract import RunnerContract
 from tests.support.shim_contract import ShimContract
+from tests.support.waiting import LONG
 from tests.unit.runner.harness import a_job, a_session
 
 pytestmark = pytest.mark.e2e
@@ -152,5 +153,7 @@ def test_each_module_that_agents_import_is_there(
     python = interpreter(bundle.folder / tree, home)
     argv = [*installed(bundle), python, *ISOLATED, "-c", IMPORT_ALL]
     asked = json.dumps([imported_by(packages), []])
-    done = subprocess.run(argv, input=asked, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        argv, input=asked, capture_output=True, text=True, timeout=LONG, check=True
+    )
     assert json.loads(done.stdout) == {}

@@ -86,7 +86,7 @@ async def chromium(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]
     try:
         address = await _address(process, said, r"DevTools listening on (ws://\S+)")
         async with async_playwright() as playwright:
-            browser = await playwright.chromium.connect_over_cdp(address)
+            browser = await playwright.chromium.connect_over_cdp(address, timeout=1000 * _DEADLINE)
             page = browser.contexts[0].pages[0]
             page.set_default_timeout(1000 * _DEADLINE)
             yield _ChromiumTab(page)
@@ -159,7 +159,14 @@ async def firefox(folder: Path, certificate: Certificate) -> AsyncIterator[Tab]:
     process, said = await _started(folder, FIREFOX, *options)
     try:
         address = await _address(process, said, r"WebDriver BiDi listening on (ws://\S+)")
-        async with connect(f"{address}/session", max_size=1 << 26, proxy=None) as socket:
+        # By default it has 10 s to begin, and 20 s to answer a ping: a busy one needs more.
+        async with connect(
+            f"{address}/session",
+            max_size=1 << 26,
+            proxy=None,
+            open_timeout=_DEADLINE,
+            ping_interval=None,
+        ) as socket:
             tab = _FirefoxTab(socket)
             await tab.begin()
             yield tab

@@ -173,11 +173,12 @@ def test_a_suspended_run_keeps_its_jobs_and_gets_no_others(lab: ActionLab) -> No
 def test_neither_controller_nor_runner_ends_a_suspended_run_at_its_max_duration(
     lab: ActionLab,
 ) -> None:
-    """Another job is the clock. The time is over when the run is resumed, and ends the job then."""
-    lab.small("slow", max_duration=6, stop_duration=1)
+    """Another job is the clock. The time is over when the run is resumed, and ends the job then; it
+    is so long that the run can be suspended within it."""
+    lab.small("slow", max_duration=15, stop_duration=1)
     first = lab.begun("slow")
     lab.suspend("slow")
-    lab.small("clock", commands=lab.patient(before="sleep 9"))
+    lab.small("clock", commands=lab.patient(before="sleep 16"))
     lab.begun("clock")
     assert lab.inspect("slow")["status"] == "running"
     lab.cli("resume", "slow").succeeded()

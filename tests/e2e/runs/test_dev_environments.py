@@ -122,7 +122,7 @@ def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:
     assert ask(lab, "notes", None)[0] == 401
     url = f"{lab.controller.url}/services/notes/api/kernels/1/channels".replace("http", "ws", 1)
     headers = {"Authorization": f"Bearer {lab.controller.token}"}
-    with connect(url, additional_headers=headers, proxy=None) as kernel:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=LONG) as kernel:
         kernel.send("1 + 1")
         assert kernel.recv(timeout=LONG) == "1 + 1 of /services/notes/api/kernels/1/channels"
     assert lab.inspect("notes")["dev_environment"]["path"] == "/services/notes/"
@@ -142,7 +142,7 @@ def ask(lab: RunLab, name: str, token: str | None) -> tuple[int, str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{lab.controller.url}/services/{name}/lab", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LONG) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

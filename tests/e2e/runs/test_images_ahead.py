@@ -14,6 +14,7 @@ from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
 from tests.support.images import busybox_root
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.planted_secrets import in_files
 from tests.support.testbed import ControllerFactory, ShimFactory
 from tests.support.waiting import wait_until
 
@@ -92,8 +93,7 @@ def test_a_private_image_of_the_fleet_is_there_before_its_first_job_and_open_to_
     daemons = lab.shim.daemon, lab.controller.daemon
     assert not [one for one in daemons if PASSWORD in one.log.read_text(errors="replace")]
     secret.unlink()
-    kept = [path for path in lab.folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+    assert list(in_files(lab.folder, PASSWORD)) == []
 
     lab.apply("none", image=image, commands=["cat /word"])
     assert lab.attempts("none")[0]["termination_reason"] == "image_pull_failed"

@@ -12,14 +12,14 @@ from tests.support.daemons import DaemonFailed, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.processes import ControllerProcess, ShimProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
 _SERVE = "mkdir /w && echo {word} > /w/f && httpd -p 8080 -h /w"
 _GET = "printf 'GET /f HTTP/1.0\\r\\n\\r\\n'"
-_ASK = _GET + " | nc -w 3 {address} 8080 | tail -n 1 | grep . || echo nothing"
-_PING = "ping -c 1 -W 2 {address} >/dev/null && echo pong || echo silence"
+_ASK = _GET + " | nc -w {seconds} {address} 8080 | tail -n 1 | grep . || echo nothing"
+_PING = "ping -c 1 -W {seconds} {address} >/dev/null && echo pong || echo silence"
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) 
     theirs = lab.address("server")
     wait_until(lambda: _is_there(namespace, theirs), what="the server to be reached from its node")
     questions = [
-        asking.format(address=address)
-        for address in ("127.0.0.1", theirs)
+        asking.format(address=address, seconds=seconds)
+        for address, seconds in (("127.0.0.1", f"{LONG:g}"), (theirs, "3"))
         for asking in (_ASK, _PING)
     ]
     commands = [_SERVE.format(word="mine"), *questions]

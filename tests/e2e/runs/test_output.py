@@ -11,6 +11,7 @@ import pytest
 
 from fairlead.wire.frames import Stream
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.e2e
 def _bytes_of(lab: RunLab, *args: str | Path) -> tuple[bytes, bytes]:
     with lab.controller.spawn_cli(*args) as command:
         try:
-            output, errors = command.communicate(timeout=120)
+            output, errors = command.communicate(timeout=LONG)
         except subprocess.TimeoutExpired:
             command.kill()
             raise

@@ -19,7 +19,7 @@ import pytest
 from tests.support.lab import UNTIL_ASKED, RunLab
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -50,12 +50,12 @@ def forwarding(lab: RunLab, run: str, *ports: int) -> Iterator[dict[int, int]]:
         yield found
     finally:
         command.send_signal(signal.SIGINT)
-        _, errors = command.communicate(timeout=60)
+        _, errors = command.communicate(timeout=LONG)
         assert b"Traceback" not in errors
 
 
 def digest_of(port: int, data: bytes) -> str:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         answer = connection.makefile("rb").read()
@@ -63,7 +63,7 @@ def digest_of(port: int, data: bytes) -> str:
 
 
 def page_at(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=LONG) as page:
         return bytes(page.read())
 
 
@@ -84,7 +84,7 @@ def test_a_port_that_nobody_listens_on_breaks_the_connection(lab: RunLab) -> Non
     lab.start("silent", commands=["echo listening", UNTIL_ASKED])
     with (
         forwarding(lab, "silent", NOBODY) as local,
-        socket.create_connection(("127.0.0.1", local[NOBODY]), timeout=60) as connection,
+        socket.create_connection(("127.0.0.1", local[NOBODY]), timeout=LONG) as connection,
         pytest.raises(ConnectionResetError),
     ):
         connection.recv(1)
@@ -120,7 +120,7 @@ def test_a_port_of_a_job_on_this_machine_is_its_own_and_is_not_forwarded_to_itse
         wait_until(partial(_answers, port), what="the job's server")
         assert page_at(another) == b"welcome\n"
         command.send_signal(signal.SIGINT)
-        command.communicate(timeout=60)
+        command.communicate(timeout=LONG)
     finally:
         controller.close()
         shim.close()

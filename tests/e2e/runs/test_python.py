@@ -14,6 +14,7 @@ import pytest
 from examples.python import tune
 from fairlead import Client, Task
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
@@ -25,7 +26,7 @@ def _program(lab: RunLab, name: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **lab.controller.env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG,
         check=True,
     )
 
@@ -49,7 +50,7 @@ def test_the_example_notebook_runs_from_its_first_cell_to_its_last(
         cwd=tmp_path,
         env={**os.environ, **lab.controller.env},
         check=True,
-        timeout=120,
+        timeout=LONG,
     )
     cells = json.loads((tmp_path / "run.ipynb").read_text())["cells"]
     shown, status = _outputs(cells, "run.wait")

@@ -7,7 +7,8 @@ lost, doubled or moved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from common.files.task_folder import EXIT_RECORD_NAME
 from tests.support.lab import RunLab
 from tests.support.proxy import CuttableProxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +42,14 @@ def _lines_on_node(lab: RunLab, name: str) -> int:
     """The lines that its runner has stored, whether or not the controller has them."""
     attempt: str = lab.attempts(name)[-1]["id"]
     files = (lab.shim.data / "tasks" / attempt).rglob("*")
-    return sum(file.read_bytes().count(b"line ") for file in files if file.is_file())
+    return sum(_content(file).count(b"line ") for file in files if file.is_file())
+
+
+def _content(file: Path) -> bytes:
+    """A file may be gone before it is read: its daemon writes a new one in its place."""
+    with suppress(FileNotFoundError):
+        return file.read_bytes()
+    return b""
 
 
 @contextmanager
@@ -51,7 +59,7 @@ def _followed(lab: RunLab, name: str, **fields: Any) -> Iterator[Callable[[], tu
     with lab.controller.spawn_cli("apply", "-f", file, "-n", name) as command:
 
         def ended() -> tuple[int, bytes]:
-            output, _ = command.communicate(timeout=120)
+            output, _ = command.communicate(timeout=LONG)
             return command.returncode, output
 
         try:
@@ -173,7 +181,7 @@ def test_a_container_that_ends_while_both_are_dead_ends_well(lab: RunLab) -> Non
         container = lab.container("last-words")
         lab.controller.kill9()
         lab.shim.kill9()
-        lab.dockerd.docker("exec", container, "touch", "/tmp/go")
+        lab.dockerd.docker("exec", "-d", container, "touch", "/tmp/go")
         wait_until(lambda: not _is_running(lab, container), what="the container to end")
         lab.shim.start()
         lab.controller.start()

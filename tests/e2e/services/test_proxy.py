@@ -33,7 +33,7 @@ def serve(lab: RunLab, name: str, **fields: Any) -> None:
     lab.submit(name, **{**service, "resources": SMALL, **fields})
 
 
-def ask(lab: RunLab, name: str, token: str | None, timeout: float = 60) -> tuple[int, str]:
+def ask(lab: RunLab, name: str, token: str | None, timeout: float = LONG) -> tuple[int, str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{lab.controller.url}/services/{name}/", headers=headers)
     try:
@@ -185,7 +185,8 @@ def test_the_autoscaler_follows_the_load_from_1_to_3_and_back_and_loses_no_reque
         wait_until(lambda: len(_nodes(lab, "scaled")) == 1, LONG, "one replica")
         always.wait_for(1)
     assert (always.failed, rush.failed) == ([], [])
-    assert replicas_seen(lab, "scaled") == {first}
+    # One request: several are a load, under which another replica comes where each takes long.
+    assert replicas_seen(lab, "scaled", 1) == {first}
 
 
 def test_tokens_and_keys_open_a_service_and_websockets_pass(lab: RunLab) -> None:
@@ -198,7 +199,7 @@ def test_tokens_and_keys_open_a_service_and_websockets_pass(lab: RunLab) -> None
     assert (status, text.split(" saw ")[1]) == (200, "nothing")
     url = f"{lab.controller.url}/services/own/ws".replace("http", "ws", 1)
     headers = {"Authorization": f"Bearer {key}"}
-    with connect(url, additional_headers=headers, proxy=None) as talk:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=LONG) as talk:
         talk.send("hello")
         assert talk.recv(timeout=LONG) == "HELLO"
     lab.controller.restart()
@@ -209,5 +210,5 @@ def test_a_request_wakes_a_service_without_replicas(lab: RunLab) -> None:
     scaling = {"metric": "rps", "target": 10}
     serve(lab, "sleepy", replicas="0..1", scaling=scaling)
     lab.wait_for("sleepy", "pending")
-    status, text = ask(lab, "sleepy", lab.controller.token, timeout=120)
+    status, text = ask(lab, "sleepy", lab.controller.token)
     assert (status, " saw nothing" in text) == (200, True)

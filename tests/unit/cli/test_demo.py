@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import LONG
+
 PROJECT = Path(__file__).parents[3]
 _DIFFERS = (
     (r"\b[0-9a-f]{16}\b", "ID"),
@@ -44,7 +46,7 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=LONG,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -13,6 +13,7 @@ import pytest
 from fairlead.cli.command_list import COMMANDS, GROUPS, listed
 from fairlead.cli.main import make_app
 from fairlead.daemons import without_namesakes
+from tests.support.waiting import LONG
 
 PROJECT = Path(__file__).parents[3]
 WITHOUT_UVLOOP = (
@@ -30,7 +31,7 @@ def fairlead(*arguments: str, cwd: Path, program: str | None = None, **env: str)
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=LONG,
     )
     return ended.stdout + ended.stderr
 

@@ -12,6 +12,7 @@ from fairlead.documents.sweeps import SetView
 from fairlead.model.reasons import Reason
 from fairlead.model.sweep import SetStatus, Value
 from fairlead.sweeps import failed_together
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import ADMIN_TOKEN
 from tests.unit.cli.conftest import PlayedNode
 
@@ -23,7 +24,7 @@ async def test_results_come_as_sets_end_each_once(client: Client, node: PlayedNo
         client.sweep, TRAIN, [{"seed": 1}, {"seed": 2}, {"seed": 3}], max_parallel=1
     )
     await asyncio.to_thread(run.stop_sets, "2")
-    reading = asyncio.create_task(asyncio.to_thread(lambda: list(run.results(timeout=60))))
+    reading = asyncio.create_task(asyncio.to_thread(lambda: list(run.results(timeout=LONG))))
     for code in (0, 3):
         await node.runs("train")
         await node.ends("train", code)

@@ -17,6 +17,7 @@ from fairlead.model.dev_environment import Ide
 from fairlead.model.service import Serves
 from fairlead.wire.runner import script
 from fairlead.wire.shim import VolumeKind
+from tests.support.waiting import LONG
 from tests.unit.configuration.dstack_corpus import OPERATORS, SHAPES, environment, planned, refusal
 from tests.unit.configuration.test_dstack import GPUS
 
@@ -141,7 +142,7 @@ def run(tmp_path: Path, programs: dict[str, str], **fields: Any) -> tuple[int, s
         file.chmod(0o755)
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "FAIRLEAD_RUN_NAME": "notes"}
     argv = ["/bin/sh", "-c", script(spec(**fields).commands)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -8,6 +8,7 @@ import sys
 
 from tests.support.imports import IMPORT_ALL, ON_NODES, imported_by, stripped_modules
 from tests.support.ssh_daemon import CHECKOUT
+from tests.support.waiting import LONG
 
 
 def test_no_agent_imports_a_module_that_the_runtime_is_built_without() -> None:
@@ -18,7 +19,7 @@ def test_no_agent_imports_a_module_that_the_runtime_is_built_without() -> None:
         input=asked,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG,
         check=True,
         cwd=CHECKOUT,
     )

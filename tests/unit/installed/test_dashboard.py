@@ -17,6 +17,7 @@ import pytest
 from controller.web.vendored import is_complete
 from tests.support.installed import CHECKOUT, Environment, build_wheel, copy_checkout
 from tests.support.processes import ControllerProcess
+from tests.support.waiting import LONG
 
 STATIC = "controller/web/static"
 PACKAGES = ("common", "shim", "runner", "controller", "entrypoint", "gateway")
@@ -25,7 +26,7 @@ NOT_INSTALLED = re.compile(r"entrypoint/runtime/|\.(in|lock)$")
 
 
 def get(controller: ControllerProcess, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", controller.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", controller.port, timeout=LONG)
     try:
         connection.request("GET", path, headers={"Accept": "text/html"})
         answer = connection.getresponse()

@@ -14,7 +14,7 @@ from common.links.errors import HostKeyRefused
 from common.links.host_keys import public_line
 from controller.links.clients import SshConnection, SshLink
 from shim.client import ShimUnavailable
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.links.linked import http_over_ssh, ssh_linked
 from tests.unit.links.sshd import CLIENT_KEY, HEALTH, HOST_KEYS, STRANGER_KEY, Sshd, listening, sshd
 
@@ -104,7 +104,7 @@ async def test_a_login_that_is_given_up_leaves_no_connection() -> None:
         writer.close()
 
     listener = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    async with listener, asyncio.timeout(30):
+    async with listener, asyncio.timeout(LONG):
         silent = Sshd(listener.sockets[0].getsockname()[1], HOST_KEYS["ed25519"])
         login = asyncio.create_task(SshLink(silent.address("/shim.sock"), CLIENT_KEY).connect())
         await came.wait()

@@ -18,7 +18,7 @@ from controller.clouds.guests import Guest, Guests
 from controller.clouds.qemu import QemuCloud
 from controller.provider_config import InstanceType, QemuPrograms, QemuProvider
 from tests.support.cloud_contract import CloudContract, CloudWorld, installation
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 from tests.unit.machines.parts import GIB, offer
 
 __all__ = ["installation"]
@@ -122,7 +122,7 @@ async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
 
 
 async def until_gone(cloud: QemuCloud, instance_id: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         is_gone = False
         while not is_gone:
             is_gone = await cloud.terminate(instance_id)

@@ -31,6 +31,7 @@ from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection
 from tests.doubles.secrets import GivenSecrets
+from tests.support.waiting import LONG
 from tests.unit.lifecycle.play import Play
 from tests.unit.pipelines.parts import NotedPipeline
 
@@ -280,7 +281,7 @@ async def test_a_log_that_cannot_be_opened_leaves_no_other_one_open(
 
     node.the_runner.answers = [BatchAnswer(jobs=jobs)]
     perform = BatchRunner(OneTurn(play.state), ManualClock(play.now), logs, outputs, GivenSecrets())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         with monkeypatch.context() as patched:
             patched.setattr(logs, "writer", writer)
             with pytest.raises(OSError, match="bucket is away"):
@@ -408,7 +409,7 @@ async def test_the_log_of_a_job_that_runs_is_made_durable_before_its_end(
     pipeline = OneTurn(play.state)
     perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
     task = asyncio.create_task(perform(context_of(play), node))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         await synced.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 KILLS_ALL = """
 import subprocess, sys
@@ -28,7 +28,7 @@ def test_a_session_below_the_jobs_own_dies_with_it_where_no_orphan_comes_back(
     runner = subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=tmp_path)
     wait_until((tmp_path / "told").exists)
     child = int((tmp_path / "told").read_text())
-    runner.communicate(b"x", timeout=60)
+    runner.communicate(b"x", timeout=LONG)
     left = Path(f"/proc/{child}").exists() and not _is_zombie(child)
     if left:
         os.killpg(child, signal.SIGKILL)
