@@ -25,6 +25,7 @@ from controller.nodes.strays import StrayTasks
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.dependents import unknown_predecessors
 from controller.pipelines.effects import EffectRunner, Performer
+from controller.pipelines.live_state import unknown_parents
 from controller.pipelines.performers import batches, dev_environments, service_replicas
 from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.performers.job_running import JobRunningPipeline
@@ -215,7 +216,11 @@ class Assembly:
 
     async def run(self) -> None:
         """Work until cancelled. Raises LeaseLost, StoreUnavailable."""
-        unknown = unknown_predecessors(self.pipeline.runs.values(), self.pipeline.runs)
+        live = self.pipeline.runs
+        unknown = (
+            *unknown_predecessors(live.values(), live),
+            *unknown_parents(live.values(), live),
+        )
         of_leftovers = (place.run_id for place in self._leftovers)
         for run_id in dict.fromkeys((*of_leftovers, *(wanted for _, wanted in unknown))):
             ended = await self._store.find_run(run_id)

@@ -22,7 +22,7 @@ class SetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class PredecessorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What has become of a run so far. No fact is ever taken back, so the order in which a
-    dependent run learns of them does not matter.
+    dependent run learns of them does not matter. Only `jobs` may shrink and grow again.
 
     `done`, `failed`, `over` and `began` are indices of jobs; those that are `over` come not back.
     """
@@ -56,6 +56,11 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
     """Its condition came true. For `job: same`: the run is over, and nothing more is to come."""
     ended: PredecessorFacts | None = None
     """How it ended, once it has: what remains to be known of it when its history is gone."""
+    met_for: Ranges = ()
+    """The jobs of the waiting run, by index, for which the condition came true before they could
+    begin: a job of the predecessor that is scaled down later takes it back for none of them."""
+    lost_for: Ranges = ()
+    """Those for which it can no longer come true."""
 
     def sentence(self) -> str:
         """Return what it waits for, for people."""

@@ -24,6 +24,10 @@ def size(ranges: Ranges) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
+def contains(ranges: Ranges, number: int) -> bool:
+    return any(first <= number <= last for first, last in ranges)
+
+
 def union(*several: Ranges) -> Ranges:
     """Return the numbers that are in any of these."""
     return _merged(sorted(pair for ranges in several for pair in ranges))

@@ -18,7 +18,14 @@ from controller.lifecycle.attempts.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
 from controller.lifecycle.inventory import has_silent_engine
 from controller.lifecycle.machines.model import Machine
-from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.model import (
+    Allocation,
+    Fleet,
+    Node,
+    NodeStatus,
+    OnParentEnd,
+    RunState,
+)
 from controller.lifecycle.reports import NodeDisconnected, NodeGone, ParentEnded
 from controller.lifecycle.runs.schedules import needs_next_trigger
 from controller.scheduling.index import keeps_its_allocations
@@ -221,6 +228,22 @@ class Families:
             ParentEnded(run_id=child_id, parent_id=run.id, message=message)
             for child_id in self._children.get(run.id, ())
         ]
+
+
+def unknown_parents(
+    states: Iterable[RunState], live: Mapping[str, object]
+) -> list[tuple[RunState, str]]:
+    """Return the runs that may not have heard of the end of their parent, with its id. A child that
+    the database refuses is not in the commit of that end, and the controller may end before the
+    child can be stored again."""
+    return [
+        (state, parent_id)
+        for state in states
+        if (parent_id := state.run.parent_id) is not None
+        and parent_id not in live
+        and state.run.status is not RunStatus.TERMINATING
+        and state.run.policy.on_parent_end is OnParentEnd.TERMINATE
+    ]
 
 
 T = TypeVar("T")

@@ -143,7 +143,8 @@ class RunPipeline:
         return reports_at_start(state.run.id, sorted(nodes_of(state)), self.nodes)
 
     def remember(self, state: RunState) -> None:
-        """Take over an ended run that still holds an allocation on a node."""
+        """Take over an ended run that still holds an allocation on a node, or of whose end a live
+        run may not have heard."""
         self._leftovers[state.run.id] = state
         self._scheduler.run_changed(state.run.id, state)
         self._by_node.moved(None, state)

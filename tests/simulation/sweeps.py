@@ -69,8 +69,12 @@ def _changes(before: RunState, after: RunState, name: str) -> Iterator[str]:
         yield f"{name} lost the job {job_id}"
     grown = [job for job in after.all_jobs if _attempts(job) > _attempts(old.get(job.id))]
     most = sweep.max_parallel
-    held = len(_held(after))
-    if grown and most is not None and held > max(most, len(_held(before))):
+    held, known = len(_held(after)), _held(before)
+    if before.run.suspended and before.run.sweep is not None:
+        # What ended meanwhile comes back on resume, also when max_parallel got smaller (11.3).
+        again = before.run.sweep.again
+        known |= {job.replica for job in grown if job.id in old and job.replica not in again}
+    if grown and most is not None and held > max(most, len(known)):
         yield f"{name} has {held} active sets, and max_parallel is {most}"
     for job in grown:
         last = old[job.id].attempts[-1] if job.id in old else None

@@ -262,6 +262,8 @@ def _ask_job(
 def _abandon(draft: Draft, job: Job, request: JobAbandonRequested) -> None:
     if job.abandoned or draft.run.status is RunStatus.TERMINATING:
         return
+    if chosen.has_ended(draft, job):
+        return
     job = draft.change_job(job, abandoned=True, retry_at=None)
     message = f"abandoned by {request.by}"
     draft.record(

@@ -52,6 +52,11 @@ def why_waits(run: Run, job: Job | None = None) -> str | None:
 def settle(draft: Draft) -> None:
     """Give first attempts to the jobs that may begin, or end the run if none ever can."""
     dependencies.settle(draft)
+    _let_in(draft)
+    dependencies.keep_prospects(draft)
+
+
+def _let_in(draft: Draft) -> None:
     if draft.run.status is RunStatus.TERMINATING or draft.run.suspended:
         return
     latest = draft.run.policy.start_before

@@ -18,7 +18,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, Job, Run, RunState
 from controller.lifecycle.predecessors import SENTENCES, Predecessor, PredecessorFacts, SetFacts
-from controller.lifecycle.ranges import Ranges, common, without
+from controller.lifecycle.ranges import Ranges, common, contains, in_ranges, union, without
 from controller.lifecycle.runs import ending
 from controller.lifecycle.sweeps import sets
 from controller.lifecycle.sweeps.begin import AFTER, Held
@@ -137,7 +137,11 @@ def open_ids(run: Run) -> tuple[str, ...]:
 
 def why_waits(run: Run, job: Job | None = None) -> str | None:
     """Return for which runs the run, or this job of it, waits; None: for none."""
-    waiting = [one for one in run.after if not one.met]
+    waiting = [
+        one
+        for one in run.after
+        if not (one.met or (job is not None and contains(one.met_for, job.index)))
+    ]
     if run.sweep is not None and not waits_for_runs(run):
         sentences = [one.sentence() for one in waiting] if not sets.is_empty(run.sweep) else []
     elif job is None or waits_for_runs(run):
@@ -191,6 +195,25 @@ def first_attempts(draft: Draft, jobs: Iterable[Job]) -> None:
             draft.fresh_attempt(job, CAUSE if draft.run.after else "begin")
 
 
+def keep_prospects(draft: Draft) -> None:
+    """Note what is decided about the jobs that could not begin yet: a predecessor may be scaled
+    before they can, and no condition is ever false again."""
+    if draft.run.sweep is not None or draft.run.status is RunStatus.TERMINATING:
+        return
+    waiting = [job for job in draft.jobs if not job.attempts]
+    for at, one in enumerate(draft.run.after):
+        if one.job is SameJob.ALL or not waiting:
+            continue
+        found = [(job.index, _prospect(draft, one, job)[0]) for job in waiting]
+        met = in_ranges(index for index, prospect in found if prospect is Prospect.MET)
+        lost = in_ranges(index for index, prospect in found if prospect is Prospect.NEVER)
+        _note(
+            draft,
+            at,
+            replace(one, met_for=union(one.met_for, met), lost_for=union(one.lost_for, lost)),
+        )
+
+
 def held_sets(draft: Draft) -> Held | None:
     """Return which sets of a sweep may begin, as far as they wait for those of other sweeps; None:
     they wait for none."""
@@ -212,10 +235,14 @@ def held_sets(draft: Draft) -> Held | None:
 def _prospect(draft: Draft, one: Predecessor, job: Job) -> tuple[Prospect, str]:
     if one.job is SameJob.ALL:
         return (Prospect.MET if one.met else Prospect.OPEN), ""
+    why = f"job {job.index} of run {one.name} has ended otherwise than `when: {one.when}` asks for"
+    if contains(one.met_for, job.index):
+        return Prospect.MET, ""
+    if contains(one.lost_for, job.index):
+        return Prospect.NEVER, why
     seen = _seen(draft, one)
     if seen is None:
         return Prospect.OPEN, ""
-    why = f"job {job.index} of run {one.name} has ended otherwise than `when: {one.when}` asks for"
     return prospect_of_job(one.when, seen, job.index), why
 
 

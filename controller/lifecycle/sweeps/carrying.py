@@ -77,7 +77,11 @@ def note(draft: Draft, report: Carried) -> None:
         else:
             _nothing_left(draft, attempt)
         return
-    attempt = draft.change_attempt(attempt, node_id=carrier.node_id, node_name=carrier.node_name)
+    # Its ports and its metrics are asked of the runner in whose container it is.
+    task = replace(attempt.task, runner_socket=carrier.task.runner_socket)
+    attempt = draft.change_attempt(
+        attempt, node_id=carrier.node_id, node_name=carrier.node_name, task=task
+    )
     if report.started_at is not None and attempt.running_at is None:
         running_at = min(draft.now, max(report.started_at, attempt.submitted_at))
         if attempt.status is AttemptStatus.SUBMITTED:

@@ -57,6 +57,15 @@ def stop(draft: Draft, request: SetsStopped) -> None:
         _note(draft, request, "stopped", f"{len(waiting | again) + ended} sets {message}")
 
 
+def has_ended(draft: Draft, job: Job) -> bool:
+    """Return whether the job's set of a sweep has ended: then it stays as it is, although its last
+    attempts may still be cleaned up, or carry others."""
+    if draft.run.sweep is None:
+        return False
+    own = [one for one in draft.jobs if one.replica == job.replica]
+    return status_of(draft.run, own) is not SetStatus.ACTIVE
+
+
 def _with_stopped(draft: Draft, sweep: Sweep, waiting: set[int], again: set[int]) -> Sweep:
     """Return the sweep without these waiting sets. One that was to begin again is what it was
     before, but stopped if it never began."""

@@ -30,7 +30,7 @@ from controller.pipelines.performers.log_collection import Acknowledging, Links
 from controller.pipelines.performers.output_collection import collected
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
-from controller.store.errors import StoreUnavailable
+from controller.store.errors import LeaseLost, StoreUnavailable
 from controller.vault import SecretMissing
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
@@ -98,7 +98,7 @@ class BatchRunner:
             else:
                 self._note_silence(context, connection)
             raise RetryLater(str(error)) from error
-        except StoreUnavailable as error:
+        except (StoreUnavailable, LeaseLost) as error:
             raise RetryLater(str(error)) from error
         finally:
             await batch.close()

@@ -19,12 +19,14 @@ from controller.lifecycle.reports import (
     StopRequested,
     SuspendRequested,
 )
+from controller.lifecycle.sweeps.sets import status_of
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs, find_job
 from controller.store.accounts import User
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+from fairlead.model.sweep import SetStatus
 
 MAX_NODES = 10_000
 
@@ -99,6 +101,7 @@ class ActionService:
         state, job = await self._job(key, job_key, "abandoned", user)
         if job.abandoned:
             return state
+        _require_active_set(state, job)
         report = JobAbandonRequested(run_id=state.run.id, job_id=job.id, by=user.name)
         return await self._report(report, state)
 
@@ -155,6 +158,20 @@ def require_life(state: RunState, done: str) -> None:
             f"run {run.name} is ending ({run.reason}) and cannot be {done}",
             code="ending",
             field="run",
+        )
+
+
+def _require_active_set(state: RunState, job: Job) -> None:
+    """Raise Conflict for a job of a sweep's set that has ended: the set stays as it is."""
+    if state.run.sweep is None:
+        return
+    ended = status_of(state.run, [one for one in state.all_jobs if one.replica == job.replica])
+    if ended is not SetStatus.ACTIVE:
+        raise Conflict(
+            f"job {_name(job)} is of a parameter set that has ended ({ended}), which stays as it"
+            f" is: the run does not wait for it",
+            code="ended",
+            field="job",
         )
 
 

@@ -65,7 +65,6 @@ _INSTEAD_IN_A_SWEEP = {
 }
 _NOT_IN_ONE_CONTAINER = {
     "ssh": "the processes of a session would look like those of the job",
-    "ports": "they belong to a container, not to each job that runs in it",
 }
 _NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs")
 

@@ -39,6 +39,17 @@ async def post(api: API, what: str, **body: object) -> dict[str, Any]:
         return run
 
 
+async def test_a_job_of_a_set_that_has_ended_is_not_abandoned(api: API, node: PlayedNode) -> None:
+    await submit(api, name="hello", configuration=SWEEP)
+    await node.runs("hello")
+    await node.ends("hello", 0)
+    async with api.post("/v1/runs/hello/jobs/0/abandon", json={}) as answer:
+        assert await error_of(answer) == (409, "ended", "job")
+    async with api.post("/v1/runs/hello/jobs/1/abandon", json={}) as answer:
+        assert answer.status == 200
+    assert [one["status"] for one in await sets(api)][:2] == ["done", "stopped"]
+
+
 async def test_a_sweep_tells_how_far_it_is(api: API, node: PlayedNode) -> None:
     made = await submit(api, name="hello", configuration=SWEEP)
     assert (made["sweep"]["total"], made["sweep"]["names"]) == (6, ["lr", "seed"])

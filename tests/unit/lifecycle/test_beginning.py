@@ -171,6 +171,65 @@ def test_a_job_whose_predecessor_failed_ends_its_run_otherwise() -> None:
     assert play.run.status is RunStatus.FAILED
 
 
+def waiting_for_another_too(**other: Any) -> Play:
+    """Return a run of two jobs that waits for a whole run besides."""
+    last = Predecessor(run_id="p2", name="other", when=When.ENDED)
+    return waiting(prepare(job=SameJob.SAME), last, jobs=2, **other)
+
+
+def other_ends(play: Play, **facts: Any) -> Play:
+    """Let the other run end, while these are the facts of the first one."""
+    first = PredecessorFacts(status=RunStatus.RUNNING, **facts)
+    second = PredecessorFacts(status=RunStatus.DONE)
+    play.around = DecisionContext(predecessors={"p1": first, "p2": second})
+    return play.send()
+
+
+def test_a_condition_that_came_true_holds_when_its_job_is_scaled_down() -> None:
+    play = waiting_for_another_too()
+    both, first, second = frozenset({0, 1}), frozenset({0}), frozenset({1})
+    learns(play, RunStatus.RUNNING, jobs=both, done=second, over=second)
+    assert play.job(1).attempts == ()
+    assert beginning.why_waits(play.run, play.job(1)) == "after run other: waits until it has ended"
+    learns(play, RunStatus.RUNNING, jobs=first, done=second, over=second)
+    other_ends(play, jobs=first, done=second, over=second)
+    assert [len(job.attempts) for job in play.state.jobs] == [0, 1]
+
+
+def test_a_condition_that_was_lost_stays_lost_when_its_job_is_scaled_down() -> None:
+    play = waiting_for_another_too(max_failed_jobs=1)
+    both, first, second = frozenset({0, 1}), frozenset({0}), frozenset({1})
+    learns(play, RunStatus.RUNNING, jobs=both, failed=second, over=second)
+    other_ends(play, jobs=first, failed=second, over=second)
+    assert play.attempt(1).reason is Reason.DEPENDENCY_FAILED
+    assert play.job(0).attempts == ()
+
+
+def test_a_condition_about_a_whole_run_holds_when_the_run_is_scaled_up() -> None:
+    last = Predecessor(run_id="p2", name="other", when=When.ENDED)
+    play = waiting(prepare(When.RUNNING, SameJob.SAME), last, jobs=2)
+    both, first = frozenset({0, 1}), frozenset({0})
+    learns(play, RunStatus.RUNNING, has_run=True, jobs=first, began=first)
+    other_ends(play, has_run=True, jobs=both, began=first)
+    assert [len(job.attempts) for job in play.state.jobs] == [1, 1]
+
+
+def test_a_job_is_said_to_wait_only_for_what_has_not_come() -> None:
+    other = Predecessor(run_id="p2", name="other", job=SameJob.SAME)
+    play = waiting(prepare(job=SameJob.SAME), other)
+    only = frozenset({0})
+    learns(play, RunStatus.RUNNING, jobs=only, done=only, over=only)
+    why = beginning.why_waits(play.run, play.job())
+    assert why == "after job 0 of run other: waits until it is done"
+
+
+def test_nothing_is_noted_of_jobs_that_begin_at_once() -> None:
+    play = waiting(prepare(job=SameJob.SAME), jobs=2)
+    both, second = frozenset({0, 1}), frozenset({1})
+    learns(play, RunStatus.RUNNING, jobs=both, done=second, over=second)
+    assert [(one.met_for, one.lost_for) for one in play.run.after] == [((), ())]
+
+
 # -- times ----------------------------------------------------------------------------------------
 
 

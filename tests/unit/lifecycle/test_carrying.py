@@ -95,6 +95,16 @@ def test_a_carried_job_starts_and_ends_in_one_turn() -> None:
     assert (last.node_id, last.allocation_id) == (carrier.node_id, None)
 
 
+def test_a_carried_job_is_reached_through_the_runner_of_its_container() -> None:
+    play = reusing(3)
+    carrier = carries(play)
+    rider = riders(play)[0]
+    assert rider.task.runner_socket is None
+    play.send(told(play, rider, started_at=play.now))
+    assert carrier.task.runner_socket is not None
+    assert of_set(play, 1).task.runner_socket == carrier.task.runner_socket
+
+
 def test_what_is_carried_wants_nothing_of_its_node() -> None:
     play = reusing(2)
     carries(play)

@@ -16,6 +16,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.ranges import in_ranges, numbers_in
 from controller.lifecycle.reports import (
+    JobAbandonRequested,
     ResumeRequested,
     SetsRetried,
     SetsStopped,
@@ -248,6 +249,21 @@ def test_stopping_a_set_that_waits_to_begin_again_leaves_it_failed() -> None:
     ask(play, SetsRetried, 0)
     ask(play, SetsStopped, 0)
     assert counted(play) == {"waiting": 1, "active": 1, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(Reason.DONE_BY_RUNNER, "done"), (FAILED, "failed")]
+)
+def test_a_set_that_has_ended_stays_so_when_its_job_is_abandoned(
+    reason: Reason, status: str
+) -> None:
+    play = sweep(2, retry=NO_RETRY)
+    play.to_running(0).send(play.exited(0, reason))
+    assert play.attempt(0).status is AttemptStatus.TERMINATING
+    play.send(JobAbandonRequested(run_id=play.run_id, job_id=play.job(0).id, by="ann"))
+    assert (play.job(0).abandoned, counted(play)) == (False, {status: 1, "active": 1})
+    play.send(JobAbandonRequested(run_id=play.run_id, job_id=play.job(1).id, by="ann"))
+    assert (play.job(1).abandoned, counted(play)) == (True, {status: 1, "stopped": 1})
 
 
 def test_no_set_begins_while_the_run_is_suspended() -> None:

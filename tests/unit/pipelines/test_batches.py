@@ -20,6 +20,7 @@ from controller.pipelines import to_node
 from controller.pipelines.performers import batches, log_collection
 from controller.pipelines.performers.batches import BatchRunner
 from controller.pipelines.to_node import AttemptContext, RetryLater
+from controller.store.errors import LeaseLost
 from fairlead.model.reasons import Reason
 from fairlead.model.statuses import AttemptStatus
 from fairlead.model.sweep import ParameterSets, SweepPlan
@@ -225,6 +226,25 @@ async def test_a_runner_without_batches_is_given_up_and_its_jobs_wait_again(
     again = [job.attempts[-1] for job in play.state.jobs if job.attempts[-1].id in waiting]
     assert [one.id for one in again] == waiting
     assert {(one.status, one.carrier or None) for one in again} == {(AttemptStatus.SUBMITTED, None)}
+
+
+class Superseded(NotedPipeline):
+    """Another controller leads now."""
+
+    async def settled(self) -> None:
+        raise LeaseLost("another controller has taken over")
+
+
+async def test_a_batch_of_a_controller_that_leads_no_more_is_left_to_the_next_one(
+    node: FakeConnection, logs: LogStore, outputs: OutputStore
+) -> None:
+    play = carrying()
+    pipeline = Superseded(play.state)
+    began = CarriedJob(attempt_id=riders(play.state)[0].id, began_at=NOW, started_at=NOW)
+    node.the_runner.answers = [BatchAnswer(jobs=(began,))]
+    perform = BatchRunner(pipeline, ManualClock(play.now), logs, outputs, GivenSecrets())
+    with pytest.raises(RetryLater, match="taken over"):
+        await perform(context_of(play), node)
 
 
 async def test_a_runner_that_refuses_for_too_long_is_given_up(

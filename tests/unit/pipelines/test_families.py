@@ -13,12 +13,12 @@ from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
 from controller.lifecycle.reports import CompleteRequested, StopRequested
 from controller.lifecycle.runs.submission import PlannedJob, new_run
-from controller.pipelines.live_state import ParentGone, Watchers
+from controller.pipelines.live_state import ParentGone, Watchers, unknown_parents
 from controller.pipelines.run_pipeline import RunPipeline
 from fairlead.model.reasons import RunReason
 from fairlead.model.statuses import RunStatus
 from tests.doubles.clock import NOW
-from tests.doubles.failing_stores import SlowCommit
+from tests.doubles.failing_stores import Refusing, SlowCommit
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working, working_over
 from tests.unit.pipelines.parts import Ids, submitted
@@ -110,6 +110,45 @@ async def test_children_are_known_after_a_restart(database: Kept) -> None:
         await pipeline.settled()
         await pipeline.report(_stop(parent))
         assert pipeline.runs == {}
+
+
+async def test_a_child_that_was_refused_hears_of_its_parents_end_from_the_next_controller(
+    database: Kept,
+) -> None:
+    parent = submitted("parent")
+    child = child_of(parent)
+    kept = child_of(parent, "kept", on_parent_end=OnParentEnd.KEEP)
+    grandchild = child_of(child, "grandchild")
+    async with working_over(database, Refusing) as (store, pipeline, _, _loop):
+        for state in (parent, child, kept, grandchild):
+            await pipeline.admit(state)
+        store.runs.add(child.run.id)
+        await pipeline.report(_stop(parent))
+        assert database.runs[child.run.id].run.reason is None
+    async with working(database) as (pipeline, _, _loop):
+        unknown = unknown_parents(pipeline.runs.values(), pipeline.runs)
+        assert [(state.run.id, wanted) for state, wanted in unknown] == [
+            (child.run.id, parent.run.id)
+        ]
+        pipeline.remember(database.runs[parent.run.id])
+        await pipeline.settled()
+        assert list(pipeline.known) == [kept.run.id]
+    for state in (child, grandchild):
+        assert database.runs[state.run.id].run.reason is RunReason.STOPPED_BY_USER
+
+
+async def test_a_child_of_a_parent_that_is_done_goes_on_under_the_next_controller(
+    database: Kept,
+) -> None:
+    async with working(database) as (pipeline, _, _loop):
+        await pipeline.admit(parent := submitted("parent"))
+        await pipeline.admit(child := child_of(parent))
+        await pipeline.report(CompleteRequested(run_id=parent.run.id, by="ann"))
+    async with working(database) as (pipeline, _, _loop):
+        pipeline.remember(database.runs[parent.run.id])
+        await pipeline.settled()
+        assert list(pipeline.known) == [child.run.id]
+        assert pipeline.runs[child.run.id].run.reason is None
 
 
 async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(

@@ -15,13 +15,14 @@ from controller.blobs import BlobStore
 from controller.clock import SystemClock
 from controller.gateways.manager import Settings
 from controller.lifecycle.model import NodeAddress, NodeStatus
+from controller.lifecycle.reports import StopRequested
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
 from controller.outputs.store import OutputStore
 from controller.service import Stores
 from controller.traffic.routes import RouteTable
-from fairlead.model.statuses import AttemptStatus
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from fairlead.wire.shim import RegistryAuth, TaskStatus
 from shim.engines.base import ImageInfo
 from shim.settings import GatewayAccess
@@ -141,3 +142,18 @@ async def test_a_node_that_was_away_is_told_that_a_gateway_was_removed(
         await it.pipeline.save_node(fresh, fresh.id)
         async with served(node):
             await eventually(lambda: (tmp_path / "keys").read_text() == "")
+
+
+async def test_a_child_that_never_heard_of_its_parents_end_is_stopped_by_the_next_controller(
+    node: Node, tmp_path: Path
+) -> None:
+    database = MemoryDatabase()
+    parent, child = submitted("parent"), submitted("child")
+    async with controller(node, tmp_path, database) as it:
+        await it.pipeline.admit(parent)
+        await it.pipeline.report(StopRequested(run_id=parent.run.id, abort=False, by="ann"))
+    run = msgspec.structs.replace(child.run, parent_id=parent.run.id, version=1)
+    database.runs[run.id] = msgspec.structs.replace(child, run=run)
+    async with controller(node, tmp_path, database):
+        await eventually(lambda: database.runs[run.id].run.status is RunStatus.TERMINATED)
+    assert database.runs[run.id].run.message == "its parent run parent ended as terminated"
