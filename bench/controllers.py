@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,15 +84,12 @@ class Controllers:
         return found
 
 
-class Submitting:
-    """A client in a thread; `answers` has the time of each answer."""
+class InThread(ABC):
+    """What goes on in a thread for as long as a block lasts."""
 
-    def __init__(self, client: ControllerClient) -> None:
-        self.answers: list[float] = []
-        self.repeated = 0
-        self._client = client
+    def __init__(self) -> None:
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._submit_all)
+        self._thread = threading.Thread(target=self._go_on)
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -102,7 +100,21 @@ class Submitting:
             self._ended.set()
             self._thread.join()
 
-    def _submit_all(self) -> None:
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Return soon after `_ended` is set."""
+
+
+class Submitting(InThread):
+    """A client; `answers` has the time of each answer."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        super().__init__()
+        self.answers: list[float] = []
+        self.repeated = 0
+        self._client = client
+
+    def _go_on(self) -> None:
         while not self._ended.is_set():
             self._submit(uuid.uuid4().hex)
             self.answers.append(time.monotonic())

@@ -15,17 +15,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.controllers import Controllers
+from bench.proofs._peers import Parts, parts_of_peers
 from bench.proofs._table import conclude
-from tests.support.object_storage import ObjectStorage, object_storage
-from tests.support.postgresql_server import PostgresqlServer
-from tests.support.processes import ShimProcess, run_cli
+from tests.support.processes import run_cli
 from tests.support.waiting import wait_until
 
 _LINES = 1_500_000
@@ -45,13 +42,10 @@ _JOB = (
 class Lab:
     """The controllers, their bucket and a node with jobs."""
 
-    def __init__(self, folder: Path, storage: ObjectStorage, database: str, rounds: int) -> None:
-        self.storage = storage
-        self.controllers = Controllers(folder, database)
-        place = ["--bucket", str(storage.bucket), "--bucket-endpoint", storage.endpoint]
-        for one in self.controllers.all:
-            one.daemon.argv.extend(place)
-        self._folder = folder
+    def __init__(self, parts: Parts, rounds: int) -> None:
+        self.storage = parts.storage
+        self.controllers = parts.controllers()
+        self._folder = folder = parts.folder
         self._rounds = rounds
         printed = b"".join(b"%07d\n" % number for number in range(1, _LINES + 1)) * rounds
         self._printed = hashlib.sha256(printed).digest()
@@ -140,21 +134,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, count in (("jobs", 4), ("rounds", 6), ("losses", 2)):
         parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
     given = parser.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
-    folder.chmod(0o755)
     with ExitStack() as closing:
-        closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        server = PostgresqlServer(folder / "pg")
-        server.start()
-        closing.callback(server.stop)
-        shim = ShimProcess(folder / "n", "process")
-        shim.start()
-        closing.callback(shim.close)
-        storage = closing.enter_context(object_storage(folder))
-        lab = Lab(folder, storage, server.new_database(), given.rounds)
+        parts = closing.enter_context(parts_of_peers())
+        lab = Lab(parts, given.rounds)
         closing.callback(lab.controllers.close)
         lab.controllers.start()
-        run_cli("node", "add", "here", "--local", shim.socket, env=lab.env).succeeded()
+        run_cli("node", "add", "here", "--local", parts.node.socket, env=lab.env).succeeded()
         lab.carry("before")
         lab.wait_for("before")
         for number in range(given.jobs):

@@ -12,27 +12,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-from bench.controllers import Controllers
+from bench.controllers import InThread
+from bench.proofs._peers import Parts, parts_of_peers
 from bench.proofs._table import conclude
 from fairlead.client import Client
 from fairlead.errors import FairleadError
 from fairlead.rest import ControllerClient
 from tests.support.newer_version import newer_programs
-from tests.support.object_storage import ObjectStorage, object_storage
-from tests.support.postgresql_server import PostgresqlServer
-from tests.support.processes import ControllerProcess, ShimProcess, run_cli
+from tests.support.processes import ControllerProcess, run_cli
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import wait_until
 
@@ -48,16 +44,11 @@ _PATIENCE = 600.0
 class Lab:
     """The controllers, their bucket and a node with jobs and a service."""
 
-    def __init__(
-        self, folder: Path, storage: ObjectStorage, database: str, node: ShimProcess
-    ) -> None:
-        self._folder = folder
-        self._end = folder / "end"
-        self._node = node
-        self.controllers = Controllers(folder, database)
-        place = ["--bucket", str(storage.bucket), "--bucket-endpoint", storage.endpoint]
-        for one in self.controllers.all:
-            one.daemon.argv.extend(place)
+    def __init__(self, parts: Parts) -> None:
+        self._folder = parts.folder
+        self._end = parts.folder / "end"
+        self._node = parts.node
+        self.controllers = parts.controllers()
 
     def start(self) -> None:
         self.controllers.start()
@@ -120,27 +111,17 @@ class Lab:
         self.controllers.leader()
 
 
-class Repeating:
-    """A client that acts again and again, each time at another address, in a thread. It repeats
-    once what failed; `act` returns why, or an empty text."""
+class Repeating(InThread):
+    """A client that acts again and again, each time at another address. It repeats once what
+    failed; `act` returns why, or an empty text."""
 
     def __init__(self, what: str, act: Callable[[int], str], every: float) -> None:
+        super().__init__()
         self.what = what
         self.done = self.repeated = 0
         self.failed: list[str] = []
         self._act = act
         self._every = every
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._go_on)
-
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            self._thread.join()
 
     def _go_on(self) -> None:
         for number in itertools.count():
@@ -233,18 +214,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, count in (("jobs", 200), ("readers", 50)):
         parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
     given = parser.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="fl-prove-", dir="/tmp"))
-    folder.chmod(0o755)
     with ExitStack() as closing:
-        closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        server = PostgresqlServer(folder / "pg")
-        server.start()
-        closing.callback(server.stop)
-        shim = ShimProcess(folder / "n", "process", "--cpus", "400", "--memory", "64GiB")
-        shim.start()
-        closing.callback(shim.close)
-        storage = closing.enter_context(object_storage(folder))
-        lab = Lab(folder, storage, server.new_database(), shim)
+        parts = closing.enter_context(parts_of_peers("--cpus", "400", "--memory", "64GiB"))
+        lab = Lab(parts)
         closing.callback(lab.controllers.close)
         lab.start()
         lab.start_service()

@@ -243,3 +243,12 @@ async def answer_of(provider: str, call: Awaitable[T]) -> T:
         log.exception("internal error: provider %s", provider)
         # The text of a library's error may show what it was given: user-data, or a token.
         raise CloudAway(f"internal error ({type(error).__name__}); see the log") from error
+
+
+async def account_or_none(provider: str, cloud: Cloud) -> str | None:
+    """Return the account that the provider uses; None also while it does not say."""
+    try:
+        return await answer_of(provider, cloud.account())
+    except CloudError as error:
+        log.info("provider %s tells no account: %s", provider, error)
+        return None

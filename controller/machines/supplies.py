@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 
 from controller.clock import Clock
-from controller.clouds.base import Cloud, CloudAway, CloudError, KnownOffers, answer_of
+from controller.clouds.base import (
+    Cloud,
+    CloudAway,
+    CloudError,
+    KnownOffers,
+    account_or_none,
+    answer_of,
+)
 from controller.lifecycle.machines.market import Supply
 from controller.lifecycle.machines.model import Machine
 from controller.lifecycle.machines.reconcile import elsewhere
 
-log = logging.getLogger(__name__)
 OFFERS_EVERY_SECONDS = 600.0
 _OFFERS_SOON_SECONDS = 30.0
 """While some are not known, or none may be bought."""
@@ -41,7 +46,7 @@ class Supplies:
         while True:
             told: Supply | str
             try:
-                before = await self._account_or_none()
+                before = await account_or_none(self._provider, self._cloud)
                 told = await self.of(await answer_of(self._provider, self._cloud.offers()))
                 if told.account != before:
                     raise CloudAway("its account changed while it told its offers")
@@ -58,7 +63,7 @@ class Supplies:
         """Return what is bought of these offers: nothing while the provider uses another account
         than that of machines which have not ended. Raises CloudError: the account is not known."""
         try:
-            account = await self._account()
+            account = await answer_of(self._provider, self._cloud.account())
         except CloudError as error:
             raise CloudAway(f"its account is not known: {error}") from None
         own = (one for one in self._records() if one.offer.provider == self._provider)
@@ -67,14 +72,3 @@ class Supplies:
             barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
             return Supply(account=account, barred=barred)
         return Supply(offers=known.offers, account=account, unknown=known.unknown)
-
-    async def _account(self) -> str | None:
-        """Raises CloudError."""
-        return await answer_of(self._provider, self._cloud.account())
-
-    async def _account_or_none(self) -> str | None:
-        try:
-            return await self._account()
-        except CloudError as error:
-            log.info("provider %s tells no account: %s", self._provider, error)
-            return None

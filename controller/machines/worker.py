@@ -23,6 +23,7 @@ from controller.clouds.base import (
     Refused,
     Throttled,
     Unauthorized,
+    account_or_none,
     answer_of,
 )
 from controller.lifecycle.machines.life import (
@@ -425,24 +426,17 @@ class Worker:
         """Return the whole list; None: there was none."""
         try:
             async with self._slots:
-                before = await self._account_or_none()
+                before = await account_or_none(self._provider, self._cloud)
                 call = self._cloud.list_tagged(self._desk.installation)
                 found = list(await self._answer(call))
                 # Credentials may change while they are used.
-                is_same = before == await self._account_or_none()
+                is_same = before == await account_or_none(self._provider, self._cloud)
         except CloudError as error:
             self.trouble = str(error)
             log.warning("provider %s tells no list: %s", self._provider, error)
             return None
         self.listed_at, self.trouble = self._clock.now(), None
         return _Listed(found, before if is_same else None)
-
-    async def _account_or_none(self) -> str | None:
-        try:
-            return await self._account()
-        except CloudError as error:
-            log.info("provider %s tells no account: %s", self._provider, error)
-            return None
 
     async def _find_places(self) -> None:
         """Ask for addresses of machines that have none yet, all with one call."""

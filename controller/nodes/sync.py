@@ -244,8 +244,8 @@ class NodeSync:
     @property
     def is_unfit(self) -> bool:
         """Whether the node failed a check. No event may tell that it passes again: a clock that is
-        set is no change of the shim's, and a shim may see its engine answer all the time that was
-        being started anew when it was asked for the node."""
+        set is no change at the shim, and a shim of an earlier version does not notice an engine
+        that was away only when somebody asked."""
         node = self._pipeline.nodes.get(self._node_id)
         return node is not None and node.unfit is not None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,3 +116,14 @@ def _command(pid: str) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         return words.decode(errors="replace").strip()[:120] or "(ended, not waited for)"
     return "(gone)"
+
+
+async def keepers(pieces: AsyncIterator[object], given: list[object]) -> int:
+    """Return how many others keep the last piece given, while the next one is awaited."""
+    waiting = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    # The list and the argument of the call have it too.
+    count = sys.getrefcount(given[-1]) - 2
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    return count

@@ -172,7 +172,7 @@ async def _send_until_gone(
         await asyncio.gather(sending, reading, return_exceptions=True)
 
 
-# Nobody who sends keeps what was sent: a quiet job has readers for hours.
+# These functions keep nothing of what they sent: a quiet job has readers for hours.
 async def _send(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes], offset: int) -> None:
     with reader_may_leave():
         async for piece in pieces:

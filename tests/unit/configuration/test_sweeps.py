@@ -67,7 +67,10 @@ def test_a_sweep_asks_for_containers_that_are_used_again() -> None:
 def test_jobs_that_share_a_container_may_get_a_signal() -> None:
     signal = {"name": "SIGUSR1", "before": "10s"}
     sweep = {"matrix": {"x": [1]}, "reuse_container": True}
-    parse({"type": "task", "commands": ["true"], "sweep": sweep, "signal": signal})
+    data = {"type": "task", "commands": ["true"], "sweep": sweep, "signal": signal}
+    (group,) = to_run(parse(data), data, Defaults()).groups
+    assert group.spec.signal is not None
+    assert group.spec.signal.name == "SIGUSR1"
 
 
 def test_what_only_a_first_job_would_have_is_refused_with_its_field() -> None:
@@ -79,7 +82,8 @@ def test_what_only_a_first_job_would_have_is_refused_with_its_field() -> None:
 
 def test_jobs_that_share_a_container_may_have_ports() -> None:
     sweep = {"matrix": {"x": [1]}, "reuse_container": True}
-    parse({"type": "task", "commands": ["true"], "sweep": sweep, "ports": [8000]})
+    data = {"type": "task", "commands": ["true"], "sweep": sweep, "ports": [8000]}
+    assert to_run(parse(data), data, Defaults()).configuration["ports"] == [8000]
 
 
 def test_a_bucket_that_jobs_write_to_is_not_shared_by_those_of_one_container() -> None:

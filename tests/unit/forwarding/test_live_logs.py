@@ -169,6 +169,7 @@ async def test_a_stream_that_no_leader_gives_for_long_cuts_its_readers(
     await eventually(lambda: reader.is_cut)
     reading.cancel()
     await asyncio.wait((reading,))
+    assert (reader.got, readers_of(logs)) == (b"", 0)
 
 
 async def test_a_log_for_which_there_is_no_room_cuts_its_readers(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from controller.lifecycle.model import NodeAddress
 from controller.links.clients import SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
+from tests.support.leaks import keepers
 from tests.support.testbed import ProxyFactory
 from tests.support.waiting import eventually
 from tests.unit.links.linked import http_over_ssh, linked, ssh_linked
@@ -63,13 +63,7 @@ async def test_binary_websocket_messages_of_megabytes_arrive_whole(kind: str) ->
 async def test_who_follows_a_quiet_log_keeps_nothing_of_what_came(kind: str) -> None:
     async with linked(kind) as (connection, sockets):
         pieces = connection.runner(sockets.runner_path).follow_logs(7)
-        *_, last = [await anext(pieces) for _ in range(3)]
-        waiting = asyncio.ensure_future(anext(pieces))
-        await asyncio.sleep(0)
-        references = sys.getrefcount(last)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-    assert references == 2  # the variable here and the argument of the call
+        assert await keepers(pieces, [await anext(pieces) for _ in range(3)]) == 0
 
 
 @LINKS

@@ -27,7 +27,7 @@ from controller.lifecycle.inventory import Budget, Fleet
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus, Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.lifecycle.model import NodeCapacity, NodeStatus
+from controller.lifecycle.model import NodeCapacity, NodeStatus, RunState
 from controller.machines import supplies, worker
 from controller.machines.manager import MachineManager, MachineSettings
 from controller.pipelines.rentals import Pinned, Rentals, RentalSettings
@@ -108,6 +108,11 @@ class Renting:
     def only(self) -> Machine:
         (machine,) = self.rentals.committed.values()
         return machine
+
+    def waits_for(self, run: RunState) -> str:
+        """What the only job of the run waits for, as its user reads it."""
+        (job,) = self.pipeline.known[run.run.id].jobs
+        return job.attempts[-1].waits_for or ""
 
     async def until(self, wanted: Callable[[], bool], step: float = 0.6) -> None:
         """Let `step` seconds pass for each look."""
@@ -322,12 +327,7 @@ async def test_offers_that_were_not_told_for_an_hour_are_not_bought(
         assert lab.clock.time >= start + supplies.MAX_OFFERS_AGE_SECONDS - 60.0
         run = parts.run("hello")
         await lab.pipeline.admit(run)
-
-        def shown() -> str:
-            (job,) = lab.pipeline.known[run.run.id].jobs
-            return job.attempts[-1].waits_for or ""
-
-        await lab.until(lambda: "have not been told for an hour: 503" in shown())
+        await lab.until(lambda: "have not been told for an hour: 503" in lab.waits_for(run))
         assert cloud.instances == {}
         cloud.fails.clear()
         await lab.until(lambda: bool(cloud.instances))
@@ -554,13 +554,9 @@ async def test_a_provider_whose_machines_are_in_another_account_rents_nothing() 
     async with renting(cloud, database=database) as lab:
         run = parts.run("hello", cpu=4.0)
         await lab.pipeline.admit(run)
-
-        def shown() -> str:
-            (job,) = lab.pipeline.known[run.run.id].jobs
-            return job.attempts[-1].waits_for or ""
-
-        await lab.until(lambda: "account first" in shown())
-        assert f"provider lab of fleet burst rents nothing now: machine {name}: it is in" in shown()
+        await lab.until(lambda: "account first" in lab.waits_for(run))
+        told = f"provider lab of fleet burst rents nothing now: machine {name}: it is in"
+        assert told in lab.waits_for(run)
         assert cloud.instances == {}
 
 
@@ -611,11 +607,9 @@ async def test_nothing_is_rented_until_the_account_is_known() -> None:
         run = parts.run("hello")
         await lab.pipeline.admit(run)
 
-        def shown() -> str:
-            (job,) = lab.pipeline.known[run.run.id].jobs
-            return job.attempts[-1].waits_for or ""
-
-        await lab.until(lambda: "its account is not known: no way to the account" in shown())
+        await lab.until(
+            lambda: "its account is not known: no way to the account" in lab.waits_for(run)
+        )
         assert lab.rentals.committed == {}
         cloud.uses = "first"
         await lab.manager.offered("lab", await cloud.offers())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 
 import psutil
+import pytest
 
 from tests.support.pauses import STANDS_STILL, pause, run
 from tests.support.waiting import LONG, wait_until
@@ -64,12 +66,18 @@ def test_one_that_a_test_has_stopped_does_not_go_on() -> None:
             stopped.kill()
 
 
-def test_the_process_of_sshd_that_would_die_of_it_is_not_stopped() -> None:
+def test_the_process_of_sshd_that_would_die_of_it_is_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its argument is the title that sshd gives it."""
     command = [sys.executable, "-c", GAP, "0.2", "sshd: anna [net]"]
+    sent: list[tuple[int, int]] = []
     with subprocess.Popen(command) as sandboxed:
         try:
             wait_until(lambda: "[net]" in str(psutil.Process(sandboxed.pid).cmdline()))
-            pause(sandboxed.pid, 3600.0)
+            monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+            pause(sandboxed.pid, 0.0)
+            monkeypatch.undo()
         finally:
             sandboxed.kill()
+    assert sent == []

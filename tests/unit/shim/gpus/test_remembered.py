@@ -77,6 +77,7 @@ async def test_a_gpu_that_goes_while_the_shim_runs_is_lost_as_well() -> None:
     async with machine.shim() as it:
         machine.gpus.gpus = (gpu(1),)
         await eventually(lambda: messages(it) == {"GPU-0": LOST})
+        assert offered(it) == ["GPU-1"]
 
 
 async def test_a_gpu_that_only_comes_late_is_not_lost() -> None:
