@@ -41,7 +41,7 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From the end of a request to the head of its answer."""
     hold_seconds: float = 300.0
     """How long a request waits for a sleeping service."""
-    reconnect_seconds: float = 3.0
+    reconnect_seconds: float = 10.0
     """How long a request waits for the nodes of a service whose replicas were ready."""
     max_held: int = 100
     """Requests of one service that wait at once."""
