@@ -1,7 +1,8 @@
-"""`apply --watch`: a task is replaced by a new run whenever its file or its code changes.
+"""`apply --watch`: a task starts again whenever its file or its code changes.
 
-Each change stops the live run with its grace and submits a new run of the same name. So what runs
-is always one whole version of the code, and every run keeps its own log and outputs.
+A job that runs starts again in its container, with what changed. Where that is not possible, the
+live run is stopped with its grace and a new run of the same name is submitted. Both ways, what runs
+is always one whole version of the code.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -22,10 +24,10 @@ from fairlead.cli.commands.runs import applying
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
-from fairlead.errors import ConnectionLost, FairleadError, UsageError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError, UsageError
 from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, patiently
+from fairlead.follow import Outages, follow_run, patiently
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
@@ -67,6 +69,7 @@ def apply_watched(
     iterations = Iterations(
         look=watched.look,
         submit=submitting,
+        start_again=submitting.again,
         attach=lambda run: follow.Attachment(client, run, display()),
         tell=output.note,
     )
@@ -170,11 +173,17 @@ def pause_after(took: float, *, changed: bool) -> float:
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A run, and what a look saw if it saw what was sent. `is_kept`: a live run has the name."""
+    """A run, and what a look saw if it saw what was sent. `is_kept`: a live run has the name.
+    `in_place`: it is the same run as before, whose job has started again."""
 
     run: RunView
     seen: bytes
     is_kept: bool = False
+    in_place: bool = False
+
+
+class NotInPlace(Exception):
+    """The job cannot start again in its container; the message says why."""
 
 
 class Attachment(Protocol):
@@ -191,11 +200,13 @@ class Iterations:
         *,
         look: Callable[[], bytes],
         submit: Callable[[str | None], Submitted],
+        start_again: Callable[[RunView], Submitted],
         attach: Callable[[RunView], Attachment],
         tell: Tell,
     ) -> None:
         self._look = look
         self._submit = submit
+        self._start_again = start_again
         self._attach = attach
         self._tell = tell
         self._attachment: Attachment | None = None
@@ -227,11 +238,11 @@ class Iterations:
         return first.run, first.seen
 
     def _next(self, name: str, now: bytes) -> bytes:
-        """Replace the run by what is there `now`; return what counts as seen."""
+        """Start the run again with what is there `now`; return what counts as seen."""
         self.is_submitting = True
         try:
             # While the controller is away the code may change: each try sends what is there then.
-            following = patiently(Outages(self._tell), lambda: self._submit(name))
+            following = patiently(Outages(self._tell), lambda: self._started(name))
         except ConnectionLost:
             raise
         except (FairleadError, OSError) as error:
@@ -239,10 +250,22 @@ class Iterations:
             self._tell(f"{error}; {name} was not started again")
             return seen_after(error, now)
         self.is_submitting = False
+        if following.in_place:
+            self.run = following.run
+            return following.seen
         self._tell(f"submitted {name}; a change of its code starts it again")
         self.close()
         self._take(following.run)
         return following.seen
+
+    def _started(self, name: str) -> Submitted:
+        """Start the job again in its container, else replace the run."""
+        if self.run is not None and self.run.status not in FINAL_RUN_STATUSES:
+            try:
+                return self._start_again(self.run)
+            except NotInPlace as why:
+                self._tell(f"{name} gets a new container: {why}")
+        return self._submit(name)
 
     def _take(self, run: RunView) -> None:
         self.run = run
@@ -306,6 +329,44 @@ class _Submitting:
             "ssh_keys": public_keys(os.environ, Path.home()),
             "if_exists": "replace" if replaced else self._if_exists,
             "parent": self._parent,
+            "starts_again": True,
         }
         data, kept = submit(self._client, wish, output.note)
         return Submitted(run=decode(data, RunView), seen=as_seen(configuration), is_kept=kept)
+
+    def again(self, run: RunView) -> Submitted:
+        """Start the run's job again in its container; return once it has started. Raises
+        NotInPlace, FairleadError."""
+        configuration = self._watched.sent(self._client)
+        body = {"configuration": configuration}
+        try:
+            # The same request again starts nothing more.
+            path = f"/v1/runs/{run.id}/start-again"
+            accepted = decode(self._client.post(path, body, repeatable=True), RunView)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise NotInPlace("the controller is of an older version") from None
+            if error.code not in _NOT_IN_PLACE:
+                raise
+            raise NotInPlace(str(error)) from None
+        lines = follow_run(self._client, accepted.id, Outages(output.note))
+        started = until_begun(line.run for line in lines if line.run is not None)
+        return Submitted(run=started, seen=as_seen(configuration), in_place=True)
+
+
+_NOT_IN_PLACE = frozenset({"not_in_place", "ended", "ending"})
+
+
+def until_begun(views: Iterable[RunView]) -> RunView:
+    """Return the first view in which the start that was asked for last has begun. Raises
+    NotInPlace when it never will."""
+    for view in views:
+        attempt = view.jobs[0].attempts[-1] if view.jobs and view.jobs[0].attempts else None
+        starts = None if attempt is None else attempt.starts
+        if view.status in FINAL_RUN_STATUSES or starts is None:
+            break
+        if starts.refused is not None:
+            raise NotInPlace(starts.refused)
+        if starts.begun >= starts.asked:
+            return view
+    raise NotInPlace("its container has ended")
