@@ -365,6 +365,7 @@ class FakeRunner:
         self.agains: list[AgainRequest] = []
         self.again_answers: list[AgainAnswer] = []
         """Then each start has begun."""
+        self._missing_again: set[str] = set()
         self.log_offsets: list[int] = []
         self.ports: dict[int, PortStream] = {}
         self.used = USED
@@ -393,7 +394,8 @@ class FakeRunner:
         assert not isinstance(content, bytes)
         self.code[digest] = b"".join([piece async for piece in content])
         self._note("put_code")
-        self._rules.receive_code(digest)
+        if digest not in self._missing_again:
+            self._rules.receive_code(digest)
         return self._rules.latest
 
     async def run(self) -> StatusEvent:
@@ -411,7 +413,9 @@ class FakeRunner:
     async def again(self, request: AgainRequest) -> AgainAnswer:
         self._note("again")
         self.agains.append(request)
-        return self.again_answers.pop(0) if self.again_answers else AgainAnswer(begun=True)
+        answer = self.again_answers.pop(0) if self.again_answers else AgainAnswer(begun=True)
+        self._missing_again.update(answer.missing)
+        return answer
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         self.batches.append(request)

@@ -199,6 +199,7 @@ class Container:
         return acknowledged
 
     async def again(self, request: AgainRequest) -> AgainAnswer:
+        self._answer()
         raise RunnerError("not_kept", "no job of the simulation starts again", 409)
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:

@@ -98,7 +98,7 @@ async def test_a_process_that_a_start_left_does_not_live_on(tmp_path: Path) -> N
         job = with_files(tmp_path, code, "sleep 1000 & echo $! > pid")
         await start(client, job, code)
         await until_output(client, b"exit code 0")
-        left = Path("/proc", (tmp_path / "pid").read_text().strip())
+        left = int((tmp_path / "pid").read_text())
         await again(client, 1, with_files(tmp_path, code, "echo second; exit 1"))
         await until_output(client, b"exit code 1")
         assert left not in process_table()

@@ -70,6 +70,7 @@ def apply_watched(
         look=watched.look,
         submit=submitting,
         start_again=submitting.again,
+        changed=watched.changed,
         attach=lambda run: follow.Attachment(client, run, display()),
         tell=output.note,
     )
@@ -103,6 +104,7 @@ class Watched:
         self._here = file.resolve().parent
         self._override = override
         self._variables = given_variables(env, os.environ)
+        self._sent_at = time.time()
 
     def look(self) -> bytes:
         """Return what would be submitted now, with the digests of its code. Raises
@@ -115,6 +117,7 @@ class Watched:
 
     def sent(self, client: ControllerClient) -> object:
         """Upload the code; return the configuration to submit."""
+        self._sent_at = time.time()
         document, configuration = self._read()
         name, environ = str(self._file), os.environ
         return with_code(
@@ -128,6 +131,18 @@ class Watched:
             is_left_by_tools,
         )
 
+    def changed(self) -> str:
+        """Return which files were written since the code was last sent, in a few words."""
+        with suppress(FairleadError, OSError):
+            _, configuration = self._read()
+            names = [str(self._file)] if written_since(self._file, self._sent_at) else []
+            for place in local_paths(configuration):
+                names += changed_below(self._here, place, self._sent_at)
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                return f"{names[0]}{more} changed"
+        return _CODE_CHANGED
+
     def _read(self) -> tuple[Any, object]:
         document = with_overrides(read_document(self._file), self._override)
         configuration = completed(document, os.environ, self._variables)
@@ -135,6 +150,40 @@ class Watched:
         if found.get("type") != "task" or "schedule" in found:
             raise CliError("--watch: it is for a task without a schedule", EXIT_USAGE)
         return document, configuration
+
+
+_CODE_CHANGED = "its code has changed"
+
+
+def local_paths(configuration: object) -> list[str]:
+    """Return the paths here of a configuration's `repos` and `files`."""
+    from fairlead.configuration.parse import parse  # 20 ms, after a change alone
+
+    parsed = parse(configuration)
+    return [
+        *(one.local_path for one in parsed.repos or () if one.local_path is not None),
+        *(one.local_path for one in parsed.files or ()),
+    ]
+
+
+def changed_below(base: Path, place: str, since: float) -> list[str]:
+    """Return the files at `place`, or below it, that were written since then."""
+    top = base / Path(place).expanduser()
+    if not top.is_dir():
+        return [place] if written_since(top, since) else []
+    found = []
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(one for one in folders if one != ".git" and not is_left_by_tools(one))
+        paths = (Path(folder, name) for name in sorted(names) if not is_left_by_tools(name))
+        found += [os.path.relpath(path, base) for path in paths if written_since(path, since)]
+    return found
+
+
+def written_since(path: Path, since: float) -> bool:
+    try:
+        return path.lstat().st_mtime >= since
+    except OSError:
+        return False
 
 
 def as_seen(configuration: object) -> bytes:
@@ -201,12 +250,14 @@ class Iterations:
         look: Callable[[], bytes],
         submit: Callable[[str | None], Submitted],
         start_again: Callable[[RunView], Submitted],
+        changed: Callable[[], str] = lambda: _CODE_CHANGED,
         attach: Callable[[RunView], Attachment],
         tell: Tell,
     ) -> None:
         self._look = look
         self._submit = submit
         self._start_again = start_again
+        self._changed = changed
         self._attach = attach
         self._tell = tell
         self._attachment: Attachment | None = None
@@ -220,7 +271,7 @@ class Iterations:
             now = self._followed(seen)
             if now is None:
                 now = self._rested(seen)
-            self._tell(f"its code has changed: {run.name} starts again")
+            self._tell(f"{self._changed()}: {run.name} starts again")
             seen = self._next(run.name, now)
 
     def close(self) -> None:
