@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import PlainLab
+from tests.support.lab import ControllerLab, PlainLab, RunLab
 from tests.support.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -41,7 +41,7 @@ class Watching:
 
 
 @contextmanager
-def watching(lab: PlainLab, file: Path) -> Iterator[Watching]:
+def watching(lab: ControllerLab, file: Path) -> Iterator[Watching]:
     with lab.controller.spawn_cli("apply", "--watch", "-f", file, "-n", "train") as process:
         try:
             yield Watching(process)
@@ -87,3 +87,23 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
         assert lab.inspect("train")["id"] != run["id"]
         command.process.send_signal(signal.SIGINT)
         command.process.wait(LONG)
+
+
+def test_a_container_of_docker_is_kept_with_what_the_job_installed(lab: RunLab) -> None:
+    code = lab.folder / "watched.sh"
+    code.write_text("echo here > /opt-made; sleep 1000 & sleep 1000 & exit 3\n")
+    commands = ["sh watched.sh"]
+    file = lab.write(files=["watched.sh"], commands=commands)
+    with watching(lab, file) as command:
+        command.hears(b"exit code 3; its container waits")
+        before = lab.container("train")
+        code.write_text("cat /opt-made; ps; exit 4\n")
+        command.hears(b"watched.sh changed: train starts again")
+        command.hears(b"exit code 4; its container waits")
+        assert lab.container("train") == before
+        log = lab.log("train").partition(b"started again in the same container")[2]
+        assert b"\nhere\n" in log
+        assert b"sleep 1000" not in log
+        command.process.send_signal(signal.SIGINT)
+        command.process.wait(LONG)
+    lab.end_runs()
