@@ -13,14 +13,16 @@ from controller.clock import SystemClock
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import followed_bucket
 from controller.forwarding.credentials import LinkTls, link_tls
+from controller.forwarding.feeding import Feeding
 from controller.forwarding.final_logs import FOLDER_NAME, FinalLogs
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
-from controller.forwarding.log_reads import LogReads
+from controller.forwarding.watch_reads import WatchReads
 from controller.pipelines.performers.cluster import secret_of
 from controller.service import ControllerService
 from controller.service.jobs.logs import follow_log
@@ -47,7 +49,8 @@ async def follower(
         live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, LeaderLogs(links).follow)
         closing.push_async_callback(live.close)
         await live.start()
-        reads = LogReads(store, SystemClock(), final, live)
+        reads = WatchReads(store, SystemClock(), LeaderFeed(links), final, live)
+        closing.push_async_callback(reads.close)
     opened = Follower(links, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)
     await opened.start()
@@ -70,7 +73,9 @@ async def links_of_followers(
 ) -> tuple[FollowerLinks, ...]:
     """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
-    return () if tls is None else (FollowerLinks(tls.leader, partial(_follow_log, service)),)
+    if tls is None:
+        return ()
+    return (FollowerLinks(tls.leader, partial(_follow_log, service), Feeding(service).feed),)
 
 
 async def _follow_log(

@@ -257,6 +257,30 @@ def events(connection: sa.Connection, wanted: EventQuery) -> list[StoredEvent]:
     return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in rows]
 
 
+def events_with_owners(
+    connection: sa.Connection, after: int, limit: int
+) -> list[tuple[StoredEvent, str | None]]:
+    """Return the events after this number, each with the owner of its run; None: the run is no
+    longer stored."""
+    events = schema.events
+    query = (
+        sa.select(events, _runs.user.label("owner_of_run"))
+        .select_from(events.outerjoin(schema.runs, _runs.id == events.c.run_id))
+        .where(events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [
+        (StoredEvent(seq=row["seq"], event=EVENT.value(row)), row["owner_of_run"])
+        for row in _rows(connection, query)
+    ]
+
+
+def last_event(connection: sa.Connection) -> int:
+    """Return the number of the latest event; 0: there is none."""
+    return connection.execute(sa.select(sa.func.max(schema.events.c.seq))).scalar_one() or 0
+
+
 def _assemble(
     connection: sa.Connection, query: sa.Select[Any], *, present: bool = False
 ) -> list[RunState]:

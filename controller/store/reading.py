@@ -211,6 +211,17 @@ class Moment:
     async def events(self, query: EventQuery) -> list[StoredEvent]:
         return await self._read(lambda connection: queries.events(connection, query))
 
+    async def events_with_owners(
+        self, after: int, limit: int
+    ) -> list[tuple[StoredEvent, str | None]]:
+        """See `queries.events_with_owners`."""
+        return await self._read(
+            lambda connection: queries.events_with_owners(connection, after, limit)
+        )
+
+    async def last_event(self) -> int:
+        return await self._read(queries.last_event)
+
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         return await self._read(lambda connection: queries.attempts(connection, run_id, query))
 

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
@@ -125,7 +124,7 @@ class Dashboard:
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
-        self._marks = live.Marks(service.runs, secrets.token_hex(4))
+        self._marks = live.Marks(service.runs, service.started)
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
