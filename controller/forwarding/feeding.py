@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from controller.forwarding.feed import (
 from controller.service import ControllerService
 from controller.service.runs.lookup import RunWatch
 from controller.store.errors import StoreError
-from controller.web.live import broken
+from controller.web.live import OwnChanges
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 PAUSE_SECONDS = 0.05
@@ -68,6 +68,7 @@ class _Feed:
         self, service: ControllerService, request: web.Request, response: web.StreamResponse
     ) -> None:
         self._service = service
+        self._changes = OwnChanges(service)
         self._request = request
         self._response = response
         self._runs: dict[str, _Run] = {}
@@ -125,7 +126,7 @@ class _Feed:
         runs = self._service.runs
         async with runs.changes(None) as changed:
             known = runs.revision
-            await self._tell(Begun(self._service.started, known, self._broken()))
+            await self._tell(Begun(self._changes.started, known, self._changes.broken))
             while True:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -136,11 +137,8 @@ class _Feed:
                 changed.clear()
                 keys, known = runs.changed_after(known), runs.revision
                 named = None if keys is None else tuple(key for key in keys if key is not None)
-                await self._tell(Changed(known, named, self._broken()))
+                await self._tell(Changed(known, named, self._changes.broken))
                 await asyncio.sleep(PAUSE_SECONDS)
-
-    def _broken(self) -> Mapping[str, int]:
-        return broken(self._service)
 
     async def _tell_run(self, run_id: str, run: _Run) -> None:
         try:

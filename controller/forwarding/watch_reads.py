@@ -13,10 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 import msgspec
 from aiohttp import web
 
-from common.refusals import ServiceError
-from common.tokens import digest
+from common.refusals import ServiceError, Unauthenticated
 from controller.aio import Flag
-from controller.api.app import token_of
 from controller.api.http.routes import NDJSON, NoQuery
 from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.api.runs.events import EventsWatchQuery
@@ -26,6 +24,7 @@ from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.leader_feed import FeedLost, LeaderFeed, WatchedRun
 from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.log_reads import LogReads
+from controller.forwarding.reads import Proof
 from controller.service.accounts.rights import sees_all
 from controller.store.accounts import User
 from controller.store.errors import StoreError
@@ -50,7 +49,7 @@ class MayNotSee(Exception):
 
 
 class _Judged(msgspec.Struct):
-    """What is known of a token. `user` None: it opens nothing any more."""
+    """What is known of a proof. `user` None: it opens nothing any more."""
 
     at: float
     """When it was asked last, by the loop's clock."""
@@ -60,25 +59,25 @@ class _Judged(msgspec.Struct):
 
 
 class Judge:
-    """Knows whom tokens stand for, a few seconds late at most: one look for all watches of a
+    """Knows whom requests are of, a few seconds late at most: one look for all watches of a
     token."""
 
-    def __init__(self, look: Callable[[str], Awaitable[User | None]]) -> None:
-        """`look`: returns the user of a token's digest. Raises StoreError."""
+    def __init__(self, look: Callable[[Proof], Awaitable[User | None]]) -> None:
+        """`look`: returns the user whom this admits. Raises StoreError."""
         self._look = look
-        self._known: dict[str, _Judged] = {}
+        self._known: dict[Proof, _Judged] = {}
 
-    async def user_of(self, token: str) -> User:
-        """Return the token's user. Raises MayNotSee."""
+    async def user_of(self, proof: Proof) -> User:
+        """Return the user whom this admits. Raises MayNotSee."""
         now = asyncio.get_running_loop().time()
-        known = self._known.get(token)
+        known = self._known.get(proof)
         if known is None:
             if len(self._known) >= MAX_JUDGED:
                 self._known.clear()
-            known = self._known[token] = _Judged(-math.inf, now, None)
+            known = self._known[proof] = _Judged(-math.inf, now, None)
         if now - known.at >= JUDGED_SECONDS:
             if known.asking is None:
-                known.asking = asyncio.create_task(self._ask(token, known))
+                known.asking = asyncio.create_task(self._ask(proof, known))
             # It is shared: one reader who leaves ends it for no other one.
             await asyncio.shield(known.asking)
         late = asyncio.get_running_loop().time() - known.known_at
@@ -86,14 +85,14 @@ class Judge:
             raise MayNotSee
         return known.user
 
-    def knows(self, token: str, user: User) -> None:
+    def knows(self, proof: Proof, user: User) -> None:
         """Note what a request was just admitted by."""
         now = asyncio.get_running_loop().time()
-        self._known[token] = _Judged(now, now, user)
+        self._known[proof] = _Judged(now, now, user)
 
-    async def _ask(self, token: str, known: _Judged) -> None:
+    async def _ask(self, proof: Proof, known: _Judged) -> None:
         try:
-            known.user = await self._look(token)
+            known.user = await self._look(proof)
             known.known_at = asyncio.get_running_loop().time()
         except StoreError:
             pass  # what was known last holds for a while
@@ -106,7 +105,7 @@ class Reader(msgspec.Struct, frozen=True):
     """Who watches. `owner`: of the run that is watched; None: he watches what he may see of all.
     `user`: as he was when the watch began."""
 
-    token: str
+    proof: Proof
     user: User
     owner: str | None
 
@@ -158,20 +157,18 @@ class WatchReads(LogReads):
         await self._tail.close()
         await self._feed.close()
 
-    async def _user_of(self, token: str) -> User | None:
+    async def _user_of(self, proof: Proof) -> User | None:
         """Raises StoreError."""
-        async with self._at_once, self._store.moment() as moment:
-            found = await moment.account(token)
-        if found is None:
+        try:
+            async with self._at_once, self._store.moment() as moment:
+                return await proof.user(moment, self._clock)
+        except Unauthenticated:
             return None
-        user, stored = found
-        is_over = stored.expires_at is not None and stored.expires_at <= self._clock.now()
-        return None if is_over else user
 
     def _reader(self, request: web.Request, user: User, owner: str | None) -> Reader:
-        token = digest(token_of(request) or "")
-        self._judge.knows(token, user)
-        return Reader(token, user, owner)
+        proof = self._proof(request)
+        self._judge.knows(proof, user)
+        return Reader(proof, user, owner)
 
     async def _watch_run(self, request: web.Request) -> web.StreamResponse:
         async with self._at_once, self._begun(request) as read:
@@ -201,8 +198,7 @@ class WatchReads(LogReads):
             await response.prepare(request)
             try:
                 async for line in lines:
-                    if not may_go_on(reader, await self._judge.user_of(reader.token)):
-                        raise MayNotSee
+                    await self._require(reader)
                     await response.write(line)
             except (FeedLost, MayNotSee, ServiceError, StoreError):
                 # The client must not take what it has for the whole.
@@ -211,6 +207,11 @@ class WatchReads(LogReads):
                 return response
             await response.write_eof()
         return response
+
+    async def _require(self, reader: Reader) -> None:
+        """Raises MayNotSee."""
+        if not may_go_on(reader, await self._judge.user_of(reader.proof)):
+            raise MayNotSee
 
     async def _event_lines(
         self, reader: Reader, run_id: str | None, position: int, moved: Flag

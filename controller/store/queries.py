@@ -160,8 +160,18 @@ def _assemble_as_live(connection: sa.Connection, query: sa.Select[Any]) -> list[
 
 def account(connection: sa.Connection, digest: str) -> tuple[User, StoredToken] | None:
     """Return the token with this digest and its user."""
-    of_digest = sa.select(schema.tokens).where(schema.tokens.c.digest == digest)
-    for row in _rows(connection, of_digest):
+    return _account(connection, schema.tokens.c.digest == digest)
+
+
+def account_of(connection: sa.Connection, token_id: str) -> tuple[User, StoredToken] | None:
+    """Return the token with this id and its user."""
+    return _account(connection, schema.tokens.c.id == token_id)
+
+
+def _account(
+    connection: sa.Connection, which: sa.ColumnElement[bool]
+) -> tuple[User, StoredToken] | None:
+    for row in _rows(connection, sa.select(schema.tokens).where(which)):
         token = TOKEN.value(row)
         of_name = sa.select(schema.users).where(schema.users.c.name == token.user)
         for of_user in _rows(connection, of_name):

@@ -229,6 +229,10 @@ class Moment:
         """Return the token with this digest and its user."""
         return await self._read(lambda connection: queries.account(connection, digest))
 
+    async def account_of(self, token_id: str) -> tuple[User, StoredToken] | None:
+        """Return the token with this id and its user."""
+        return await self._read(lambda connection: queries.account_of(connection, token_id))
+
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""
         return await self._read(queries.node_names)

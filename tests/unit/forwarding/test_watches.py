@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
-from controller.api.app import make_runner
-from controller.api.http.streams import end_streams
-from controller.clock import SystemClock
 from controller.forwarding import event_tail, watch_reads
-from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.feed import (
     FEED_PATH,
     Beat,
@@ -30,101 +23,20 @@ from controller.forwarding.feed import (
     RunLine,
     encoded,
 )
-from controller.forwarding.feeding import Feeding
 from controller.forwarding.follower import make_app
-from controller.forwarding.follower_links import BY_ITSELF, FollowerLinks
+from controller.forwarding.follower_links import BY_ITSELF
 from controller.forwarding.forwarder import Forwarder
-from controller.forwarding.leader_feed import LeaderFeed
-from controller.forwarding.leader_links import LeaderLinks
-from controller.forwarding.watch_reads import Judge, MayNotSee, Reader, WatchReads, may_go_on
+from controller.forwarding.reads import Proof
+from controller.forwarding.watch_reads import Judge, MayNotSee, Reader, may_go_on
 from controller.lifecycle.model import Role
-from controller.relay import leader_at
-from controller.service import ControllerService
 from controller.store.accounts import User
 from controller.store.errors import StoreUnavailable
-from controller.store.reading import StoreReader
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
-from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, bearer, opened_bed
+from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, bearer
+from tests.unit.forwarding.watching import WatchBed
 
-LIMIT = aiohttp.ClientTimeout(total=120)
-
-
-class Leading:
-    """The leader's server as followers reach it. `starts` counts those that came one after another
-    over the same state."""
-
-    def __init__(self, service: ControllerService, tls: LinkTls, links: LeaderLinks) -> None:
-        self.service = service
-        self.tls = tls
-        self.links = links
-        self.feeds = 0
-        self.starts = 0
-        self.runner: web.AppRunner | None = None
-
-    async def start(self, *, feeds: bool = True) -> str:
-        feeding = Feeding(self.service)
-
-        async def feed(request: web.Request, response: web.StreamResponse) -> None:
-            self.feeds += 1
-            try:
-                await feeding.feed(request, response)
-            finally:
-                self.feeds -= 1
-
-        taken = FollowerLinks(self.tls.leader, None, feed if feeds else None)
-        runner = make_runner(
-            self.service, shutdown_timeout=0.1, mounts=(taken.mount,), first=(taken.middleware,)
-        )
-        taken.serve_with(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.runner, self.starts = runner, self.starts + 1
-        url = "http://{}:{}".format(*runner.addresses[0][:2])
-        self.links.lead_to(leader_at(url, str(self.starts)))
-        return url
-
-    async def stop(self) -> None:
-        runner, self.runner = self.runner, None
-        if runner is not None:
-            self.links.lead_to(None)
-            await runner.cleanup()
-
-
-class WatchBed:
-    def __init__(self, bed: Bed, leading: Leading, feed: LeaderFeed) -> None:
-        self.bed = bed
-        self.leading = leading
-        self.feed = feed
-
-    def watch(self, path: str, token: str = USER_TOKEN) -> Any:
-        return self.bed.follower.get(path, headers=bearer(token), timeout=LIMIT)
-
-    async def status(self, path: str, token: str = USER_TOKEN, **headers: str) -> int:
-        more = {**bearer(token), **headers}
-        async with self.bed.follower.get(path, headers=more) as answer:
-            return answer.status
-
-
-@pytest.fixture
-async def watched(tmp_path: Path) -> AsyncIterator[WatchBed]:
-    tls = link_tls(b"secret", tmp_path)
-    links = LeaderLinks(tls.follower)
-    feed = LeaderFeed(links)
-    made: list[WatchReads] = []
-
-    def reads(reader: StoreReader) -> WatchReads:
-        made.append(WatchReads(reader, SystemClock(), feed))
-        return made[0]
-
-    async with opened_bed(tmp_path, reads) as bed:
-        leading = Leading(bed.controller.service, tls, links)
-        await leading.start()
-        yield WatchBed(bed, leading, feed)
-        await end_streams(bed.follower.app)
-        await made[0].close()
-        links.close()
-        await leading.stop()
+_PROOF = Proof("d")
 
 
 async def line_of(answer: aiohttp.ClientResponse) -> Any:
@@ -320,7 +232,8 @@ async def test_the_leader_forgets_what_nobody_watches_any_more(watched: WatchBed
 
 async def test_no_client_gets_the_feed(watched: WatchBed) -> None:
     await watched.leading.stop()
-    url = await watched.leading.start()
+    await watched.leading.start()
+    url = watched.leading.url
     async with aiohttp.ClientSession() as session:
         for headers in ({}, {CLIENT: BY_ITSELF}):
             async with session.get(url + FEED_PATH, headers=headers) as answer:
@@ -353,9 +266,9 @@ def test_messages_come_whole_however_they_are_cut() -> None:
 async def test_a_judge_asks_once_for_all_watches_of_a_token() -> None:
     ada = User(name="ada", role=Role.USER, created_at=0.0)
     answers: list[User | StoreUnavailable | None] = [ada, StoreUnavailable("away"), None]
-    asked: list[str] = []
+    asked: list[Proof] = []
 
-    async def look(token: str) -> User | None:
+    async def look(token: Proof) -> User | None:
         asked.append(token)
         answer = answers[len(asked) - 1]
         if isinstance(answer, StoreUnavailable):
@@ -363,25 +276,25 @@ async def test_a_judge_asks_once_for_all_watches_of_a_token() -> None:
         return answer
 
     judge = Judge(look)
-    assert await asyncio.gather(*(judge.user_of("t") for _ in range(5))) == [ada] * 5
-    assert asked == ["t"]
-    judge._known["t"].at = -1e9
-    assert await judge.user_of("t") == ada, "a database that is away takes no right at once"
-    judge._known["t"].known_at = -1e9
+    assert await asyncio.gather(*(judge.user_of(_PROOF) for _ in range(5))) == [ada] * 5
+    assert asked == [_PROOF]
+    judge._known[_PROOF].at = -1e9
+    assert await judge.user_of(_PROOF) == ada, "a database that is away takes no right at once"
+    judge._known[_PROOF].known_at = -1e9
     with pytest.raises(MayNotSee):
-        await judge.user_of("t")
-    judge._known["t"].at = -1e9
+        await judge.user_of(_PROOF)
+    judge._known[_PROOF].at = -1e9
     with pytest.raises(MayNotSee):
-        await judge.user_of("t")
+        await judge.user_of(_PROOF)
     assert len(asked) == 3
 
 
 def test_rights_that_changed_end_a_watch() -> None:
     user = User(name="ada", role=Role.USER, created_at=0.0)
     admin = User(name="ada", role=Role.ADMIN, created_at=0.0)
-    assert may_go_on(Reader("t", user, "ada"), user)
-    assert may_go_on(Reader("t", user, None), user)
-    assert may_go_on(Reader("t", admin, "eve"), admin)
-    assert not may_go_on(Reader("t", admin, "eve"), user)
-    assert not may_go_on(Reader("t", user, None), admin), "he would see more, and comes again"
-    assert not may_go_on(Reader("t", user, "eve"), user)
+    assert may_go_on(Reader(_PROOF, user, "ada"), user)
+    assert may_go_on(Reader(_PROOF, user, None), user)
+    assert may_go_on(Reader(_PROOF, admin, "eve"), admin)
+    assert not may_go_on(Reader(_PROOF, admin, "eve"), user)
+    assert not may_go_on(Reader(_PROOF, user, None), admin), "he would see more, and comes again"
+    assert not may_go_on(Reader(_PROOF, user, "eve"), user)
