@@ -1,12 +1,13 @@
 """What the dashboard's open pages ask, answered at a follower: the stream that tells of changes,
 and reads of the API below `/dashboard/api`, for a browser's login instead of a token.
 
-The pages themselves are the leader's.
+The pages themselves are the leader's; it is asked once for all who ask for the same at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from aiohttp import web
 
@@ -14,14 +15,17 @@ from common.proxy.browsers.site import Site
 from common.refusals import ServiceError
 from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs
+from controller.forwarding.forwarder import headers_for_leader
 from controller.forwarding.leader_feed import LeaderFeed
+from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.shared_answers import SharedAnswers, ask_leader
 from controller.forwarding.watch_reads import MayNotSee, WatchReads
 from controller.service.accounts.users import Gate
 from controller.store.reading import StoreReader
 from controller.web import live
-from controller.web.app import HEADERS
+from controller.web.app import HEADERS, PAGES
 from controller.web.assets import Assets
 from controller.web.sessions import PATH, Sessions
 
@@ -31,19 +35,21 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class DashboardReads(WatchReads):
-    """Answers browsers too. `key`: signs their logins, as at the leader."""
+    """Answers browsers too. `links`: to the leader. `key`: signs their logins, as there."""
 
     def __init__(
         self,
         store: StoreReader,
         clock: Clock,
-        feed: LeaderFeed,
+        links: LeaderLinks,
         key: bytes,
         site: Site | None = None,
         logs: FinalLogs | None = None,
         live_logs: LiveLogs | None = None,
     ) -> None:
-        super().__init__(store, clock, feed, logs, live_logs)
+        super().__init__(store, clock, LeaderFeed(links), logs, live_logs)
+        self._links = links
+        self._shared = SharedAnswers()
         self._site = site or Site()
         self._assets = Assets()
         # Its gate is empty: who has the token of a login is asked of the database.
@@ -53,7 +59,32 @@ class DashboardReads(WatchReads):
     def routes(self) -> Mapping[str, Answer]:
         plain = super().routes
         for_pages = {API + path: _compressed(answer) for path, answer in plain.items()}
-        return {**plain, **for_pages, PATH + "/stream": self._stream}
+        fragments = {PATH + page.path: self._fragment for page in PAGES if page.shared}
+        return {**plain, **for_pages, **fragments, PATH + "/stream": self._stream}
+
+    async def close(self) -> None:
+        await self._shared.close()
+        await super().close()
+
+    async def _fragment(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the part of a page that other pages of the user may ask for at once."""
+        if request.method != "GET" or request.headers.get("HX-Request") != "true":
+            raise NeedsLeader  # a whole page has a token of its own
+        try:
+            async with self._begun(request) as read:
+                user = read.user
+        except ServiceError as error:
+            raise NeedsLeader from error
+        # As the leader shares them, and in the coding that the browser knows.
+        varying = (request.headers.get(name, "") for name in ("HX-Target", "Accept-Encoding"))
+        key = (user.name, user.role, request.path_qs, *varying)
+        ask = partial(ask_leader, self._links, request.raw_path, headers_for_leader(request))
+        found = await self._shared.get(key, ask)
+        if found is None:
+            raise NeedsLeader
+        answer = found.response()
+        answer.headers.update(HEADERS)
+        return answer
 
     def _proof(self, request: web.Request) -> Proof:
         if not request.path.startswith(PATH + "/"):
