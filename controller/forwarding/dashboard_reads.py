@@ -6,6 +6,7 @@ The pages themselves are the leader's; it is asked once for all who ask for the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -23,6 +24,7 @@ from controller.forwarding.reads import NeedsLeader, Proof
 from controller.forwarding.shared_answers import SharedAnswers, ask_leader
 from controller.forwarding.watch_reads import MayNotSee, WatchReads
 from controller.service.accounts.users import Gate
+from controller.store.accounts import User
 from controller.store.reading import StoreReader
 from controller.web import live
 from controller.web.app import HEADERS, PAGES
@@ -71,15 +73,21 @@ class DashboardReads(WatchReads):
         if request.method != "GET" or request.headers.get("HX-Request") != "true":
             raise NeedsLeader  # a whole page has a token of its own
         try:
-            async with self._begun(request) as read:
-                user = read.user
-        except ServiceError as error:
+            user = await self._judge.user_of(self._proof(request))
+        except (ServiceError, MayNotSee) as error:
             raise NeedsLeader from error
         # As the leader shares them, and in the coding that the browser knows.
         varying = (request.headers.get(name, "") for name in ("HX-Target", "Accept-Encoding"))
         key = (user.name, user.role, request.path_qs, *varying)
         ask = partial(ask_leader, self._links, request.raw_path, headers_for_leader(request))
-        found = await self._shared.get(key, ask)
+        # Before the database is read, which answers one after another: pages that ask at once would
+        # else come here one after another too, and share nothing.
+        asked = asyncio.create_task(self._shared.get(key, ask))
+        try:
+            await self._require_still(request, user)
+            found = await asked
+        finally:
+            asked.cancel()
         if found is None:
             raise NeedsLeader
         answer = found.response()
@@ -122,6 +130,16 @@ class DashboardReads(WatchReads):
             return await live.stream(
                 request, topics, version, self._feed, clock, HEADERS, before_line
             )
+
+    async def _require_still(self, request: web.Request, user: User) -> None:
+        """Raise NeedsLeader unless the request is of this user, with this role, now."""
+        try:
+            async with self._begun(request) as read:
+                now = read.user
+        except ServiceError as error:
+            raise NeedsLeader from error
+        if (now.name, now.role) != (user.name, user.role):
+            raise NeedsLeader
 
 
 def _compressed(answer: Answer) -> Answer:
