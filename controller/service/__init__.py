@@ -6,6 +6,7 @@ Nothing here knows HTTP; the REST API shows what these methods return and raise.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -132,6 +133,8 @@ class ControllerService:
         self.clock = clock
         self.node_key = settings.node_key
         self.progress = parts.progress
+        self.started = secrets.token_hex(4)
+        """Differs for each start of a controller: its revisions begin again."""
         self.login_links = LoginLinks(gate, clock)
         self.logs = stores.logs
         self.kept_logs = KeptLogs(stores.logs, clock, settings.logs_kept_for)
