@@ -20,6 +20,7 @@ from controller.forwarding.feeding import Feeding
 from controller.forwarding.final_logs import FOLDER_NAME, FinalLogs
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
@@ -52,8 +53,8 @@ async def follower(
         closing.push_async_callback(live.close)
         await live.start()
         key = session_key(secret_of(await asyncio.to_thread(_key, options)))
-        site = options.proxy.site
-        reads = DashboardReads(store, SystemClock(), links, key, site, final, live)
+        feed, site = LeaderFeed(links), options.proxy.site
+        reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
         closing.push_async_callback(reads.close)
     opened = Follower(links, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)

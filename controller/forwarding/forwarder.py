@@ -208,8 +208,8 @@ async def _ask(exchange: _Exchange) -> ResponseHead:
         await asyncio.gather(answering, return_exceptions=True)
 
 
-def headers_for_leader(request: web.Request) -> list[tuple[str, str]]:
-    """Return the headers with which the request is passed on, without those of its body."""
+def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
+    request = exchange.request
     kept = [
         (name, value)
         for name, value in end_to_end(request.headers.items())
@@ -219,11 +219,6 @@ def headers_for_leader(request: web.Request) -> list[tuple[str, str]]:
         # HTTP/1.0 knows none, which health checks of load balancers use; HTTP/1.1 asks for one.
         kept.append(("Host", request.host))
     kept.append((CLIENT, f"{request.scheme} {request.remote or ''}"))
-    return kept
-
-
-def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
-    kept = headers_for_leader(exchange.request)
     if exchange.is_upgrade:
         kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
     return [*kept, *exchange.body.headers]

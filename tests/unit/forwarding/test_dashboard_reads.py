@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 
 from controller.forwarding import watch_reads
-from controller.forwarding.shared_answers import LeaderAnswer, SharedAnswers
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
 from tests.unit.forwarding.test_reads import TO_THE_LEADER, bearer
 from tests.unit.forwarding.watching import LIMIT, WatchBed
@@ -161,56 +159,3 @@ async def test_logging_out_ends_what_a_login_opened_at_a_follower(
         assert await stream.read() == b""
     browser.session.cookie_jar.update_cookies(cookies)
     assert await browser.status("/dashboard/api/v1/runs") == 401
-
-
-async def test_pages_of_a_user_that_ask_at_once_have_the_leaders_rows(
-    watched: WatchBed, browser: Browser
-) -> None:
-    run = await watched.bed.submit("mine")
-    await watched.bed.submit("of-admin", ADMIN_TOKEN)
-    part = {"HX-Request": "true", "HX-Target": "rows"}
-
-    async def rows(at: str | None = None) -> tuple[int, bytes, Mapping[str, str]]:
-        async with browser.get("/dashboard/runs", at, **part) as answer:
-            shown = {name: answer.headers[name] for name in ("Content-Type", "Cache-Control")}
-            return answer.status, await answer.read(), {**shown, **_policy(answer)}
-
-    there = await rows(browser.leader)
-    assert await asyncio.gather(*(rows() for _ in range(10))) == [there] * 10
-    assert run.encode() in there[1]
-    assert b"of-admin" not in there[1]
-    # Who wrote finds it in what he asks for next.
-    for number in range(5):
-        later = await watched.bed.submit(f"run-{number}")
-        assert later.encode() in (await rows())[1]
-    browser.page = {}
-    assert await browser.status("/dashboard/runs", **part) == TO_THE_LEADER
-
-
-def _policy(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if "Policy" in name}
-
-
-async def test_who_asks_meanwhile_shares_the_next_answer() -> None:
-    shared, asked = SharedAnswers(), 0
-    may_go_on = asyncio.Event()
-
-    async def ask() -> LeaderAnswer:
-        nonlocal asked
-        asked += 1
-        number = asked
-        await may_go_on.wait()
-        return LeaderAnswer((), b"%d" % number)
-
-    first = asyncio.create_task(shared.get("key", ask))
-    await asyncio.sleep(0)
-    left, *others = (asyncio.create_task(shared.get("key", ask)) for _ in range(5))
-    another = asyncio.create_task(shared.get("another", ask))
-    await asyncio.sleep(0)
-    left.cancel()
-    may_go_on.set()
-    answers = await asyncio.gather(first, another, *others)
-    assert [one and one.body for one in answers] == [b"1", b"2", *[b"3"] * 4]
-    assert asked == 3
-    assert shared._asked == {}
-    await asyncio.gather(left, return_exceptions=True)

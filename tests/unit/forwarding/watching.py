@@ -94,16 +94,17 @@ class WatchBed:
 async def opened_watch_bed(tmp_path: Path) -> AsyncIterator[WatchBed]:
     tls = link_tls(b"secret", tmp_path)
     links = LeaderLinks(tls.follower)
+    feed = LeaderFeed(links)
     made: list[DashboardReads] = []
 
     def reads(reader: StoreReader) -> DashboardReads:
-        made.append(DashboardReads(reader, SystemClock(), links, session_key(SECRET)))
+        made.append(DashboardReads(reader, SystemClock(), feed, session_key(SECRET)))
         return made[0]
 
     async with opened_bed(tmp_path, reads) as bed:
         leading = Leading(bed.controller.service, tls, links)
         await leading.start()
-        yield WatchBed(bed, leading, made[0]._feed)
+        yield WatchBed(bed, leading, feed)
         await end_streams(bed.follower.app)
         await made[0].close()
         links.close()
