@@ -162,8 +162,8 @@ class Guests:
         StartFailed."""
         argv = [self._settings.programs.img, "info", "-U", "-f", "qcow2", "--output=json"]
         try:
-            told = _run([*argv, str(self._settings.image)], **self._as_account())
-            size: int = msgspec.json.decode(told, type=_ImageInfo).virtual_size
+            output = _run([*argv, str(self._settings.image)], **self._as_account())
+            size: int = msgspec.json.decode(output, type=_ImageInfo).virtual_size
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             image = self._settings.image
             raise StartFailed(f"the image {image} cannot be read: {_words(error)}") from None

@@ -73,7 +73,7 @@ def open_beneath(folder: Path, name: str, extra_flags: int = 0) -> int:
         os.close(base)
 
 
-def open_place(folder: Path, name: str) -> int:
+def open_path(folder: Path, name: str) -> int:
     """Return a descriptor (O_PATH) of `folder/name`. Links may lead to paths beneath `folder`, not
     out of it.
 

@@ -107,8 +107,8 @@ class Pythons:
 
 def uv_of(runtime: Path) -> Path | None:
     """Return the path of uv; None: there is none."""
-    places = (runtime / "tools" / "uv", Path(sys.executable).with_name("uv"))
-    return next((place for place in places if os.access(place, os.X_OK)), None)
+    candidates = (runtime / "tools" / "uv", Path(sys.executable).with_name("uv"))
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
 def _in_one_line(errors: bytes) -> str:
