@@ -123,13 +123,13 @@ class AwsCloud:
         return await known_of(self._config.regions, of)
 
     async def refresh(self) -> None:
-        answers, refused = await each_region(self._config.regions, self._types_and_zones)
-        regions = tuple(answers)
-        prices, notes = await self._price_lists(regions)
+        told, refused = await each_region(self._config.regions, self._told)
+        regions = tuple(told)
+        prices, notes = await self._prices_told(regions)
         release = self.catalog.begun(regions)
         found = aws_types.merged(
-            {region: types for region, (types, _) in answers.items()},
-            {region: zones for region, (_, zones) in answers.items()},
+            {region: types for region, (types, _) in told.items()},
+            {region: zones for region, (_, zones) in told.items()},
             prices,
             {one.name: one for one in release},
             self._config.prices.keys(),
@@ -138,9 +138,7 @@ class AwsCloud:
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=(*notes, *more))
         await keep_reading(self.catalog, with_older(reading, self.catalog.reading, refused))
 
-    async def _types_and_zones(
-        self, region: str
-    ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
+    async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
         """Return the types of the region, and the zones of each by its name."""
         filters = list(aws_types.TYPE_FILTERS)
         pages = await self._calls.pages(region, "describe_instance_types", Filters=filters)
@@ -154,7 +152,7 @@ class AwsCloud:
                 zones[name] = (*zones.get(name, ()), one["Location"])
         return [one for page in pages for one in page.get("InstanceTypes", ())], zones
 
-    async def _price_lists(
+    async def _prices_told(
         self, regions: Sequence[str]
     ) -> tuple[dict[str, dict[str, float]], list[str]]:
         """Return the prices by region and type, and why some are missing."""
@@ -210,8 +208,8 @@ class AwsCloud:
         offer = order.offer
         where = self._config.regions.get(offer.region)
         if where is None or offer.zone not in where.subnets:
-            location = offer.zone or offer.region
-            raise Refused(f"providers.{self._name}.regions names no subnet in {location}")
+            place = offer.zone or offer.region
+            raise Refused(f"providers.{self._name}.regions names no subnet in {place}")
         size = len(order.user_data.encode())
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and EC2 takes {MAX_USER_DATA}")

@@ -89,8 +89,8 @@ def merged(
     release, and `others`. `zones` and `prices` are by region and type."""
     infos: dict[str, Mapping[str, Any]] = {}
     where: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-    for region, infos_there in by_region.items():
-        for one in infos_there:
+    for region, told in by_region.items():
+        for one in told:
             name = one["InstanceType"]
             if not (name in known or name in others or _gpus(one)):
                 continue

@@ -80,8 +80,8 @@ class ImageGit:
             await self._git(lent, "init", "-q", "--template=", target)
             await self._git(lent, "-C", target, "remote", "add", "origin", url)
             ref = await self._fetch_what_is_wanted(lent, repo, target)
-            branch = ("-B", repo.branch) if repo.branch else ("--detach",)
-            await self._git(lent, "-C", target, "checkout", "-q", *branch, ref)
+            place = ("-B", repo.branch) if repo.branch else ("--detach",)
+            await self._git(lent, "-C", target, "checkout", "-q", *place, ref)
 
     async def apply(self, diff: Path, target: str) -> None:
         argv = ["-C", target, "apply", "--binary", "--whitespace=nowarn", "-"]
@@ -215,9 +215,9 @@ async def _lent(
 def _config(scratch: Scratch, url: str, keys: RepoCredentials) -> Path:
     parts = urlsplit(url)
     login = base64.b64encode(f"{keys.username}:{keys.token}".encode()).decode()
-    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/"
+    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/"
     # Without a URL, git would send this header to every host.
-    text = f'[http "{url}"]\n\textraHeader = "Authorization: Basic {login}"\n'
+    text = f'[http "{place}"]\n\textraHeader = "Authorization: Basic {login}"\n'
     return scratch.secret_file("git-config", text)
 
 

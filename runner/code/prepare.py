@@ -24,7 +24,7 @@ from runner.code.store import CodeStore
 from runner.code.tree import unpack
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
-from runner.processes.launch import absolute_path, make_folder
+from runner.processes.launch import make_folder, place_of
 
 _WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -50,7 +50,7 @@ class CodePreparer:
     async def _repo(self, repo: Repo, keys: RepoCredentials | None) -> None:
         if repo.archive is None and (wrong := check_repo(repo)) is not None:
             raise CannotStart(wrong)
-        target = absolute_path(repo.path, self._working_dir)
+        target = place_of(repo.path, self._working_dir)
         if not await asyncio.to_thread(self._claim, repo, target):
             return
         try:
@@ -65,7 +65,7 @@ class CodePreparer:
             raise
 
     async def _files(self, files: Files) -> None:
-        target = absolute_path(files.path, self._working_dir)
+        target = place_of(files.path, self._working_dir)
         await asyncio.to_thread(make_folder, target, self._identity, "files")
         await self._unpack(files.archive, target, replace=True)
         if files.read_only:

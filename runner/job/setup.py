@@ -24,9 +24,9 @@ from runner.processes import environment, session_environment, variables
 from runner.processes.launch import (
     Launch,
     LaunchSettings,
-    absolute_path,
     find,
     make_folder,
+    place_of,
     prepare,
     read_image_config,
     settle,
@@ -56,8 +56,8 @@ class Groundwork:
         self._request = request
         self._image: ImageConfig = read_image_config(image or task)
         self.inherited = environment.inherited()
-        self.settings: LaunchSettings = settle(request, self._image)
-        self.scratch = Scratch(request.job.attempt_id, self.settings.identity)
+        self.place: LaunchSettings = settle(request, self._image)
+        self.scratch = Scratch(request.job.attempt_id, self.place.identity)
         self._in_cluster = False
         self.venv: str | None = None
         """The folder of the job's venv, if it asks for a version of Python."""
@@ -72,7 +72,7 @@ class Groundwork:
             self._request,
             self._image,
             inherited=self.inherited,
-            settings=self.settings,
+            settings=self.place,
             paths=paths,
             setup_mark=self._make_setup_mark(),
         )
@@ -85,19 +85,19 @@ class Groundwork:
             *(one.path for one in job.files),
             *(one.path for one in job.buckets),
         )
-        return tuple(absolute_path(path, self.settings.working_dir) for path in paths)
+        return tuple(place_of(path, self.place.working_dir) for path in paths)
 
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment."""
         session_environment.remove(self._task)
         if self._in_cluster:
             with suppress(OSError):
-                cluster_ssh.take_back(self.scratch, self.settings.effective)
+                cluster_ssh.take_back(self.scratch, self.place.effective)
         self.scratch.remove()
 
     def _tell_sessions(self, paths: Paths) -> None:
         env = session_environment.for_session(
-            self._request, self.settings.working_dir, paths, self.inherited.get("PATH")
+            self._request, self.place.working_dir, paths, self.inherited.get("PATH")
         )
         try:
             session_environment.write(self._task, env)
@@ -108,7 +108,7 @@ class Groundwork:
         repos = self._request.job.repos
         output = self._output_folder()
         return Paths(
-            repo_dir=absolute_path(repos[0].path, self.settings.working_dir) if repos else None,
+            repo_dir=place_of(repos[0].path, self.place.working_dir) if repos else None,
             output_dir=str(output),
             parameters=self._write_parameters(output),
             signal_file=None if self._request.job.signal is None else str(self._task / SIGNAL_NAME),
@@ -124,7 +124,7 @@ class Groundwork:
         A user who is not in the node's group may pass through that folder, but not list it.
         """
         folder = self._task / OUTPUT_FOLDER_NAME
-        identity = self.settings.identity
+        identity = self.place.identity
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if identity is not None:
@@ -137,7 +137,7 @@ class Groundwork:
     def _write_parameters(self, folder: Path) -> str | None:
         """Write the job's parameter set among its outputs, so that whoever reads these knows what
         made them."""
-        parameters, identity = self._request.job.parameters, self.settings.identity
+        parameters, identity = self._request.job.parameters, self.place.identity
         if parameters is None:
             return None
         file = folder / PARAMETERS_NAME
@@ -156,7 +156,7 @@ class Groundwork:
         """Make the empty file to which the job writes when its `setup` has succeeded."""
         if not self._request.job.setup:
             return None
-        mark, identity = self._task / SETUP_MARK_NAME, self.settings.identity
+        mark, identity = self._task / SETUP_MARK_NAME, self.place.identity
         try:
             mark.write_bytes(b"")
             if identity is not None:
@@ -171,7 +171,7 @@ class Groundwork:
             return None
         if key is not None:
             try:
-                cluster_ssh.set_up(cluster, key, self.scratch, self.settings.effective)
+                cluster_ssh.set_up(cluster, key, self.scratch, self.place.effective)
                 self._in_cluster = True
             except OSError as error:
                 self.troubles.append(f"no SSH between the nodes: {error}")
@@ -244,7 +244,7 @@ class Preparation:
         from runner.job import buckets, cores, outputs
 
         helpers = self._helpers(groundwork)
-        working_dir, lines = groundwork.settings.working_dir, []
+        working_dir, lines = groundwork.place.working_dir, []
         target = str(self._task / OUTPUT_FOLDER_NAME)
         if job.core_dumps:
             of_cores = cores.Order(
@@ -271,7 +271,7 @@ class Preparation:
     @property
     def working_dir(self) -> str | None:
         """The job's folder, once it is prepared."""
-        return None if self._groundwork is None else self._groundwork.settings.working_dir
+        return None if self._groundwork is None else self._groundwork.place.working_dir
 
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment. Blocking."""
@@ -284,18 +284,16 @@ class Preparation:
         from runner.code.helper import Helpers
 
         env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
-        return Helpers(self._children, env, groundwork.settings.identity)
+        return Helpers(self._children, env, groundwork.place.identity)
 
     async def _bring_python(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         if request.job.python is None:
             return
         from runner.job.python import make_venv
 
-        settings, helpers = groundwork.settings, self._helpers(groundwork)
-        helpers.env["HOME"] = settings.effective.home
-        groundwork.venv = await make_venv(
-            self._task, request.job.python, helpers, settings.identity
-        )
+        place, helpers = groundwork.place, self._helpers(groundwork)
+        helpers.env["HOME"] = place.effective.home
+        groundwork.venv = await make_venv(self._task, request.job.python, helpers, place.identity)
 
     async def _bring_buckets(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         """Copy the objects of the job's `buckets`. Raises CannotStart."""
@@ -303,7 +301,7 @@ class Preparation:
             return
         from runner.job.buckets import bring
 
-        helpers, owner = self._helpers(groundwork), groundwork.settings.identity
+        helpers, owner = self._helpers(groundwork), groundwork.place.identity
         for folder in request.job.buckets:
             await asyncio.to_thread(make_folder, folder.path, owner, "buckets.path")
             at = await bring(folder, helpers, _variables(request))
@@ -316,7 +314,7 @@ class Preparation:
         from runner.code.git import choose
         from runner.code.prepare import CodePreparer
 
-        settings, helpers = groundwork.settings, self._helpers(groundwork)
+        place, helpers = groundwork.place, self._helpers(groundwork)
         git = choose(lambda program: find(program, helpers.env, "/"), helpers, groundwork.scratch)
-        preparer = CodePreparer(self._code, git, settings.working_dir, settings.identity)
+        preparer = CodePreparer(self._code, git, place.working_dir, place.identity)
         await preparer.prepare(request)

@@ -127,7 +127,7 @@ def _identity(user: str, root: Path) -> Identity | None:
     return identity
 
 
-def absolute_path(path: str, working_dir: str) -> str:
+def place_of(path: str, working_dir: str) -> str:
     return os.path.normpath(os.path.join(working_dir, path))
 
 
