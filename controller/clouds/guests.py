@@ -437,6 +437,7 @@ def _kill(pid: int, lock: Path) -> None:
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
+        # A pidfd stays with its process, and a pid is given away again (pidfd_open(2)).
         return
     try:
         # Only a look after the pidfd is open tells whose it is: until then the pid can be reused.

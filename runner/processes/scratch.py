@@ -59,6 +59,7 @@ class Scratch:
     def file(self, name: str, content: str, mode: int) -> Path:
         path = self.folder / name
         path.unlink(missing_ok=True)
+        # A new file each time: a link that the job put there must lead nowhere (open(2)).
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, _SECRET), "w", encoding="utf-8", newline="") as file:
             file.write(content)

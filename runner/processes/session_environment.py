@@ -94,6 +94,7 @@ def read(task: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes | None:
+    # Others may write to the folder: a FIFO there would block the open (fifo(7)).
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

@@ -172,6 +172,7 @@ class ForkServer:
 
     def _wait_for_its_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
+        # ECHILD: it was reaped before (waitpid(2)).
         with suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > until:

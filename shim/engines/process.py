@@ -408,6 +408,7 @@ class ProcessEngine:
         try:
             _, status = os.waitpid(pid, 0)
         except ChildProcessError:
+            # ECHILD: it was reaped before (waitpid(2)).
             return None
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code < 0 else code

@@ -91,6 +91,7 @@ def open_path(folder: Path, name: str) -> int:
             )
             if fd >= 0:
                 return fd
+            # EAGAIN: something on the path was renamed meanwhile (openat2(2)).
             if (code := ctypes.get_errno()) != errno.EAGAIN:
                 raise _as_error(code, name)
         raise UnsafeFile(errno.EAGAIN, "is being moved about", name)

@@ -82,6 +82,7 @@ class Pythons:
             return f"the download took longer than {_LIMIT:.0f} s"
         finally:
             if process.returncode is None:
+                # It can end between the look at its code and the signal.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()

@@ -210,6 +210,7 @@ def _unmount(target: Path) -> None:
 
 def _error(what: str, target: Path) -> OSError:
     code = ctypes.get_errno()
+    # EPERM: without CAP_SYS_ADMIN nobody mounts (mount(2)).
     if code == errno.EPERM:
         raise VolumeError("the shim may not mount: volumes need a shim that runs as root")
     return OSError(code, f"cannot {what}: {os.strerror(code)}", str(target))
