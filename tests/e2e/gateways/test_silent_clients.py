@@ -66,8 +66,8 @@ async def test_a_client_that_sends_half_is_closed(tmp_path: Path, tls: bool, sen
         with contextlib.closing(writer):
             writer.write(sent)
             async with asyncio.timeout(SOON):
-                answer = await reader.read()
-            assert b" 200 " not in answer
+                await reader.read()
+            assert reader.at_eof()
 
 
 @pytest.mark.parametrize(
