@@ -28,9 +28,9 @@ def main() -> None:
             command=f"./dev bench --networks {given.networks}",
             measured_at=report.now(),
             machine=f"{machine}; {report.engine(parts.docker)}",
-            memory=_said("idle memory", lambda: memory.measure(parts)),
-            starts=_said("starts", lambda: starts.measure(parts, given.starts)),
-            throughput=_said("logs", lambda: logs.measure(parts, given.mebibytes, given.logs)),
+            memory=_announced("idle memory", lambda: memory.measure(parts)),
+            starts=_announced("starts", lambda: starts.measure(parts, given.starts)),
+            throughput=_announced("logs", lambda: logs.measure(parts, given.mebibytes, given.logs)),
         )
     if given.json:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(measured)) + b"\n")
@@ -38,7 +38,7 @@ def main() -> None:
     history.conclude(report.figures(measured), given.release, measured.machine)
 
 
-def _said(what: str, measure: Callable[[], T]) -> T:
+def _announced(what: str, measure: Callable[[], T]) -> T:
     print(f"bench: measuring {what}", file=sys.stderr)
     return measure()
 

@@ -159,7 +159,7 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         stack.enter_context(program("bench.gateway", "--expose", str(described)))
         wait_until((folder / "exposed" / f"t-{place.app}.sock").exists, 20)
         stack.callback(_caddy(folder, _plain(place), "plain").kill9)
-        balancer = haproxy_daemon(_options(place).places, Ports(http=place.http, https=free_port()))
+        balancer = haproxy_daemon(_options(place).paths, Ports(http=place.http, https=free_port()))
         balancer.spawn()
         stack.callback(balancer.kill9)
         wait_until((folder / "haproxy/admin.sock").exists, 20)

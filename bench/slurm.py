@@ -123,5 +123,5 @@ def started(folder: Path, cpus: int) -> Iterator[Slurm]:
 
 def _is_idle(env: Mapping[str, str]) -> bool:
     argv = ["sinfo", "--noheader", "--format=%T"]
-    told = subprocess.run(argv, env=dict(env), capture_output=True, check=False).stdout
-    return told.strip() == b"idle"
+    output = subprocess.run(argv, env=dict(env), capture_output=True, check=False).stdout
+    return output.strip() == b"idle"

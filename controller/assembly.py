@@ -221,7 +221,7 @@ class Assembly:
             *unknown_predecessors(live.values(), live),
             *unknown_parents(live.values(), live),
         )
-        of_leftovers = (place.run_id for place in self._leftovers)
+        of_leftovers = (allocation.run_id for allocation in self._leftovers)
         for run_id in dict.fromkeys((*of_leftovers, *(wanted for _, wanted in unknown))):
             ended = await self._store.find_run(run_id)
             if ended is not None:

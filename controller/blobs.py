@@ -80,7 +80,7 @@ class PartsMissing(Exception):
     """Parts that were not sent are in no blob of the user; the message says what to do."""
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _Source(msgspec.Struct, frozen=True):
     """Where the bytes of a part are: in which blob, and from which offset on."""
 
     blob: Path
@@ -149,8 +149,8 @@ class BlobStore:
 
     async def missing(self, parts: Sequence[Part], *, user: str) -> list[str]:
         """Return the parts, each once, that no blob of this user has."""
-        places = await asyncio.to_thread(self._places, user)
-        return list(dict.fromkeys(part.sha256 for part in parts if part.sha256 not in places))
+        sources = await asyncio.to_thread(self._sources, user)
+        return list(dict.fromkeys(part.sha256 for part in parts if part.sha256 not in sources))
 
     async def put_parts(
         self,
@@ -166,10 +166,10 @@ class BlobStore:
 
         Raises PartsMissing, and as `put` does.
         """
-        places = await asyncio.to_thread(self._places, user)
-        if any(part.sha256 not in places and part.sha256 not in sent for part in parts):
+        sources = await asyncio.to_thread(self._sources, user)
+        if any(part.sha256 not in sources and part.sha256 not in sent for part in parts):
             raise PartsMissing(_ALL_OF_IT)
-        async with aclosing(_assembled(parts, sent, places, pieces)) as whole:
+        async with aclosing(_assembled(parts, sent, sources, pieces)) as whole:
             return await self.put(digest, whole, user=user, parts=parts)
 
     async def size(self, digest: str) -> int | None:
@@ -292,16 +292,16 @@ class BlobStore:
             mark.write_bytes(msgspec.json.encode(parts))
         sync_folder(self._marks(user))
 
-    def _places(self, user: str) -> dict[str, _Place]:
+    def _sources(self, user: str) -> dict[str, _Source]:
         """Return where the parts of this user's latest blobs are."""
         marks = sorted(_files(self._marks(user)), key=_last_asked, reverse=True)
-        found: dict[str, _Place] = {}
+        found: dict[str, _Source] = {}
         for mark in marks[:MAX_SEARCHED_BLOBS]:
             blob, offset = self._path(mark.name), 0
             if not blob.exists():
                 continue
             for part in _parts_of(mark):
-                found.setdefault(part.sha256, _Place(blob, offset))
+                found.setdefault(part.sha256, _Source(blob, offset))
                 offset += part.size
         return found
 
@@ -354,7 +354,7 @@ class BlobStore:
 async def _assembled(
     parts: Sequence[Part],
     sent: Collection[str],
-    places: Mapping[str, _Place],
+    sources: Mapping[str, _Source],
     coming: AsyncIterable[bytes],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a blob, out of its user's other blobs and of what comes of it.
@@ -365,7 +365,7 @@ async def _assembled(
     for part in parts:
         found = hashlib.sha256()
         is_sent = part.sha256 in sent
-        source = body.take(part.size) if is_sent else _read(places[part.sha256], part.size)
+        source = body.take(part.size) if is_sent else _read(sources[part.sha256], part.size)
         async with aclosing(source):
             async for piece in source:
                 found.update(piece)
@@ -399,14 +399,14 @@ class _Body:
         return False
 
 
-async def _read(place: _Place, size: int) -> AsyncGenerator[bytes, None]:
+async def _read(source: _Source, size: int) -> AsyncGenerator[bytes, None]:
     """Raises PartsMissing."""
     try:
-        file = await asyncio.to_thread(place.blob.open, "rb")
+        file = await asyncio.to_thread(source.blob.open, "rb")
     except FileNotFoundError:
         raise PartsMissing(_ALL_OF_IT) from None
     with file:
-        await asyncio.to_thread(file.seek, place.offset)
+        await asyncio.to_thread(file.seek, source.offset)
         while size and (piece := await asyncio.to_thread(file.read, min(size, PIECE_BYTES))):
             size -= len(piece)
             yield piece

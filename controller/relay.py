@@ -141,6 +141,7 @@ class Relay:
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                # The client left before it was accepted, or another process was faster (accept(2)).
                 return
             except OSError as error:
                 # Too many open files: the queue stays, and the loop would spin.
@@ -190,6 +191,7 @@ class Relay:
 def _has_left(connection: socket.socket) -> bool:
     """Return whether the client ended before it said anything."""
     try:
+        # No bytes at a socket that can be read are its end (recv(2)).
         return connection.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False

@@ -21,7 +21,14 @@ from contextlib import suppress
 import msgspec
 
 from common.processes import reaper
-from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes.fork_server import (
+    MAX_MESSAGE,
+    Ended,
+    Forked,
+    ForkRequest,
+    NotForked,
+    ServerMessage,
+)
 from entrypoint import main as entrypoint
 from entrypoint.process_memory import ProcessMemory
 
@@ -74,7 +81,7 @@ class _ForkServer:
                 else:
                     return
 
-    def _forked(self, request: ForkRequest) -> Told:
+    def _forked(self, request: ForkRequest) -> ServerMessage:
         if not self._memory.fits(request.env):
             return NotForked("the environment is too large")
         server = os.getpid()
@@ -97,9 +104,9 @@ class _ForkServer:
         code = os.waitstatus_to_exitcode(status)
         self._tell(Ended(pid, 128 - code if code < 0 else code))
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, message: ServerMessage) -> None:
         try:
-            self._shim.send(msgspec.json.encode(told))
+            self._shim.send(msgspec.json.encode(message))
         except OSError:
             sys.exit()  # without a shim, nobody asks any more
 

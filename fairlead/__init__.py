@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairlead.asynchronous import AsyncClient, AsyncRun
-    from fairlead.client import Client, Output, Result, Run
+    from fairlead.client import Client
     from fairlead.errors import (
         ApiError,
         ClientClosed,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from fairlead.forward import LocalPort
+    from fairlead.run import Output, Result, Run
     from fairlead.summaries.offers import Offer
     from fairlead.task import Task
 
@@ -75,9 +76,9 @@ _HOMES = {
     "Client": "client",
     "LocalPort": "forward",
     "Offer": "summaries.offers",
-    "Output": "client",
-    "Result": "client",
-    "Run": "client",
+    "Output": "run",
+    "Result": "run",
+    "Run": "run",
     "Task": "task",
 }
 

@@ -16,8 +16,9 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from fairlead.client import Client, KnownRun, Run, Tell
+from fairlead.client import Client
 from fairlead.documents.runs import RunView
+from fairlead.run import KnownRun, Run, Tell
 
 if TYPE_CHECKING:
     from fairlead.forward import LocalPort

@@ -35,7 +35,7 @@ class DaemonsMissing(FairleadError):
     """A command needs the daemons' distribution, which is not installed."""
 
 
-def place_of(command: str) -> str:
+def entry_point_of(command: str) -> str:
     """Return MODULE:FUNCTION of a command of the daemons. Raises DaemonsMissing."""
     found = _distribution()
     for entry in found.entry_points if found else ():
@@ -49,7 +49,7 @@ def load(command: str) -> Callable[..., Any]:
     """Import a command of the daemons and return its function. Raises DaemonsMissing."""
     import importlib
 
-    module, _, function = place_of(command).partition(":")
+    module, _, function = entry_point_of(command).partition(":")
     made: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return made
 

@@ -214,11 +214,11 @@ class WindowQuery(Query, frozen=True):
     rows: Limit = MAX_ROWS
 
     def check(self) -> None:
-        places = [
+        starts = [
             name for name in ("offset", "before", "near", "at") if getattr(self, name) is not None
         ]
-        if len(places) > 1:
-            raise QueryError(f"give one place, not {' and '.join(places)}", field=places[1])
+        if len(starts) > 1:
+            raise QueryError(f"give one place, not {' and '.join(starts)}", field=starts[1])
         _ = self.time_ns
 
     @property

@@ -49,7 +49,7 @@ from gateway.caddy import CaddyRefused
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
 from gateway.fast_path import FastPath, LogSocket
 from gateway.fast_plan import fast_services
-from gateway.haproxy import ADMITTED, Haproxy, Limits, Places, Ports
+from gateway.haproxy import ADMITTED, Haproxy, Limits, Paths, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
 from gateway.reach import ReplicaReach
@@ -81,8 +81,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ports: Ports = Ports()
 
     @property
-    def places(self) -> Places:
-        return Places.of(self.haproxy, self.traffic, self.socket.parent, self.data)
+    def paths(self) -> Paths:
+        return Paths.of(self.haproxy, self.traffic, self.socket.parent, self.data)
 
 
 class AgentCannotStart(Exception):
@@ -145,9 +145,9 @@ class Agent:
         self._caddy_has: tuple[Certificate, frozenset[str]] | None = None
         self._refused: str | None = None
         """Why the newest settings do not hold."""
-        self.haproxy = Haproxy(options.places)
+        self.haproxy = Haproxy(options.paths)
         self._certificates = HostCertificates(
-            options.places.certificates,
+            options.paths.certificates,
             self.haproxy,
             lambda: self.link.say(self.certificates()),
         )
@@ -359,15 +359,15 @@ class Agent:
 
     def open_fast_path(self, key: Path) -> FastPath:
         """Make the fast path. Raises OSError."""
-        places = self._options.places
-        places.servers.mkdir(mode=0o700, exist_ok=True)
+        paths = self._options.paths
+        paths.servers.mkdir(mode=0o700, exist_ok=True)
         self.fast_path = FastPath(
             self.haproxy,
-            partial(SshForwards, places.servers, key),
+            partial(SshForwards, paths.servers, key),
             self.nodes,
             self.traffic,
             self._emptied,
-            places.server,
+            paths.server,
             self._outliers,
         )
         return self.fast_path
@@ -410,7 +410,7 @@ def _start_fast_path(
     """Raises AgentCannotStart."""
     try:
         fast_path = agent.open_fast_path(key)
-        log_socket = LogSocket(options.places.log, fast_path.heard)
+        log_socket = LogSocket(options.paths.log, fast_path.heard)
     except OSError as error:
         raise AgentCannotStart(f"the fast path cannot be made: {error}") from error
     stack.callback(log_socket.close)

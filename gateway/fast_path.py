@@ -1,7 +1,7 @@
 """The fast path: requests that HAProxy sends straight to replicas, past the agent.
 
 A service has it while no request of its own needs a decision: no rate limit, no header to set, and
-a replica to send to. Where it asks for a token, a token that was let in opens a door for some time,
+a replica to send to. Where it asks for a token, a token that was let in passes for some time,
 and every other one goes to the agent. So does each request that HAProxy's configuration keeps back
 (`gateway.haproxy`). A replica that fails once gets no requests until it has answered the agent
 again.
@@ -70,7 +70,7 @@ class Links(Protocol):
 
 class FastPath:
     """Keeps HAProxy in step with the services. `emptied` is called when the last request of a
-    draining replica has ended; `place` returns the socket of a slot's server."""
+    draining replica has ended; `socket_path` returns the socket of a slot's server."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class FastPath:
         links: Links,
         traffic: GatewayTraffic,
         emptied: Callable[[str], None],
-        place: Callable[[str, str], Path],
+        socket_path: Callable[[str, str], Path],
         outliers: Outliers,
     ) -> None:
         self._haproxy = haproxy
@@ -88,7 +88,7 @@ class FastPath:
         self._emptied = emptied
         self._outliers = outliers
         self._plan = FastPlan()
-        self._sockets = _Sockets(forwards(self._lost), place)
+        self._sockets = _Sockets(forwards(self._lost), socket_path)
         self._replicas = _Preparing()
         self._limits = Limits()
         self._life: str | None = None
@@ -440,20 +440,21 @@ class _Preparing:
 
 
 class _Sockets:
-    """The sockets of HAProxy's servers, which lead to replicas. `place` returns the path of one."""
+    """The sockets of HAProxy's servers, which lead to replicas. `socket_path` returns where one
+    is."""
 
-    def __init__(self, forwards: SshForwards, place: Callable[[str, str], Path]) -> None:
+    def __init__(self, forwards: SshForwards, socket_path: Callable[[str, str], Path]) -> None:
         self.busy: set[ServerKey] = set()
         """The servers whose sockets are being made or taken away."""
         self._forwards = forwards
-        self._place = place
+        self._socket_path = socket_path
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def make(self, key: ServerKey, replica: Replica, node: GatewayNode) -> None:
         """Let the server's socket lead to the replica; the server stays busy. Raises ForwardFailed,
         OSError."""
         self.busy.add(key)
-        path, target = self._place(*key), raw_socket(replica.socket)
+        path, target = self._socket_path(*key), raw_socket(replica.socket)
         try:
             if node.local:
                 await asyncio.to_thread(_lead, path, target)
@@ -469,7 +470,7 @@ class _Sockets:
         self.in_background(self._take_away(key, replica, is_local=is_local))
 
     async def _take_away(self, key: ServerKey, replica: Replica, *, is_local: bool) -> None:
-        path = self._place(*key)
+        path = self._socket_path(*key)
         if is_local:
             await asyncio.to_thread(path.unlink, missing_ok=True)
         else:
@@ -478,7 +479,7 @@ class _Sockets:
 
     async def is_there(self, key: ServerKey) -> bool:
         try:
-            _, writer = await asyncio.open_unix_connection(self._place(*key))
+            _, writer = await asyncio.open_unix_connection(self._socket_path(*key))
         except OSError:
             return False
         writer.close()

@@ -34,7 +34,7 @@ CLIENT_SECONDS = 300
 """A client whose turn it is may be silent for so long, in its TLS handshake too (HAProxy 2.6 has no
 time of its own for that) and while it reads nothing of an answer. WebSockets are exempt, and so is
 a client that waits for its answer."""
-DOOR_SECONDS = 60
+ADMISSION_SECONDS = 60
 """A token opens a service's way past the agent for so long; then the agent sees it again."""
 ADMITTED = "X-Fairlead-Admitted"
 """The header of requests whose token HAProxy knows: the agent need not see it."""
@@ -198,7 +198,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     has_challenges: bool = False
 
 
-class Places(msgspec.Struct, frozen=True, kw_only=True):
+class Paths(msgspec.Struct, frozen=True, kw_only=True):
     """The sockets and files of HAProxy. `admin`: its runtime API; `log`: the agent reads a line
     there for each request; `agent`: the agent's own traffic socket; `maps`: the folder of its maps,
     which begin as empty files; `servers`: the folder of the servers' sockets, which the agent
@@ -212,7 +212,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     certificates: Path
 
     @classmethod
-    def of(cls, folder: Path, agent: Path, home: Path, data: Path) -> Places:
+    def of(cls, folder: Path, agent: Path, home: Path, data: Path) -> Paths:
         """Return those of a HAProxy in `folder`, beside an agent with this traffic socket, `home`
         for its own sockets and `data` for what outlasts the machine's restart."""
         return cls(
@@ -246,7 +246,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configuration(
-    places: Places, *, ports: Ports | None = None, addresses: Sequence[str] = ("*",)
+    paths: Paths, *, ports: Ports | None = None, addresses: Sequence[str] = ("*",)
 ) -> str:
     """Return HAProxy's configuration file. It listens at these addresses; IPv6 is in brackets."""
     ports = ports or Ports()
@@ -256,18 +256,18 @@ def configuration(
         for status, (code, message) in _FAILURES.items()
     )
     values = {
-        "admin": places.admin,
-        "log": places.log,
-        "agent": places.agent,
-        "slots": places.slots,
-        "guarded": places.guarded,
+        "admin": paths.admin,
+        "log": paths.log,
+        "agent": paths.agent,
+        "slots": paths.slots,
+        "guarded": paths.guarded,
         "admitted": ADMITTED,
         "queue_seconds": QUEUE_SECONDS,
         "client_seconds": CLIENT_SECONDS,
-        "door_seconds": DOOR_SECONDS,
-        "limits": places.limits,
+        "door_seconds": ADMISSION_SECONDS,
+        "limits": paths.limits,
         "challenges": ports.challenges,
-        "binds": "".join(_binds(one, ports, places.shown) for one in addresses),
+        "binds": "".join(_binds(one, ports, paths.shown) for one in addresses),
         "failures": failures,
         "cookies": OWN_COOKIES[0],
         "max_headers": _MAX_HEADERS,
@@ -276,7 +276,7 @@ def configuration(
     slots = []
     for slot in SLOTS:
         servers = "".join(
-            _SERVER.format(server=server, socket=places.server(slot, server), most=NEW_REQUESTS)
+            _SERVER.format(server=server, socket=paths.server(slot, server), most=NEW_REQUESTS)
             for server in SERVERS
         )
         slots.append(_SLOT.format(slot=slot, servers=servers, **values))
@@ -317,8 +317,8 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Haproxy:
     """The runtime API of a HAProxy. Each method raises HaproxyAway and HaproxyRefused."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
 
     async def open_server(self, slot: str, server: str) -> None:
         """Send it requests."""
@@ -348,7 +348,7 @@ class Haproxy:
         await self._do(f"del map {self._ways(is_guarded=is_guarded)} {way}")
 
     async def admit(self, slot: str, proof: str) -> None:
-        """Let the token with this SHA-256 into the slot, for `DOOR_SECONDS`."""
+        """Let the token with this SHA-256 into the slot, for `ADMISSION_SECONDS`."""
         await self._do(f"set table doors key {slot}.{proof} data.gpc0 1")
 
     async def revoke(self, slot: str, proof: str) -> None:
@@ -356,7 +356,7 @@ class Haproxy:
         await self._do(f"clear table doors key {slot}.{proof}", "Key not found")
 
     def _ways(self, *, is_guarded: bool) -> Path:
-        return self._places.guarded if is_guarded else self._places.slots
+        return self._paths.guarded if is_guarded else self._paths.slots
 
     async def set_limits(self, limits: Limits) -> None:
         values = {
@@ -366,13 +366,13 @@ class Haproxy:
         }
         for name, value in values.items():
             # `add map` does not look whether the key is there, and the old value could win.
-            await self._do(f"del map {self._places.limits} {name}", "not found")
-            await self._do(f"add map {self._places.limits} {name} {value}")
+            await self._do(f"del map {self._paths.limits} {name}", "not found")
+            await self._do(f"add map {self._paths.limits} {name} {value}")
 
     async def show_certificate(self, file: Path, content: str) -> None:
         """Show the certificate of this file to clients of its host names. `content`: the chain and
         the key (PEM), which the file has, too."""
-        listed = await self._ask(f"show ssl crt-list {self._places.shown}")
+        listed = await self._ask(f"show ssl crt-list {self._paths.shown}")
         is_listed = str(file) in listed.split()
         if not is_listed:
             await self._do(f"new ssl cert {file}", "New empty", "already exists")
@@ -381,12 +381,12 @@ class Haproxy:
         await self._do(f"set ssl cert {file} <<\n{lines}\n", "Transaction ")
         await self._do(f"commit ssl cert {file}", "Success")
         if not is_listed:
-            await self._do(f"add ssl crt-list {self._places.shown} {file}", "Success")
+            await self._do(f"add ssl crt-list {self._paths.shown} {file}", "Success")
 
     async def hide_certificate(self, file: Path) -> None:
         """Show the certificate of this file no more."""
         gone = "can't be found", "doesn't exist", "deleted"
-        await self._do(f"del ssl crt-list {self._places.shown} {file}", *gone)
+        await self._do(f"del ssl crt-list {self._paths.shown} {file}", *gone)
         await self._do(f"del ssl cert {file}", *gone)
 
     async def life(self) -> str:
@@ -399,8 +399,8 @@ class Haproxy:
 
     async def forget_ways(self) -> None:
         """Send all requests to the agent."""
-        await self._do(f"clear map {self._places.slots}")
-        await self._do(f"clear map {self._places.guarded}")
+        await self._do(f"clear map {self._paths.slots}")
+        await self._do(f"clear map {self._paths.guarded}")
         await self._do("clear table doors")
 
     async def counts(self) -> list[ServerCounts]:
@@ -411,11 +411,11 @@ class Haproxy:
         wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", *_ERRORS)
         if not set(wanted) <= set(names):
             raise HaproxyRefused(f"show stat: {head[:200]}")
-        places = [names.index(name) for name in wanted]
+        columns = [names.index(name) for name in wanted]
         counts = []
         for line in lines:
             cells = line.split(",")
-            slot, server, status, *numbers = (cells[place] for place in places)
+            slot, server, status, *numbers = (cells[column] for column in columns)
             if slot not in SLOTS or server == "agent":
                 continue
             in_flight, idle, requests, *errors = (int(number or 0) for number in numbers)
@@ -440,7 +440,7 @@ class Haproxy:
     async def _ask(self, command: str) -> str:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(self._places.admin)
+                reader, writer = await asyncio.open_unix_connection(self._paths.admin)
                 try:
                     writer.write(f"{command}\n".encode())
                     # HAProxy closes the connection after the answer to one command.
@@ -448,4 +448,4 @@ class Haproxy:
                 finally:
                     writer.close()
         except (OSError, TimeoutError) as error:
-            raise HaproxyAway(f"{self._places.admin}: {error or 'no answer'}") from error
+            raise HaproxyAway(f"{self._paths.admin}: {error or 'no answer'}") from error

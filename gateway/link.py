@@ -169,6 +169,7 @@ class ControllerLink:
     async def _send(self, message: FromAgent) -> None:
         websocket = self._websocket
         if websocket is not None:
+            # The controller can close the WebSocket before the message is sent.
             with contextlib.suppress(ConnectionError, RuntimeError):
                 await websocket.send_str(_encode(message).decode())
 

@@ -168,6 +168,7 @@ class _Client:
         await _order(self._control, *order)
 
     async def close(self) -> None:
+        # asyncio raises it for a process whose end it has seen.
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         await asyncio.gather(self._watching, return_exceptions=True)

@@ -66,6 +66,6 @@ def oom_kills(root: Path = Path("/")) -> int:
     """Return how often the kernel's memory limit killed a process in this cgroup; 0 when that is
     not counted."""
     cgroup = Cgroup(root)
-    places = ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
-    counts = (cgroup.field(controller, name, "oom_kill") for controller, name in places)
+    files = ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
+    counts = (cgroup.field(controller, name, "oom_kill") for controller, name in files)
     return next((count for count in counts if count is not None), 0)

@@ -184,6 +184,6 @@ def _memory_limit(cgroup: Cgroup) -> int | None:
     return None if limit is None or limit >= _UNLIMITED else limit
 
 
-def _first(cgroup: Cgroup, *places: tuple[str, str]) -> int | None:
-    numbers: Iterable[int | None] = (cgroup.number(*place) for place in places)
+def _first(cgroup: Cgroup, *files: tuple[str, str]) -> int | None:
+    numbers: Iterable[int | None] = (cgroup.number(*file) for file in files)
     return next((number for number in numbers if number is not None), None)

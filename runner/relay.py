@@ -241,6 +241,7 @@ class _Far(RelayEnd):
         if self.transport is not None:
             connection = self.transport.get_extra_info("socket")
             with suppress(OSError):
+                # With no time to linger, close sends a reset in place of an end (socket(7)).
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         super().abort()
 
@@ -263,6 +264,7 @@ async def _received(transport: asyncio.Transport) -> tuple[socket.socket | None,
                 await readable
         finally:
             loop.remove_reader(number)
+        # No program that is started meanwhile may inherit what comes (recvmsg(2)).
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         data, numbers, _, _ = socket.recv_fds(connection, 2 + MAX_EARLY, 1, flags)
     if not numbers:

@@ -64,6 +64,7 @@ def listen(path: Path) -> socket.socket:
 def is_welcome(connection: socket.socket, peers: Peers) -> bool:
     if peers is Peers.ANY:
         return True
+    # A process outside of this pid namespace has the pid 0 here (pid_namespaces(7)).
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
     return bool(pid == 0)

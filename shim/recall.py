@@ -42,7 +42,7 @@ class Metadata(Protocol):
 
 class Ec2:
     def __init__(self, host: str = ADDRESS, port: int = 80) -> None:
-        self._place = host, port
+        self._address = host, port
         self._token: str | None = None
 
     def recall(self) -> Recall | None:
@@ -62,19 +62,19 @@ class Ec2:
         """Ask with a session's token: a service that requires it (IMDSv2) answers nobody else."""
         if self._token is None:
             wish = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-            status, text = _ask(self._place, "PUT", "/latest/api/token", wish)
+            status, text = _ask(self._address, "PUT", "/latest/api/token", wish)
             if status != http.client.OK:
                 raise ValueError(f"the metadata service gives no token: {status}")
             self._token = text
         headers = {"X-aws-ec2-metadata-token": self._token}
-        return _ask(self._place, "GET", "/latest/meta-data/spot/instance-action", headers)
+        return _ask(self._address, "GET", "/latest/meta-data/spot/instance-action", headers)
 
 
 class Gcp:
     def __init__(
         self, host: str = ADDRESS, port: int = 80, now: Callable[[], float] = time.time
     ) -> None:
-        self._place = host, port
+        self._address = host, port
         self._now = now
 
     def recall(self) -> Recall | None:
@@ -88,16 +88,16 @@ class Gcp:
 
     def _value(self, name: str) -> str:
         path = f"/computeMetadata/v1/instance/{name}"
-        status, text = _ask(self._place, "GET", path, {"Metadata-Flavor": "Google"})
+        status, text = _ask(self._address, "GET", path, {"Metadata-Flavor": "Google"})
         if status != http.client.OK:
             raise ValueError(f"the metadata service answers {status} for {name}")
         return text
 
 
 def _ask(
-    place: tuple[str, int], method: str, path: str, headers: Mapping[str, str]
+    address: tuple[str, int], method: str, path: str, headers: Mapping[str, str]
 ) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(*place, timeout=_TIMEOUT)
+    connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT)
     try:
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()

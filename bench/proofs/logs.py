@@ -142,10 +142,10 @@ async def _read(socket: str, path: Path, kill_after: int | None) -> bool:
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    told, killed = 0, False
-    while said := await process.stdout.read(1024):
-        told += len(said)
-        if kill_after is not None and told >= kill_after and not killed:
+    received, killed = 0, False
+    while piece := await process.stdout.read(1024):
+        received += len(piece)
+        if kill_after is not None and received >= kill_after and not killed:
             os.kill(process.pid, signal.SIGKILL)
             killed = True
     status = await process.wait()
@@ -156,7 +156,7 @@ async def _read(socket: str, path: Path, kill_after: int | None) -> bool:
 
 def _compare(path: Path, mebibytes: int) -> tuple[int, int, int]:
     """Return the bytes that are lost, doubled and wrong in the file of all frames."""
-    decoder, end, said, lost, doubled, wrong = Decoder(), 0, 0, 0, 0, 0
+    decoder, end, position, lost, doubled, wrong = Decoder(), 0, 0, 0, 0, 0
     counters = array("Q", range(KEPT * _COUNTERS)).tobytes()
     with path.open("rb") as file:
         while piece := file.read(8 * MIB):
@@ -165,9 +165,9 @@ def _compare(path: Path, mebibytes: int) -> tuple[int, int, int]:
                 doubled += max(0, end - frame.offset)
                 end = frame.end
                 if frame.stream is Stream.STDOUT:
-                    wrong += frame.payload != _at(counters, said, len(frame.payload))
-                    said += len(frame.payload)
-    return lost + max(0, mebibytes * MIB - said), doubled, wrong
+                    wrong += frame.payload != _at(counters, position, len(frame.payload))
+                    position += len(frame.payload)
+    return lost + max(0, mebibytes * MIB - position), doubled, wrong
 
 
 def _at(repeated: bytes, offset: int, size: int) -> bytes:

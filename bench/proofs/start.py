@@ -192,7 +192,7 @@ class Ours:
             group_job_count=1,
             entrypoint=argv,
         )
-        await _patiently(lambda: runner.start(SubmitRequest(job=job)))
+        await _retry_until_served(lambda: runner.start(SubmitRequest(job=job)))
         decoder = Decoder()
         async with aclosing(runner.follow_logs(0)) as pieces:
             async for piece in pieces:
@@ -214,7 +214,7 @@ class Ours:
         await self._shim.release_allocation(name, **fenced)
 
 
-async def _patiently(act: Callable[[], Awaitable[object]]) -> None:
+async def _retry_until_served(act: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(_DEADLINE):
         while True:
             try:
@@ -253,14 +253,14 @@ class Figures:
 async def _in_turn(parts: Parts, raw: RawDocker, ours: Ours, tries: int) -> Figures:
     figures = Figures()
     for number in range(tries + 1):
-        told_raw = await raw.one()
+        raw_seconds = await raw.one()
         raw.tidy()
         await _settle(parts)
-        told = await ours.one()
+        our_seconds = await ours.one()
         await _settle(parts)
         if number:  # the first warms caches
-            figures.raw.append(told_raw)
-            figures.ours.append(told)
+            figures.raw.append(raw_seconds)
+            figures.ours.append(our_seconds)
     return figures
 
 

@@ -223,8 +223,8 @@ def _measure(crew: Crew, how: str, accepted: list[str]) -> float:
 
 def _row(how: str, waits: Sequence[float]) -> tuple[list[tuple[str, object]], list[str]]:
     p50, p99 = _percentiles(waits)
-    told = f"{p50:.2f} s / {p99:.2f} s / {max(waits):.2f} s"
-    rows: list[tuple[str, object]] = [(f"{how}, {len(waits)} times: p50 / p99 / most", told)]
+    figures = f"{p50:.2f} s / {p99:.2f} s / {max(waits):.2f} s"
+    rows: list[tuple[str, object]] = [(f"{how}, {len(waits)} times: p50 / p99 / most", figures)]
     aims = zip(("p50", "p99"), (p50, p99), _AIMS[how], strict=True)
     late = [f"{how}: {what} is {is_:.2f} s, not {aim} s" for what, is_, aim in aims if is_ > aim]
     return rows, late
@@ -270,7 +270,7 @@ def main() -> None:
         crew = Crew(folder, server.new_database(), machines)
         closing.callback(crew.close)
         for how, count in (("killed", given.kills), ("cut", given.cuts), ("stopped", given.stops)):
-            waits = [_told(how, _measure(crew, how, accepted)) for _ in range(count)]
+            waits = [_noted(how, _measure(crew, how, accepted)) for _ in range(count)]
             if waits:
                 more, late = _row(how, waits)
                 rows.extend(more)
@@ -282,6 +282,6 @@ def main() -> None:
     conclude("the leader ends: how long clients wait", rows, broken)
 
 
-def _told(how: str, seconds: float) -> float:
+def _noted(how: str, seconds: float) -> float:
     print(f"{how}: {seconds:.2f} s; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return seconds

@@ -37,9 +37,9 @@ def main() -> None:
     machine = _machine()
     print(f"bench: {machine}", file=sys.stderr)
     if "pass" in wanted:
-        rows += _told(passes.measure())
+        rows += _printed(passes.measure())
     if "commit" in wanted:
-        rows += _told(commits.measure())
+        rows += _printed(commits.measure())
     if set(wanted) - {"pass", "commit", "ssh"}:
         with running(given.nodes, given.profile) as lab:
             asyncio.run(_local(lab, wanted, rows))
@@ -56,16 +56,16 @@ def main() -> None:
 async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> None:
     """Measure the parts; the parts that one needs run before it."""
     base = lab.rss()
-    rows += _told(await parts.connect(lab))
-    rows += _told(await parts.submit(lab, range(len(lab.node_names))))
+    rows += _printed(await parts.connect(lab))
+    rows += _printed(await parts.submit(lab, range(len(lab.node_names))))
     if "steady" in wanted:
-        rows += _told(await parts.steady(lab, base))
+        rows += _printed(await parts.steady(lab, base))
     if {"exits", "gang"} & set(wanted):
-        rows += _told(await parts.exits(lab))
+        rows += _printed(await parts.exits(lab))
     if "gang" in wanted:
-        rows += _told(await parts.gang(lab))
+        rows += _printed(await parts.gang(lab))
     if "reconnect" in wanted:
-        rows += _told(await parts.reconnect(lab))
+        rows += _printed(await parts.reconnect(lab))
 
 
 async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
@@ -81,7 +81,7 @@ async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
     found += parts.slope(lab, base, at_half, half)
     found += await parts.exits(lab, 100)
     found += await parts.reconnect(lab, count)
-    rows += _told([_by_ssh(row) for row in found])
+    rows += _printed([_by_ssh(row) for row in found])
 
 
 def _by_ssh(row: Row) -> Row:
@@ -97,7 +97,7 @@ async def _ssh_nodes(lab: ScaleLab, sshd: SshDaemon, numbers: range) -> list[Row
     return [added, *await parts.submit(lab, numbers)]
 
 
-def _told(rows: list[Row]) -> list[Row]:
+def _printed(rows: list[Row]) -> list[Row]:
     for row in rows:
         print(f"bench: {time.strftime('%T')} {row.what}: {row.figure}", file=sys.stderr)
     print(f"bench: load {os.getloadavg()[0]:.1f}", file=sys.stderr)

@@ -99,9 +99,9 @@ class Api:
 
     async def post(self, path: str, body: object) -> Any:
         async with self.session.post(path, data=msgspec.json.encode(body)) as answer:
-            said = await answer.read()
-            assert answer.status < 300, f"{path}: {answer.status} {said.decode()[:300]}"
-            return msgspec.json.decode(said)
+            body = await answer.read()
+            assert answer.status < 300, f"{path}: {answer.status} {body.decode()[:300]}"
+            return msgspec.json.decode(body)
 
     async def submit(self, name: str, nodes: int = 1) -> Any:
         configuration: dict[str, object] = {

@@ -148,13 +148,13 @@ async def exits(lab: ScaleLab, tries: int = GANG, pause: float = 0.1) -> list[Ro
         for name in names:
             if len(watches) == tries:
                 break
-            said = await _end_and_watch(lab, api, swarm, name, ended)
-            watches += [said] if said else []
+            watching = await _end_and_watch(lab, api, swarm, name, ended)
+            watches += [watching] if watching else []
             await asyncio.sleep(pause)
         await asyncio.gather(*watches)
-    told, final = zip(*ended, strict=True)
+    reported, final = zip(*ended, strict=True)
     return [
-        _latency(f"{tries} exits beside them → the attempt's end in the API", told, True),
+        _latency(f"{tries} exits beside them → the attempt's end in the API", reported, True),
         _latency(f"{tries} exits beside them → DONE, all cleaned up", final, False),
     ]
 
@@ -186,14 +186,14 @@ async def _end_and_watch(
 
     watching = asyncio.create_task(watch())
     await ready.wait()
-    said = await lab.tell_nodes(swarm, f"/end/{name}")
-    if said is None:
+    ending = await lab.tell_nodes(swarm, f"/end/{name}")
+    if ending is None:
         watching.cancel()
         return None
 
     async def take() -> None:
         await watching
-        ended.append((seen[0] - said["at"], seen[-1] - said["at"]))
+        ended.append((seen[0] - ending["at"], seen[-1] - ending["at"]))
 
     return asyncio.create_task(take())
 

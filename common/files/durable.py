@@ -50,6 +50,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync the folder's new, renamed and removed entries. Raises OSError."""
+    # A file that is synced can be lost with its name: that is the folder's (fsync(2)).
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 _TRIES = 8
+# Another process of the node made or removed an entry between our look and our call.
 _CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 

@@ -43,5 +43,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
-Told = Forked | NotForked | Ended
+ServerMessage = Forked | NotForked | Ended
 """What a fork server tells: one of the first two for each request, in their order."""

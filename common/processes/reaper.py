@@ -89,6 +89,7 @@ class Reaper:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                # ECHILD: it has no child any more (waitpid(2)).
                 return False
             if pid == 0:
                 return True
@@ -133,6 +134,7 @@ def adopt_orphans() -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
+    # Orphans become children of this process, not of the machine's init (prctl(2)).
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -182,21 +182,21 @@ async def made_by(cloud: Cloud, order: Order) -> Created:
 
 
 async def known_of(
-    places: Iterable[str], ask: Callable[[str], Awaitable[Iterable[Offer]]]
+    names: Iterable[str], ask: Callable[[str], Awaitable[Iterable[Offer]]]
 ) -> KnownOffers:
     """Return the offers of these regions or zones. One that refuses, or is away, keeps no other
     from being rented. Raises the first error when none tells its offers."""
     offers: list[Offer] = []
     unknown: dict[str, str] = {}
     first: CloudError | None = None
-    is_told = False
-    for place in places:
+    has_answer = False
+    for name in names:
         try:
-            offers += await ask(place)
-            is_told = True
+            offers += await ask(name)
+            has_answer = True
         except CloudError as error:
-            unknown[place], first = str(error), first or error
-    if first is not None and not is_told:
+            unknown[name], first = str(error), first or error
+    if first is not None and not has_answer:
         raise first
     return KnownOffers(offers=tuple(offers), unknown=unknown)
 
@@ -208,7 +208,7 @@ async def each_region(
     error when none tells anything."""
     names = tuple(regions)
     results = await asyncio.gather(*map(ask, names), return_exceptions=True)
-    told: dict[str, T] = {}
+    answers: dict[str, T] = {}
     refused: dict[str, str] = {}
     first: CloudError | None = None
     for name, result in zip(names, results, strict=True):
@@ -217,10 +217,10 @@ async def each_region(
         elif isinstance(result, BaseException):
             raise result
         else:
-            told[name] = result
-    if first is not None and not told:
+            answers[name] = result
+    if first is not None and not answers:
         raise first
-    return told, refused
+    return answers, refused
 
 
 async def keep_reading(catalog: Catalog, reading: Reading) -> None:

@@ -162,8 +162,8 @@ class Guests:
         StartFailed."""
         argv = [self._settings.programs.img, "info", "-U", "-f", "qcow2", "--output=json"]
         try:
-            told = _run([*argv, str(self._settings.image)], **self._as_account())
-            size: int = msgspec.json.decode(told, type=_ImageInfo).virtual_size
+            output = _run([*argv, str(self._settings.image)], **self._as_account())
+            size: int = msgspec.json.decode(output, type=_ImageInfo).virtual_size
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             image = self._settings.image
             raise StartFailed(f"the image {image} cannot be read: {_words(error)}") from None
@@ -437,6 +437,7 @@ def _kill(pid: int, lock: Path) -> None:
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
+        # A pidfd stays with its process, and a pid is given away again (pidfd_open(2)).
         return
     try:
         # Only a look after the pidfd is open tells whose it is: until then the pid can be reused.

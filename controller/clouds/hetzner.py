@@ -299,6 +299,7 @@ class HetznerCloud:
         try:
             await self._call(_Nothing, "DELETE", f"servers/{instance_id}")
         except _NotFound:
+            # An earlier call has deleted it, whose answer was lost.
             return True
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from controller.commands.database_url import find_database
-from controller.commands.serve import (
+from controller.commands.serve_options import (
     BucketOptions,
     DatabaseFile,
     LogOptions,

@@ -62,9 +62,9 @@ def fingerprint(options: Options) -> str | None:
     if keys is None or not buckets:
         return keys
     # One of logs alone is shown as earlier versions do.
-    places = b"".join(map(msgspec.json.encode, buckets))
-    place = hashlib.sha256(places).hexdigest()[:8]
-    return f"{keys}{BEFORE_BUCKET}{place}"
+    written = b"".join(map(msgspec.json.encode, buckets))
+    digest = hashlib.sha256(written).hexdigest()[:8]
+    return f"{keys}{BEFORE_BUCKET}{digest}"
 
 
 def tie(options: Options, installation_id: str) -> None:

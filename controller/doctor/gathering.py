@@ -95,14 +95,14 @@ def database_facts(setup: Setup) -> DatabaseFacts:
 
 def _disk(data: Path) -> tuple[str | None, int, int]:
     # The first start makes the folder.
-    place = data if data.exists() else data.parent
+    folder = data if data.exists() else data.parent
     try:
-        usage = shutil.disk_usage(place)
+        usage = shutil.disk_usage(folder)
     except OSError as error:
         return error.strerror or str(error), 0, 1
-    if not place.is_dir():
+    if not folder.is_dir():
         return "it is not a folder", 0, 1
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         return "this user may not write there", usage.free, usage.total
     return None, usage.free, usage.total
 

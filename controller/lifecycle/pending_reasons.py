@@ -455,8 +455,8 @@ class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"
     def sentence(self) -> str:
         """Return, for example: needs 4 places with 8 GPU in one rack; best rack r2 has 3."""
         first = self.count - sum(alike.count for alike in self.others)
-        asked = [_places(first, self.each)]
-        asked += [_places(alike.count, alike.each) for alike in self.others]
+        asked = [_allocations(first, self.each)]
+        asked += [_allocations(alike.count, alike.each) for alike in self.others]
         lacks = "" if self.why is None else f" ({self.why.sentence()})"
         needs = f"needs {' and '.join(asked)} in one {self.placement}"
         return f"{needs}; best {self.placement} {self.best} has {self.found}{lacks}"
@@ -497,12 +497,12 @@ def _could_hold(away: Unusable) -> str:
     return f"node {away.node} could hold it, but is {away.obstacle}"
 
 
-def is_said_alike(one: Resources, other: Resources) -> bool:
+def is_described_alike(one: Resources, other: Resources) -> bool:
     """Return whether a sentence about a gang names these needs with the same words."""
-    return _places(1, one) == _places(1, other)
+    return _allocations(1, one) == _allocations(1, other)
 
 
-def _places(count: int, need: Resources) -> str:
+def _allocations(count: int, need: Resources) -> str:
     """Return the request in words; it is one job when a gang lacks one in the allocations that
     survived."""
     gpus = [gpu_words(need.gpu)] if need.gpu.count else []

@@ -11,8 +11,7 @@ import msgspec
 
 
 class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    def sentence(self) -> str:
-        raise NotImplementedError
+    """What all are stored with. The union `MachineReason` is the type: each has its `sentence`."""
 
 
 def _time_of_day(at: float) -> str:

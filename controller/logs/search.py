@@ -56,7 +56,7 @@ NOTHING = LogSearch(matches=(), searched_to=0, log_end=0)
 class Wanted(Protocol):
     """What is searched for."""
 
-    def places(self, text: bytes) -> Iterator[tuple[int, int]]:
+    def matches(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Yield the first match of each line that matches: its begin and its end."""
 
 
@@ -69,7 +69,7 @@ class Literal:
         # `lower` of bytes changes ASCII alone: with that of a str, places would move.
         self._needle = asked if exact_case else asked.lower()
 
-    def places(self, text: bytes) -> Iterator[tuple[int, int]]:
+    def matches(self, text: bytes) -> Iterator[tuple[int, int]]:
         folded = text if self._exact_case else text.lower()
         at = folded.find(self._needle)
         while at >= 0:
@@ -106,7 +106,7 @@ class Pattern:
             # It repeats the pattern with what was put before it.
             raise BadPattern(text.replace(f": {_EACH_LINE}", ": ", 1)) from None
 
-    def places(self, text: bytes) -> Iterator[tuple[int, int]]:
+    def matches(self, text: bytes) -> Iterator[tuple[int, int]]:
         decoded = _as_text(text)
         at, offset, line_end = 0, 0, -1
         for match in self._pattern.finditer(decoded):
@@ -275,7 +275,7 @@ class _Joined:
         """Yield one match for each line."""
         visible = Visible(self._text)
         text = visible.text
-        for found, end in wanted.places(text):
+        for found, end in wanted.matches(text):
             at = visible.stored_at(found)
             frame = self._frame(at)
             after = text.find(b"\n", end)

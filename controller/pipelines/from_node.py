@@ -17,7 +17,7 @@ from fairlead.model.reasons import Reason
 from fairlead.wire import shim as shim_schemas
 from fairlead.wire.amounts import amounts_of
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.engine_abilities import SAID_BY_ALL, EngineAbility
+from fairlead.wire.engine_abilities import KNOWN_TO_ALL, EngineAbility
 from fairlead.wire.runner import ExitRecord
 from fairlead.wire.shim import (
     NEARNESS,
@@ -214,11 +214,11 @@ def _allows(allows: shim_schemas.NodeAllows) -> NodeAllows:
 
 def _engine_lacks(info: NodeInfo) -> tuple[EngineAbility, ...]:
     """Return what the node cannot do; the oldest shims only say whether their engine isolates."""
-    unknown = frozenset(EngineAbility) - SAID_BY_ALL - frozenset(info.abilities)
+    unknown = frozenset(EngineAbility) - KNOWN_TO_ALL - frozenset(info.abilities)
     if info.engine_lacks is not None:
         lacks = unknown.union(info.engine_lacks)
     else:
-        lacks = unknown if info.isolation else unknown | SAID_BY_ALL
+        lacks = unknown if info.isolation else unknown | KNOWN_TO_ALL
     return tuple(one for one in EngineAbility if one in lacks)
 
 

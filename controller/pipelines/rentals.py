@@ -135,15 +135,15 @@ class Rentals:
         self._is_dirty = True
         self._wake()
 
-    def set_offers(self, provider: str, told: Supply | str) -> None:
+    def set_offers(self, provider: str, supply: Supply | str) -> None:
         """Take what the provider rents, or why it tells nothing; what is known stays then."""
-        if isinstance(told, str):
-            self._away[provider] = told
-        elif told.barred is not None:
+        if isinstance(supply, str):
+            self._away[provider] = supply
+        elif supply.barred is not None:
             self._supplies.pop(provider, None)
-            self._away[provider] = told.barred
+            self._away[provider] = supply.barred
         else:
-            self._supplies[provider] = told
+            self._supplies[provider] = supply
             self._away.pop(provider, None)
         self._is_dirty = True
         self._wake()

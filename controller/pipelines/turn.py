@@ -134,7 +134,7 @@ class TurnInProgress:
         changed = False
         todo = [run_id for run_id in self.states if dependents.of(run_id)]
         for run_id in todo:  # it grows
-            if not self._is_news(run_id):
+            if not self._has_new_facts(run_id):
                 continue
             for dependent in dependents.of(run_id):
                 if dependent in self._aside:
@@ -147,7 +147,7 @@ class TurnInProgress:
                     todo.append(dependent)
         return changed
 
-    def _is_news(self, run_id: str) -> bool:
+    def _has_new_facts(self, run_id: str) -> bool:
         """Return whether more is known of the run than the runs that wait for it were told, or saw
         when they were last decided. Otherwise each pass over a waiting run would make another."""
         state, committed = self.states[run_id], self._runs.get(run_id)

@@ -27,7 +27,7 @@ from controller.lifecycle.pending_reasons import (
     OtherFleetsOnly,
     PendingReason,
     Unusable,
-    is_said_alike,
+    is_described_alike,
 )
 from controller.scheduling.fitting.capacity import Need
 from controller.scheduling.fitting.constraints import (
@@ -155,8 +155,8 @@ def _alike(unit: Unit, need: Need) -> tuple[Resources, tuple[Alike, ...]]:
     others: dict[Resources, int] = {}
     for member in unit.members:
         each = member.need.resources
-        if not is_said_alike(each, need.resources):
-            same = next((one for one in others if is_said_alike(one, each)), each)
+        if not is_described_alike(each, need.resources):
+            same = next((one for one in others if is_described_alike(one, each)), each)
             others[same] = others.get(same, 0) + 1
     alike = (Alike(count=count, each=each) for each, count in others.items())
     return need.resources, tuple(alike)

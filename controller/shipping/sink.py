@@ -78,8 +78,8 @@ class Sink(Generic[T]):
         nothing gets no pieces until it takes something."""
         self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS, jitter)
         self._is_away = False
-        self._untold = 0
-        self._told_at = float("-inf")
+        self._unreported = 0
+        self._reported_at = float("-inf")
 
     @property
     def waiting_bytes(self) -> int:
@@ -190,11 +190,13 @@ class Sink(Generic[T]):
 
     def _refused(self, count: int, why: str) -> None:
         self.dropped += count
-        self._untold += count
+        self._unreported += count
         now = time.monotonic()
-        if now - self._told_at >= TELL_SECONDS:
-            log.warning("%s refuses %d copies, which are dropped: %s", self._url, self._untold, why)
-            self._told_at, self._untold = now, 0
+        if now - self._reported_at >= TELL_SECONDS:
+            log.warning(
+                "%s refuses %d copies, which are dropped: %s", self._url, self._unreported, why
+            )
+            self._reported_at, self._unreported = now, 0
 
     def _forget(self, count: int) -> None:
         for _ in range(count):

@@ -98,32 +98,32 @@ def _machines(connection: sa.Connection, ended_after: float) -> tuple[Machine, .
 
 
 def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:
-    places = schema.allocations
+    allocations = schema.allocations
     query = (
-        sa.select(places)
-        .join(schema.runs, places.c.run_id == _runs.id)
-        .where(_runs.status.in_(FINAL), places.c.state != AllocationState.RELEASED.value)
-        .order_by(places.c.id)
+        sa.select(allocations)
+        .join(schema.runs, allocations.c.run_id == _runs.id)
+        .where(_runs.status.in_(FINAL), allocations.c.state != AllocationState.RELEASED.value)
+        .order_by(allocations.c.id)
     )
     return tuple(map(ALLOCATION.value, _rows(connection, query)))
 
 
 def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState]) -> Iterator[Use]:
-    at_hand = {place.id for state in runs for place in state.allocations}
-    places = schema.allocations
+    at_hand = {allocation.id for state in runs for allocation in state.allocations}
+    allocations = schema.allocations
     query = (
-        sa.select(places, _runs.user)
-        .join(schema.runs, places.c.run_id == _runs.id)
+        sa.select(allocations, _runs.user)
+        .join(schema.runs, allocations.c.run_id == _runs.id)
         .where(
-            places.c.state != AllocationState.NOMINATED.value,
-            places.c.released_at.is_(None) | (places.c.released_at > since),
+            allocations.c.state != AllocationState.NOMINATED.value,
+            allocations.c.released_at.is_(None) | (allocations.c.released_at > since),
         )
-        .order_by(places.c.created_at, places.c.id)
+        .order_by(allocations.c.created_at, allocations.c.id)
     )
     for row in connection.execute(query).mappings():
-        place = ALLOCATION.value(row)
-        if place.id not in at_hand and not place.victims:
-            yield use_of(place, row["user"])
+        allocation = ALLOCATION.value(row)
+        if allocation.id not in at_hand and not allocation.victims:
+            yield use_of(allocation, row["user"])
 
 
 def find_run(
@@ -301,12 +301,12 @@ def _assemble(
     """
     rows = _rows(connection, query)
     ids = [row["id"] for row in rows]
-    places = defaultdict(list)
+    allocations = defaultdict(list)
     order = (schema.allocations.c.created_at, schema.allocations.c.id)
     for chunk in _chunks(ids):
         recent_allocations = select_recent_allocations(chunk, present=present)
         for row in _rows(connection, recent_allocations.order_by(*order)):
-            places[row["run_id"]].append(ALLOCATION.value(row))
+            allocations[row["run_id"]].append(ALLOCATION.value(row))
     jobs = _jobs(connection, ids, present=present)
     sweeps = _sweeps(connection, ids)
     return [
@@ -314,7 +314,7 @@ def _assemble(
             sweep=sweeps.get(row["id"]),
             run=RUN.value(row),
             jobs=tuple(jobs[row["id"]]),
-            allocations=tuple(places[row["id"]]),
+            allocations=tuple(allocations[row["id"]]),
         )
         for row in rows
     ]
@@ -360,7 +360,7 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[sa.RowMappin
 FINAL = [status.value for status in FINAL_RUN_STATUSES]
 _ENDED = [status.value for status in FINAL_ATTEMPT_STATUSES]
 _attempts = schema.attempts.c
-_places = schema.allocations.c
+_allocations = schema.allocations.c
 
 
 def is_number(key: str) -> bool:
@@ -388,8 +388,8 @@ def select_recent_attempts(run_ids: list[str], *, present: bool) -> sa.Select[An
     """Select at least the attempts that `lifecycle.runs.compaction` keeps; `present`: also all of
     the present occurrence."""
     last = select_last_numbers(run_ids)
-    occupied = sa.select(_places.id).where(
-        _places.run_id.in_(run_ids), _places.state != AllocationState.RELEASED.value
+    occupied = sa.select(_allocations.id).where(
+        _allocations.run_id.in_(run_ids), _allocations.state != AllocationState.RELEASED.value
     )
     wanted = [
         ~is_older(last),
@@ -412,11 +412,11 @@ def select_recent_allocations(run_ids: list[str], *, present: bool) -> sa.Select
     kept = attempts.with_only_columns(_attempts.allocation_id)
     had = sa.select(_attempts.allocation_id).where(_attempts.run_id.in_(run_ids))
     return sa.select(schema.allocations).where(
-        _places.run_id.in_(run_ids),
-        (_places.state != AllocationState.RELEASED.value)
-        | _places.id.in_(kept.where(_attempts.allocation_id.is_not(None)))
+        _allocations.run_id.in_(run_ids),
+        (_allocations.state != AllocationState.RELEASED.value)
+        | _allocations.id.in_(kept.where(_attempts.allocation_id.is_not(None)))
         # A NULL among them would make NOT IN true for no row.
-        | _places.id.not_in(had.where(_attempts.allocation_id.is_not(None))),
+        | _allocations.id.not_in(had.where(_attempts.allocation_id.is_not(None))),
     )
 
 

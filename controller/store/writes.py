@@ -139,9 +139,11 @@ def _write_runs(
             old_attempts = {attempt.id: attempt for attempt in old_job.attempts} if old_job else {}
             for attempt in job.attempts:
                 attempts.put(old_attempts.get(attempt.id), attempt, run_id=new.run.id)
-        old_places = {place.id: place for place in old.allocations} if old else {}
-        for place in new.allocations:
-            allocations.put(old_places.get(place.id), place)
+        old_allocations = (
+            {allocation.id: allocation for allocation in old.allocations} if old else {}
+        )
+        for allocation in new.allocations:
+            allocations.put(old_allocations.get(allocation.id), allocation)
     # Owners first: both databases check foreign keys at the end of each statement.
     runs.write(connection)
     for is_new, row in sweeps:
@@ -194,9 +196,9 @@ _RELEASED = AllocationState.RELEASED.value
 
 def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
     """Remove ended runs with all that belongs to them; return their ids."""
-    run, places = schema.runs.c, schema.allocations.c
+    run, allocation = schema.runs.c, schema.allocations.c
     occupied = sa.exists().where(
-        places.run_id == run.id, places.state != AllocationState.RELEASED.value
+        allocation.run_id == run.id, allocation.state != AllocationState.RELEASED.value
     )
     query = (
         sa.select(run.id)
@@ -217,11 +219,13 @@ def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -
 
 def forget_attempts(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
     """Remove attempts of earlier occurrences of live runs; return their ids."""
-    run, attempt, place = schema.runs.c, schema.attempts.c, schema.allocations.c
+    run, attempt, allocation = schema.runs.c, schema.attempts.c, schema.allocations.c
     last = select_last_numbers(
         sa.select(run.id).where(run.status.not_in(FINAL), run.occurrence > 1)
     )
-    occupied = sa.exists().where(place.id == attempt.allocation_id, place.state != _RELEASED)
+    occupied = sa.exists().where(
+        allocation.id == attempt.allocation_id, allocation.state != _RELEASED
+    )
     query = (
         sa.select(attempt.id, attempt.run_id)
         .join(schema.runs, attempt.run_id == run.id)
@@ -247,17 +251,17 @@ def forget_attempts(connection: sa.Connection, finished_before: float, limit: in
 def _delete_allocations_without_attempt(
     connection: sa.Connection, runs: list[str], released_before: float
 ) -> None:
-    place, attempt = schema.allocations.c, schema.attempts.c
+    allocation, attempt = schema.allocations.c, schema.attempts.c
     # A NULL among them would make NOT IN true for no row.
     used = sa.select(attempt.allocation_id).where(
         attempt.run_id.in_(runs), attempt.allocation_id.is_not(None)
     )
     connection.execute(
         sa.delete(schema.allocations).where(
-            place.run_id.in_(runs),
-            place.state == _RELEASED,
-            place.released_at < released_before,
-            place.id.not_in(used),
+            allocation.run_id.in_(runs),
+            allocation.state == _RELEASED,
+            allocation.released_at < released_before,
+            allocation.id.not_in(used),
         )
     )
 

@@ -120,11 +120,11 @@ class Builder:
 
 def sources_below(checkout: Path, sources: Iterable[str], left_out: Iterable[str]) -> list[Path]:
     """Return the files of these files and folders of a checkout, without those left out."""
-    not_there = [checkout / place for place in left_out]
+    not_there = [checkout / path for path in left_out]
     return sorted(
         file
-        for place in (checkout / source for source in sources)
-        for file in ([place] if place.is_file() else place.rglob("*"))
+        for path in (checkout / source for source in sources)
+        for file in ([path] if path.is_file() else path.rglob("*"))
         if file.is_file()
         and "__pycache__" not in file.parts
         and not any(file.is_relative_to(folder) for folder in not_there)

@@ -95,9 +95,9 @@ class OpenSshServer:
         text = _CONFIG.format(folder=self._folder)
         variables = self._environment | session_environment.read(self._task)
         try:
-            places = session_environment.in_memory(self._task, _CONFIG_NAME)
+            paths = session_environment.in_memory(self._task, _CONFIG_NAME)
             content = (text + set_env(variables | kept_path(variables))).encode()
-            config = session_environment.write_private(places, content)
+            config = session_environment.write_private(paths, content)
         except OSError:  # without what may not be on a disk
             config = self._folder / _CONFIG_NAME
             _write_file(config, text + set_env(self._environment), 0o600)

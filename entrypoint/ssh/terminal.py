@@ -129,6 +129,7 @@ class Terminal:
             try:
                 data = data[os.write(self._master, data) :]
             except BlockingIOError:
+                # The program does not read, and the terminal's buffer is full (pty(7)).
                 with _watched(loop.add_writer, loop.remove_writer, self._master) as writable:
                     await writable.wait()
             except OSError:

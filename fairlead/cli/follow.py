@@ -87,7 +87,7 @@ class _LogEnded:
         self.attempt_id = attempt_id
 
 
-_Told = WatchLine | _LogEnded | _Left | _Failed
+_InboxItem = WatchLine | _LogEnded | _Left | _Failed
 
 
 def attach(
@@ -138,7 +138,7 @@ class Attachment:
         self._forwarding = _forwarding_of(client, run, job, self._tell) if forwards else None
         self._run = run
         self._display = on
-        self._inbox: SimpleQueue[_Told] = SimpleQueue()
+        self._inbox: SimpleQueue[_InboxItem] = SimpleQueue()
         self._is_watched = False
         self._outages = Outages(self._tell)
         self._followed: set[str] = set()

@@ -39,10 +39,10 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     from cyclopts import App
 
     app = App(name="fairlead", help=ABOUT, version=__version__, result_action="return_value")
-    for name, (place, about) in COMMANDS.items():
-        app.command(f"{_COMMANDS}.{place}", name=name, help=about)
+    for name, (target, about) in COMMANDS.items():
+        app.command(f"{_COMMANDS}.{target}", name=name, help=about)
     if list(arguments[:1]) == ["controller"]:
-        app.command(daemons.place_of("controller"), name="controller")
+        app.command(daemons.entry_point_of("controller"), name="controller")
     else:  # what has commands of its own is not imported for the list of commands
         app.command(_group("controller"))
     for made in (
@@ -72,13 +72,13 @@ def _add_of_daemons(app: App, verb: str, arguments: Sequence[str], about: str) -
     """Add a command of the daemons to its group: itself where it may be called or completed, else
     its name and its help."""
     words = [app.name[0], verb]
-    place: str | Callable[[], None] = partial(_misplaced, words)
+    target: str | Callable[[], None] = partial(_misplaced, words)
     if list(arguments[:2]) == words:
-        place = daemons.place_of(".".join(words))
+        target = daemons.entry_point_of(".".join(words))
     elif not arguments:
         with suppress(daemons.DaemonsMissing):
-            place = daemons.place_of(".".join(words))
-    app.command(place, name=verb, help=about)
+            target = daemons.entry_point_of(".".join(words))
+    app.command(target, name=verb, help=about)
 
 
 def _misplaced(words: Sequence[str]) -> None:
@@ -277,8 +277,8 @@ class _Usage(Exception):
 
 def _called(arguments: Sequence[str]) -> object:
     if (quickly := quick.parsed(arguments)) is not None:
-        place, given = quickly
-        return quick.function_at(place)(**given)
+        target, given = quickly
+        return quick.function_at(target)(**given)
     from cyclopts import CycloptsError, UnusedCliTokensError
 
     try:

@@ -35,10 +35,10 @@ class Option(NamedTuple):
 
 
 class Quick(NamedTuple):
-    """A command. `place`: module of `cli.commands` and function; `by_position`: its parameters that
-    have no option's name before them, of which the first `needed` must be given."""
+    """A command. `target`: module of `cli.commands` and function; `by_position`: its parameters
+    that have no option's name before them, of which the first `needed` must be given."""
 
-    place: str
+    target: str
     by_position: tuple[Option, ...]
     needed: int
     options: dict[str, Option]
@@ -121,7 +121,7 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, object]] | None:
         if option is None or not _take(option, words, given):
             return None
     needed = command.by_position[: command.needed]
-    return (command.place, given) if all(one.name in given for one in needed) else None
+    return (command.target, given) if all(one.name in given for one in needed) else None
 
 
 def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
@@ -152,9 +152,9 @@ def _take(option: Option, words: list[str], given: dict[str, object]) -> bool:
     return True
 
 
-def function_at(place: str) -> Callable[..., object]:
+def function_at(target: str) -> Callable[..., object]:
     """Import the function of a command."""
-    module, _, name = place.partition(":")
+    module, _, name = target.partition(":")
     with _without("typing_extensions", "ssl"):
         home = importlib.import_module(f"fairlead.cli.commands.{module}")
     found: Callable[..., object] = getattr(home, name)

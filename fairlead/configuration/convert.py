@@ -81,10 +81,10 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     hints: Mapping[str, str] = {}
     is_in_schema: bool = True
 
-    def named_at(self, place: str) -> set[str]:
+    def named_at(self, location: str) -> set[str]:
         """Return the names that are allowed in the mapping at this field ("" for the whole)."""
-        place = without_indices(place)
-        prefix = f"{place}." if place else ""
+        location = without_indices(location)
+        prefix = f"{location}." if location else ""
         return {
             path.removeprefix(prefix)
             for path, allowed in self.allowed.items()
@@ -93,8 +93,8 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
             and allowed != FILLED_IN
         }
 
-    def allowed_at(self, place: str) -> str | None:
-        return self.allowed.get(place) or self.allowed.get(without_indices(place))
+    def allowed_at(self, location: str) -> str | None:
+        return self.allowed.get(location) or self.allowed.get(without_indices(location))
 
 
 def guide_to(struct: type, within: str = "", hints: Mapping[str, str] | None = None) -> Guide:
@@ -194,28 +194,28 @@ def _refuse(error: msgspec.ValidationError, within: str, guide: Guide, entry: st
     match = _FINDING.fullmatch(finding)
     what, path = (match["what"], match["path"] or "") if match else (finding, "")
     path = path.replace(_SOME_ENTRY, entry, 1)
-    place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
+    location = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
     # msgspec turns a ValueError of its hook into its own error, and keeps it as the cause.
     if isinstance(inside := error.__cause__, InEntry):
         found = inside.error
         rest = found.field.removeprefix(inside.field)
-        raise ConfigurationError(place + rest, found.message, found.allowed)
+        raise ConfigurationError(location + rest, found.message, found.allowed)
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:60]
-        field = _join(place, name)
-        names = guide.named_at(place)
+        field = _join(location, name)
+        names = guide.named_at(location)
         path = without_indices(field)
         refusal = not_a_field(
             path, names, guide.called, guide.hints, is_in_schema=guide.is_in_schema
         )
         raise ConfigurationError(field, *refusal)
     if missing := _MISSING.fullmatch(what):
-        field = _join(place, missing["name"])
+        field = _join(location, missing["name"])
         raise ConfigurationError(field, "is missing", guide.allowed_at(field))
-    raise ConfigurationError(place, _plainly(what, place), guide.allowed_at(place))
+    raise ConfigurationError(location, _plainly(what, location), guide.allowed_at(location))
 
 
-def _plainly(what: str, place: str) -> str:
+def _plainly(what: str, location: str) -> str:
     expected = _EXPECTED.fullmatch(what)
     if _BOUND.match(what):
         return "is empty" if "of length" in what else "is out of range"
@@ -226,18 +226,18 @@ def _plainly(what: str, place: str) -> str:
     got = _PLAIN_NAMES.get(expected["got"], expected["got"])
     wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
     wrong = f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
-    return wrong + _how_to_write(expected["got"], expected["wanted"].split(" | "), place)
+    return wrong + _how_to_write(expected["got"], expected["wanted"].split(" | "), location)
 
 
-def _how_to_write(got: str, wanted: list[str], place: str) -> str:
+def _how_to_write(got: str, wanted: list[str], location: str) -> str:
     """Return how YAML reads what was written, where it is not what its writer sees."""
     if "str" in wanted and got in ("int", "float", "bool"):
         return ": quote it"
-    if wanted == ["str"] and place.endswith("]") and got in _READ_AS:
+    if wanted == ["str"] and location.endswith("]") and got in _READ_AS:
         return f": YAML reads {_READ_AS[got]}, so quote the whole entry"
     if got != "null" and wanted in (["array"], ["array", "null"]):
         return {"object": ": begin it with `- `"}.get(got, ": begin its line with `- `")
-    return _INSTEAD.get((place, got), "")
+    return _INSTEAD.get((location, got), "")
 
 
 _INSTEAD = {
@@ -249,9 +249,11 @@ _INSTEAD = {
 _READ_AS = {"object": "`: ` and {…} as a mapping", "array": "[…] as a list"}
 
 
-def without_indices(place: str) -> str:
-    return re.sub(r"\[[^\]]*\]", "", place)
+def without_indices(location: str) -> str:
+    return re.sub(r"\[[^\]]*\]", "", location)
 
 
-def _join(place: str, name: str) -> str:
-    return f"{place}.{name}" if place and name and not name.startswith("[") else place + name
+def _join(location: str, name: str) -> str:
+    return (
+        f"{location}.{name}" if location and name and not name.startswith("[") else location + name
+    )

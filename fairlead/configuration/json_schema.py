@@ -30,7 +30,7 @@ _WHOLES: tuple[type[msgspec.Struct], ...] = tuple(
 )
 _SENT = frozenset({"UploadedRepo", "SentSets"})
 """What only a client fills in."""
-_OF_DSTACK = {name: {"description": f"of dstack: {said}"} for name, said in FIELDS.items()}
+_OF_DSTACK = {name: {"description": f"of dstack: {note}"} for name, note in FIELDS.items()}
 _RELATIVE = f"{FolderName.ALLOWED}; a relative one counts from dstack's /workflow"
 _OF_DSTACKS_GROUPS = {name: _OF_DSTACK[name] for name in ("docker",)} | {
     "ports": {"type": "array", "description": "of dstack: ports of the run"}

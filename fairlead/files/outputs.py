@@ -97,8 +97,8 @@ def _download(rest: ControllerClient, run: str, one: OutputsView, target: Path, 
         arriving.unlink(missing_ok=True)
         raise OutputsMissing(f"the outputs came damaged ({error}); pull them again") from None
     except OSError as error:
-        place = os.fspath(error.filename or target)
-        raise UsageError(f"{place}: {error.strerror or error}") from None
+        path = os.fspath(error.filename or target)
+        raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 class Arriving:

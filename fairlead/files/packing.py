@@ -115,16 +115,16 @@ class _Packer:
 
     def file(self, file: FileFields, field: str) -> dict[str, Any]:
         local = self._local(file.local_path, f"{field}.local_path")
-        place = file.path or self._place(file.local_path, field)
+        target = file.path or self._target(file.local_path, field)
         if not local.exists():
             raise ConfigurationError(f"{field}.local_path", f"{local} does not exist")
         if local.is_dir():
-            folder, members = place, self._tree(local, field)
+            folder, members = target, self._tree(local, field)
         else:
-            folder, name = posixpath.split(place.rstrip("/"))
+            folder, name = posixpath.split(target.rstrip("/"))
             members = [(name, local)]
         digest = self._archive(members, f"{field}.local_path")
-        shown = {"local_path": file.local_path, "path": place}
+        shown = {"local_path": file.local_path, "path": target}
         return {**shown, "uploaded": [digest, folder or "."]}
 
     def _folder(self, folder: Path, field: str) -> dict[str, Any]:
@@ -172,14 +172,14 @@ class _Packer:
         except RuntimeError:
             raise ConfigurationError(field, "there is no home folder for `~`") from None
 
-    def _place(self, local: str, field: str) -> str:
+    def _target(self, local: str, field: str) -> str:
         """Return where a file without a given path goes: the same path below the working folder."""
         if os.path.isabs(local):
             return local
-        place = posixpath.normpath(local)
-        if local.startswith("~") or place.startswith(".."):
+        target = posixpath.normpath(local)
+        if local.startswith("~") or target.startswith(".."):
             raise ConfigurationError(field, f"give its path in the container: {local}:/some/path")
-        return place
+        return target
 
     def _archive(self, members: Iterable[tuple[str, Path]], field: str) -> str:
         path = self._scratch / f"archive-{len(os.listdir(self._scratch))}"

@@ -107,14 +107,14 @@ class UploadProgress:
         self._size = size
         self._tell = tell
         self._monotonic = monotonic
-        self._told_at = monotonic()
+        self._shown_at = monotonic()
         if size >= _WORTH_TELLING:
             tell(f"sending {_mib(size)} MiB of code")
 
     def __call__(self, sent: int) -> None:
         now = self._monotonic()
-        if now - self._told_at >= _TELL_SECONDS and sent < self._size:
-            self._told_at = now
+        if now - self._shown_at >= _TELL_SECONDS and sent < self._size:
+            self._shown_at = now
             self._tell(f"{_mib(sent)} of {_mib(self._size)} MiB of code are sent")
 
 

@@ -26,13 +26,14 @@ from submitit.core import core, utils
 from submitit.core.logger import get_logger
 
 from fairlead import settings
-from fairlead.client import Client, Run
+from fairlead.client import Client
 from fairlead.errors import FairleadError, OutputsMissing
 from fairlead.integrations.in_job.environment import FairleadJobEnvironment
 from fairlead.integrations.in_job.main import FOLDER
 from fairlead.integrations.stage import PROGRAM, program
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
+from fairlead.run import Run
 from fairlead.sweeps import all_sets
 from fairlead.task import Task
 

@@ -19,5 +19,5 @@ class EngineAbility(StrEnum):
     not on the engine."""
 
 
-SAID_BY_ALL = frozenset({EngineAbility.IMAGES, EngineAbility.VOLUMES, EngineAbility.OPTIONS})
+KNOWN_TO_ALL = frozenset({EngineAbility.IMAGES, EngineAbility.VOLUMES, EngineAbility.OPTIONS})
 """The abilities that each shim knows. One that does not name a later ability does not have it."""

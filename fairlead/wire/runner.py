@@ -283,7 +283,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
-_FIRST_SAID = (
+_KEPT_FROM_FIRST = (
     "job_count",
     "group_job_count",
     "monitoring_descriptor",
@@ -311,8 +311,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """More values that the job's log must not show: parts of `secrets`."""
 
     def is_the_same_job(self, other: SubmitRequest) -> bool:
-        stays = {name: getattr(other.job, name) for name in _FIRST_SAID}
-        job = msgspec.structs.replace(self.job, **stays)
+        first = {name: getattr(other.job, name) for name in _KEPT_FROM_FIRST}
+        job = msgspec.structs.replace(self.job, **first)
         return msgspec.structs.replace(self, job=job, cluster=other.cluster) == other
 
     def __repr__(self) -> str:

@@ -462,7 +462,7 @@ class NodeInfo(Amounts, frozen=True, kw_only=True):
     """The EngineAbility values that its engine lacks; None: an older shim does not say."""
     abilities: tuple[str, ...] = ()
     """The EngineAbility values that it has. An older shim does not say: it lacks those that are not
-    in SAID_BY_ALL."""
+    in KNOWN_TO_ALL."""
     allows: NodeAllows | None = None
     """None: an older shim does not say."""
     host_network: HostNetwork = HostNetwork.WHOLE_NODE

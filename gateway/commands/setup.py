@@ -14,7 +14,7 @@ from fairlead.cli.commands.options import Flag
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.wire.gateway import AGENT_SOCKET
 from fairlead.wire.public_keys import public_key
-from gateway.haproxy import Places, configuration
+from gateway.haproxy import Paths, configuration
 from installer import gateway
 from installer.main import install
 from installer.system import InstallError, RealSystem
@@ -70,9 +70,9 @@ def setup(
     program = Path(sys.prefix) / "bin" / "fairlead"
     home = Path(AGENT_SOCKET).parent
     data = Path(gateway.DATA)
-    places = Places.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home, data)
+    paths = Paths.of(Path(gateway.HAPROXY_FOLDER), Path(gateway.TRAFFIC_SOCKET), home, data)
     addresses = ("*", "[::]") if _HAS_IPV6.exists() else ("*",)
-    haproxy = configuration(places, addresses=addresses)
+    haproxy = configuration(paths, addresses=addresses)
     wanted = gateway.steps(str(program), keys, haproxy)
     try:
         if not takeover:

@@ -48,9 +48,9 @@ def fetch(order: Order) -> None:
     client, path = get_transport_and_path(_plain(url), config=config, **secrets)
     with GitRepo.init(order.target) as made:
         _leave_pointers(made)
-        place = path.encode() if isinstance(path, str) else path
+        remote_path = path.encode() if isinstance(path, str) else path
         depth = None if urlsplit(url).scheme == "file" else 1
-        commit = _fetch_what_is_wanted(partial(client.fetch, place, made), made, repo, depth)
+        commit = _fetch_what_is_wanted(partial(client.fetch, remote_path, made), made, repo, depth)
         if repo.branch is not None:
             branch = Ref(b"refs/heads/" + repo.branch.encode())
             made.refs[branch] = commit

@@ -102,25 +102,25 @@ class Patching:
 
     def _remove(self, path: bytes) -> None:
         """Remove the file, and the folders that are then empty."""
-        place = os.path.join(self._root, path)
-        os.unlink(place)
+        target = os.path.join(self._root, path)
+        os.unlink(target)
         # rmdir(2) refuses the first folder that is not empty, which ends the loop.
         with suppress(OSError):
-            while (place := os.path.dirname(place)) != self._root.rstrip(b"/"):
-                os.rmdir(place)
+            while (target := os.path.dirname(target)) != self._root.rstrip(b"/"):
+                os.rmdir(target)
 
     def _write(self, file: _File) -> None:
-        place = os.path.join(self._root, file.path)
-        self._check_place(file.path)
-        if file.is_new and os.path.lexists(place):
+        target = os.path.join(self._root, file.path)
+        self._check_parents(file.path)
+        if file.is_new and os.path.lexists(target):
             raise DoesNotApply(f"{_shown(file.path)} is already in the repository")
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         blob = Blob.from_string(file.content)
         if not stat.S_ISLNK(file.mode):
             blob = self._normalizer.checkout_normalize(blob, file.path)
-        build_file_from_blob(blob, file.mode, place, symlink_fn=get_symlink_fn(self._config))
+        build_file_from_blob(blob, file.mode, target, symlink_fn=get_symlink_fn(self._config))
 
-    def _check_place(self, path: bytes) -> None:
+    def _check_parents(self, path: bytes) -> None:
         """Check that the path is within the repository, not in git's own folder, and passes no
         link."""
         try:

@@ -104,7 +104,7 @@ class _Job:
         """What is packed of its output folder; None: nothing."""
         self.outputs_are_lost = False
         self.log_is_damaged = False
-        self.told = (False, False)
+        self.reported = (False, False)
         """Whether its start and its end stood in an answer."""
 
     @property
@@ -115,8 +115,10 @@ class _Job:
     def is_over(self) -> bool:
         return self.returned or self.exit is not None
 
-    def has_news(self, request: BatchRequest) -> bool:
-        if self.told != (self.started_at is not None, self.is_over) or self.outputs_left(request):
+    def has_more(self, request: BatchRequest) -> bool:
+        if self.reported != (self.started_at is not None, self.is_over) or self.outputs_left(
+            request
+        ):
             return True
         offset = request.offsets.get(self.id, 0)
         return self.log is not None and not self.log_is_damaged and self.log.end > offset
@@ -230,7 +232,7 @@ class Batch:
                 self._stop(known, order)
         self._go_on()
         ends_at = loop.time() + min(max(request.wait, 0.0), MAX_WAIT)
-        while not self._has_news(request) and loop.time() < ends_at:
+        while not self._has_more(request) and loop.time() < ends_at:
             await self._rung(ends_at - loop.time())
         if request.wait and self._work is not None:
             await asyncio.sleep(GATHER)
@@ -238,8 +240,8 @@ class Batch:
         self._heard_at = loop.time()
         return self._answer(request.offsets, pieces)
 
-    def _has_news(self, request: BatchRequest) -> bool:
-        return any(job.has_news(request) for job in self._jobs.values())
+    def _has_more(self, request: BatchRequest) -> bool:
+        return any(job.has_more(request) for job in self._jobs.values())
 
     async def _pieces(self, request: BatchRequest) -> dict[str, bytes]:
         """Return the next bytes of the packed outputs that the controller does not have."""
@@ -312,11 +314,11 @@ class Batch:
 
     def _answer(self, offsets: dict[str, int], pieces: dict[str, bytes]) -> BatchAnswer:
         room = MAX_LOG
-        told = []
+        carried = []
         for job in self._jobs.values():
             frames, complete = self._page(job, offsets.get(job.id, 0), room)
             room -= len(frames)
-            told.append(
+            carried.append(
                 CarriedJob(
                     attempt_id=job.id,
                     began_at=job.began_at,
@@ -330,8 +332,8 @@ class Batch:
                     outputs_lost=job.outputs_are_lost,
                 )
             )
-            job.told = (job.started_at is not None, job.is_over)
-        return BatchAnswer(jobs=tuple(told), dirty=self._dirty)
+            job.reported = (job.started_at is not None, job.is_over)
+        return BatchAnswer(jobs=tuple(carried), dirty=self._dirty)
 
     def _page(self, job: _Job, offset: int, room: int) -> tuple[bytes, bool]:
         """Return frames of the log, and whether they reach its end. A damaged log ends where the

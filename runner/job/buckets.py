@@ -47,7 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     changed_since: int | None = None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """What the program did. `at`: a ctime (ns) after that of the last file that it wrote."""
 
     count: int
@@ -87,7 +87,7 @@ async def write_back(
     return lines
 
 
-async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Told | str:
+async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Copied | str:
     """Run the program. Return what it did, or why it failed."""
     argv = (*own_program("runner.job.buckets"), msgspec.json.encode(order).decode())
     keys = {name: value for name, value in job.items() if name.startswith(_KEYS)}
@@ -101,7 +101,7 @@ async def _run(order: Order, helpers: Helpers, job: Mapping[str, str]) -> Told |
     if done.code != 0:
         return last or f"exit code {done.code}"
     try:
-        return decoder_of(Told).decode(last)
+        return decoder_of(Copied).decode(last)
     except msgspec.MsgspecError:
         return f"it ended without a result; its last words: {last[:300]}"
 
@@ -114,7 +114,7 @@ class BucketCopier:
         self._name, self._prefix = parse_bucket(folder.url)
         self._endpoint = folder.endpoint
 
-    def download(self) -> Told:
+    def download(self) -> Copied:
         import obstore
 
         store = open_bucket(self._name, self._endpoint)
@@ -127,9 +127,9 @@ class BucketCopier:
                 size += sum(one["size"] for one in files)
                 for _ in pool.map(lambda one: self._fetch(store, one["path"], one["size"]), files):
                     pass
-        return Told(count=count, size=size, at=self._now())
+        return Copied(count=count, size=size, at=self._now())
 
-    def upload(self, since: int) -> Told:
+    def upload(self, since: int) -> Copied:
         import obstore
 
         store = open_bucket(self._name, self._endpoint)
@@ -143,19 +143,19 @@ class BucketCopier:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(put, (path for path, _ in changed)):
                 pass
-        return Told(count=len(changed), size=sum(length for _, length in changed))
+        return Copied(count=len(changed), size=sum(length for _, length in changed))
 
     def _fetch(self, store: S3Store, key: str, size: int) -> None:
-        place = self.place_of(key)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path = self.path_of(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # A name has at most 255 bytes (NAME_MAX).
-        part = place.with_name(os.fsdecode(os.fsencode(place.name)[:200]) + _PART)
+        part = path.with_name(os.fsdecode(os.fsencode(path.name)[:200]) + _PART)
         with part.open("wb") as file:
             for piece in read(store, key, 0, size):
                 file.write(piece)
-        os.replace(part, place)
+        os.replace(part, path)
 
-    def place_of(self, key: str) -> Path:
+    def path_of(self, key: str) -> Path:
         """Return where an object goes. Raises OSError: a key may be anything, also `../x`."""
         below = key.removeprefix(self._prefix).lstrip("/") if self._prefix else key
         parts = PurePosixPath(below).parts

@@ -209,15 +209,15 @@ class CoreCopier:
             return
         try:
             self._target.mkdir(exist_ok=True)
-            place, number = self._target / one.path.name, 1
-            while os.path.lexists(place):
+            target, number = self._target / one.path.name, 1
+            while os.path.lexists(target):
                 number += 1
-                place = self._target / f"{one.path.name}-{number}"
-            copy_whole(one.path, place, shutil.copyfile)
+                target = self._target / f"{one.path.name}-{number}"
+            copy_whole(one.path, target, shutil.copyfile)
         except OSError as error:
             self.lines.append(f"core dumps: {one.path}: {error.strerror or error}")
             return
-        line = f"core dumps: {one.path} ({one.size} bytes) is kept as {FOLDER}/{place.name}"
+        line = f"core dumps: {one.path} ({one.size} bytes) is kept as {FOLDER}/{target.name}"
         if one.whole > one.size:
             line += (
                 f", but it was cut: the whole one has {one.whole} bytes, more than `ulimit -c`"
@@ -241,7 +241,7 @@ def _promised(file: BinaryIO, head: bytes) -> int:
         struct.unpack_from(order + segment_head, table, start)
         for start in range(0, len(table) - size + 1, size)
     )
-    return max((place + length for place, length in segments), default=0)
+    return max((offset + length for offset, length in segments), default=0)
 
 
 def _is_on(folder: Path, device: int) -> bool:

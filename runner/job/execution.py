@@ -142,13 +142,13 @@ class Countdown:
         """Pause it, or continue with what is left."""
         self._held = held
         if held:
-            self._stand_still()
+            self._pause()
         else:
             self._go_on()
 
     def stop(self) -> None:
         """Stop it for good."""
-        self._stand_still()
+        self._pause()
         self._loop = None
 
     def _go_on(self) -> None:
@@ -156,7 +156,7 @@ class Countdown:
             return
         self._timer = self._loop.call_later(self._left, self._over)
 
-    def _stand_still(self) -> None:
+    def _pause(self) -> None:
         if self._loop is None or self._timer is None or self._left is None:
             return
         self._left = max(0.0, self._timer.when() - self._loop.time())

@@ -83,8 +83,8 @@ def _env(helpers: Helpers, offered: Pythons, venv: Path) -> dict[str, str]:
 
 def _uv() -> Path | None:
     here = Path(sys.executable)
-    places = (here.parent.parent / "tools" / "uv", here.with_name("uv"))
-    return next((place for place in places if os.access(place, os.X_OK)), None)
+    candidates = (here.parent.parent / "tools" / "uv", here.with_name("uv"))
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
 def _offered(task: Path) -> Pythons:

@@ -73,7 +73,7 @@ class Groundwork:
             self._request,
             self._image,
             inherited=self.inherited,
-            place=self.place,
+            settings=self.place,
             paths=paths,
             setup_mark=self._make_setup_mark(),
         )

@@ -102,7 +102,7 @@ def _limits() -> tuple[tuple[int, int], ...]:
 
 def _entries(folder: str, brought: frozenset[str]) -> Entries:
     # In the job's own folder, a name of ours is the job's.
-    ours = (_OURS,) if Path(folder) in scratch.PLACES else ()
+    ours = (_OURS,) if Path(folder) in scratch.FOLDERS else ()
     try:
         with os.scandir(folder) as found:
             some = [one for one in islice(found, _MAX_ENTRIES + 1) if not one.name.startswith(ours)]

@@ -79,21 +79,21 @@ def prepare(
     inherited: Mapping[str, str],
     shells: tuple[str, ...] = _SHELLS,
     root: Path = Path("/"),
-    place: LaunchSettings | None = None,
+    settings: LaunchSettings | None = None,
     paths: Paths | None = None,
     setup_mark: str | None = None,
 ) -> Launch:
-    """Return what to execute. `place`: the result of `settle`, if it was called before. Raises
+    """Return what to execute. `settings`: the result of `settle`, if it was called before. Raises
     CannotStart with a sentence for the user."""
     job = request.job
-    place = place or settle(request, image, root)
-    env = environment.for_job(inherited, request, place.effective, place.working_dir, paths)
-    argv = _argv(job, image, env, place.working_dir, shells, setup_mark)
+    settings = settings or settle(request, image, root)
+    env = environment.for_job(inherited, request, settings.effective, settings.working_dir, paths)
+    argv = _argv(job, image, env, settings.working_dir, shells, setup_mark)
     return Launch(
         argv=argv,
         env=env,
-        working_dir=place.working_dir,
-        identity=place.identity,
+        working_dir=settings.working_dir,
+        identity=settings.identity,
         tty=job.tty,
         core_limit=_core_limit(job),
         setup_mark=setup_mark,

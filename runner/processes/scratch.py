@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 
-PLACES = (Path("/dev/shm"), Path("/run"), Path("/tmp"))
+FOLDERS = (Path("/dev/shm"), Path("/run"), Path("/tmp"))
 GIVEN = "FAIRLEAD_MEMORY_FOLDER"
 """The folder of a task without a container. The program that started the runner removes it, also if
 the runner could not."""
@@ -25,13 +25,13 @@ def memory_mounts(table: str) -> frozenset[str]:
     return frozenset(row[1] for row in rows if len(row) > 2 and row[2] in ("tmpfs", "ramfs"))
 
 
-def usable_places() -> tuple[Path, ...]:
+def usable_folders() -> tuple[Path, ...]:
     """Return folders in memory, the best first."""
     mounted = memory_mounts(Path("/proc/mounts").read_text("utf-8", "replace"))
     given = Path(os.environ.get(GIVEN, "/"))
     if given.is_dir() and any(str(parent) in mounted for parent in given.parents):
         return (given,)
-    return tuple(place for place in PLACES if str(place) in mounted)
+    return tuple(parent for parent in FOLDERS if str(parent) in mounted)
 
 
 class Scratch:
@@ -39,11 +39,11 @@ class Scratch:
     exists."""
 
     def __init__(
-        self, name: str, owner: Identity | None, places: tuple[Path, ...] | None = None
+        self, name: str, owner: Identity | None, folders: tuple[Path, ...] | None = None
     ) -> None:
         self._name = f"fairlead-{name}"
         self._owner = owner
-        self._places = places
+        self._folders = folders
         self._folder: Path | None = None
 
     @property
@@ -59,6 +59,7 @@ class Scratch:
     def file(self, name: str, content: str, mode: int) -> Path:
         path = self.folder / name
         path.unlink(missing_ok=True)
+        # A new file each time: a link that the job put there must lead nowhere (open(2)).
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, _SECRET), "w", encoding="utf-8", newline="") as file:
             file.write(content)
@@ -79,8 +80,8 @@ class Scratch:
             self._folder = None
 
     def _make(self) -> Path:
-        for place in usable_places() if self._places is None else self._places:
-            folder = place / self._name
+        for parent in usable_folders() if self._folders is None else self._folders:
+            folder = parent / self._name
             try:
                 folder.mkdir(mode=0o700)
             except FileExistsError:
@@ -94,7 +95,7 @@ class Scratch:
             return folder
         raise CannotStart(
             "the job has secrets, but no folder in memory for them: "
-            + ", ".join(map(str, PLACES))
+            + ", ".join(map(str, FOLDERS))
             + " are no writable tmpfs"
         )
 

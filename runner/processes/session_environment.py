@@ -16,7 +16,7 @@ import msgspec
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.runner import SubmitRequest
 from runner.processes.environment import DEFAULT_PATH, in_venv
-from runner.processes.scratch import usable_places
+from runner.processes.scratch import usable_folders
 from runner.processes.variables import PREFIX, Paths, variables
 
 _NAME = "session-env.json"
@@ -42,7 +42,7 @@ def in_memory(task: Path, name: str) -> list[Path]:
     """
     about = task.stat()
     own = f"fairlead-{about.st_dev:x}-{about.st_ino:x}-{name}"
-    return [place / own for place in usable_places()]
+    return [folder / own for folder in usable_folders()]
 
 
 def write(task: Path, env: dict[str, str]) -> None:
@@ -50,11 +50,11 @@ def write(task: Path, env: dict[str, str]) -> None:
     write_private(in_memory(task, _NAME), msgspec.json.encode(env))
 
 
-def write_private(places: list[Path], data: bytes) -> Path:
+def write_private(paths: list[Path], data: bytes) -> Path:
     """Write to the first place that accepts it. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     failed: OSError = FileNotFoundError("there is no writable tmpfs")
-    for path in places:
+    for path in paths:
         unfinished = path.with_name(f"{path.name}.new")
         try:
             # In a sticky folder another user's file stays (unlink(2): EPERM): then the next place.
@@ -94,6 +94,7 @@ def read(task: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes | None:
+    # Others may write to the folder: a FIFO there would block the open (fifo(7)).
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

@@ -130,6 +130,7 @@ class Child:
 
     def group_is_alive(self) -> bool:
         try:
+            # Signal 0 is sent to nobody: it asks whether the group has a process (kill(2)).
             os.killpg(self.pid, 0)
         except ProcessLookupError:
             return False

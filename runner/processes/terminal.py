@@ -66,5 +66,6 @@ def _keep_line_ends(fd: int) -> None:
 
 
 def _end_input(ours: int) -> None:
+    # The buffer is full of input that nobody reads (pty(7)).
     with suppress(BlockingIOError):
         os.write(ours, _END_OF_INPUT * _ENDS)

@@ -76,12 +76,12 @@ def _about_the_job(job: JobSpec) -> dict[str, str]:
         "JOB_INDEX": str(job.index),
         "JOB_COUNT": str(job.job_count),
         "GROUP_JOB_COUNT": str(job.group_job_count),
-        **_about_the_place(job),
+        **_about_the_node(job),
         **({} if job.parameter_set is None else {"PARAM_SET": str(job.parameter_set)}),
     }
 
 
-def _about_the_place(job: JobSpec) -> dict[str, str]:
+def _about_the_node(job: JobSpec) -> dict[str, str]:
     descriptor = job.monitoring_descriptor
     return {} if descriptor is None else {"MONITORING_DESCRIPTOR": descriptor}
 

@@ -20,7 +20,14 @@ from pathlib import Path
 import msgspec
 
 from common.processes import reaper
-from common.processes.fork_server import MAX_MESSAGE, Ended, Forked, ForkRequest, NotForked, Told
+from common.processes.fork_server import (
+    MAX_MESSAGE,
+    Ended,
+    Forked,
+    ForkRequest,
+    NotForked,
+    ServerMessage,
+)
 
 ANSWER_SECONDS = 5.0
 """Seconds within which it answers, also while it loads."""
@@ -30,7 +37,7 @@ _ROOM_FOR_ENVIRONMENT = 16 << 10
 _ROOM_FOR_COMMAND = 2 << 10
 _ROOM = "FAIRLEAD_ROOM"
 _END_SECONDS = 2.0
-_decode: Callable[[bytes], Told] = msgspec.json.Decoder(Told).decode
+_decode: Callable[[bytes], ServerMessage] = msgspec.json.Decoder(ServerMessage).decode
 log = logging.getLogger(__name__)
 
 
@@ -135,11 +142,11 @@ class ForkServer:
 
     def _answer(self, until: float) -> Forked | NotForked:
         while True:
-            told = self._receive(until)
-            if not isinstance(told, Ended):
-                return told
+            received = self._receive(until)
+            if not isinstance(received, Ended):
+                return received
 
-    def _receive(self, until: float) -> Told:
+    def _receive(self, until: float) -> ServerMessage:
         """Return the next message; an end is noted. Raises OSError."""
         assert self._socket is not None
         self._socket.settimeout(max(0.001, until - time.monotonic()))
@@ -147,10 +154,10 @@ class ForkServer:
         if not message:
             self._give_up(ConnectionResetError("it has ended"))
             raise ConnectionResetError
-        told = _decode(message)
-        if isinstance(told, Ended) and told.pid in self._children:
-            self._codes[told.pid] = told.code
-        return told
+        decoded = _decode(message)
+        if isinstance(decoded, Ended) and decoded.pid in self._children:
+            self._codes[decoded.pid] = decoded.code
+        return decoded
 
     def _give_up(self, why: OSError) -> None:
         if self._socket is None:
@@ -165,6 +172,7 @@ class ForkServer:
 
     def _wait_for_its_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
+        # ECHILD: it was reaped before (waitpid(2)).
         with suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > until:

@@ -53,7 +53,7 @@ from shim.state import records
 log = logging.getLogger(__name__)
 VARIABLE = "FAIRLEAD_MEMORY_FOLDER"
 """Tells the folder to the runner, which uses it if it really is in memory."""
-_PLACE = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")
 _PASSED_THROUGH = 0o711
 """A job that runs as another user can pass through the folder to its own files."""
 
@@ -61,9 +61,9 @@ _PASSED_THROUGH = 0o711
 class PrivateMemory:
     """Folders in memory for secrets. Blocking; every method may be repeated."""
 
-    def __init__(self, install_id: str, place: Path = _PLACE) -> None:
+    def __init__(self, install_id: str, root: Path = _MEMORY) -> None:
         self._prefix = f"fairlead-{install_id}-"
-        self._place = place
+        self._root = root
 
     def make(self, task_id: str) -> Path | None:
         """Make the folder; None if that is impossible: then the runner finds a place itself."""
@@ -85,13 +85,13 @@ class PrivateMemory:
 
     def remove_strays(self, known: Iterable[str]) -> None:
         wanted = {self._folder(task_id) for task_id in known}
-        for folder in self._place.glob(f"{self._prefix}*"):
+        for folder in self._root.glob(f"{self._prefix}*"):
             if folder not in wanted:
                 log.warning("%s belongs to no task: removed", folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, task_id: str) -> Path:
-        return self._place / f"{self._prefix}{task_id}"
+        return self._root / f"{self._prefix}{task_id}"
 
 
 _MARK = "FAIRLEAD_PROCESS_MARK"
@@ -232,7 +232,7 @@ class ProcessEngine:
             return Exit(exit_code=None, gone=True)
         if not state.ended and state.pid is not None:
             await procfs.wait_end(state.pid, state.start_time)
-            await self._insist_on_the_end(state)
+            await self._finish_until_ended(state)
         ended = self._states.get(container_id, state)
         return Exit(exit_code=ended.exit_code)
 
@@ -255,7 +255,7 @@ class ProcessEngine:
             for task_id, state in self._states.items()
         )
 
-    async def _insist_on_the_end(self, state: ProcessState) -> None:
+    async def _finish_until_ended(self, state: ProcessState) -> None:
         """Repeat until no process of the task is left: the task runs as long as one does."""
         pause = _FIRST_PAUSE
         while True:
@@ -408,6 +408,7 @@ class ProcessEngine:
         try:
             _, status = os.waitpid(pid, 0)
         except ChildProcessError:
+            # ECHILD: it was reaped before (waitpid(2)).
             return None
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code < 0 else code

@@ -73,7 +73,7 @@ def open_beneath(folder: Path, name: str, extra_flags: int = 0) -> int:
         os.close(base)
 
 
-def open_place(folder: Path, name: str) -> int:
+def open_path(folder: Path, name: str) -> int:
     """Return a descriptor (O_PATH) of `folder/name`. Links may lead to paths beneath `folder`, not
     out of it.
 
@@ -91,6 +91,7 @@ def open_place(folder: Path, name: str) -> int:
             )
             if fd >= 0:
                 return fd
+            # EAGAIN: something on the path was renamed meanwhile (openat2(2)).
             if (code := ctypes.get_errno()) != errno.EAGAIN:
                 raise _as_error(code, name)
         raise UnsafeFile(errno.EAGAIN, "is being moved about", name)

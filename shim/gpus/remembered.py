@@ -84,11 +84,11 @@ class RememberedGpus:
         A cloud machine may come back with other cards, and a broken card may be replaced. A known
         card that only moved replaces nothing.
         """
-        new = {_place(entry) for uuid, entry in now.items() if uuid not in self._entries} - {None}
+        new = {_pci_of(entry) for uuid, entry in now.items() if uuid not in self._entries} - {None}
         return [
             uuid
             for uuid, entry in self._entries.items()
-            if uuid not in now and uuid not in self._held and _place(entry) in new
+            if uuid not in now and uuid not in self._held and _pci_of(entry) in new
         ]
 
     async def _keep(self, board: str) -> None:
@@ -108,6 +108,6 @@ class RememberedGpus:
             log.error("GPU %s is not forgotten: %s", board, error)
 
 
-def _place(entry: RememberedGpu) -> str | None:
+def _pci_of(entry: RememberedGpu) -> str | None:
     pci = entry.units[0].pci
     return None if pci is None else normal_pci(pci)

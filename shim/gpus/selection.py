@@ -41,7 +41,7 @@ def choose(
         return tuple(gpu.uuid for gpu in fitting)
     groups = _groups(free)
     best = min(_candidates(fitting, count), key=lambda chosen: _cost((*beside, *chosen), groups))
-    return tuple(gpu.uuid for gpu in sorted(best, key=_place))
+    return tuple(gpu.uuid for gpu in sorted(best, key=_order))
 
 
 def not_there(
@@ -87,10 +87,10 @@ def _cost(
     uuids = {gpu.uuid for gpu in chosen}
     left = sum(len(group - uuids) ** 2 for group in groups)
     memory = sum(gpu.memory for gpu in chosen)
-    return -worst, -total, -left, memory, sorted(_place(gpu) for gpu in chosen)
+    return -worst, -total, -left, memory, sorted(_order(gpu) for gpu in chosen)
 
 
-def _place(gpu: GpuInfo) -> tuple[int, str]:
+def _order(gpu: GpuInfo) -> tuple[int, str]:
     return gpu.index, gpu.uuid
 
 

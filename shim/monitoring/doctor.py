@@ -167,12 +167,12 @@ def cgroups(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
 
 
 def disk(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
-    places = [(node.data, _MIN_DATA, "records and logs")]
+    folders = [(node.data, _MIN_DATA, "records and logs")]
     folder = adapters.engine(node.engine).images
     if folder is not None:
         images = node.root / folder
-        places.append((images if images.exists() else node.root, _MIN_IMAGES, "images"))
-    for path, least, what in places:
+        folders.append((images if images.exists() else node.root, _MIN_IMAGES, "images"))
+    for path, least, what in folders:
         there = next(each for each in (path, *path.parents) if each.exists())
         free = shutil.disk_usage(there).free
         text = f"{free / (1 << 30):.1f} GiB are free at {path} for {what}"

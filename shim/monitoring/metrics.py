@@ -29,11 +29,11 @@ _V1_CPU, _V1_MEMORY = "cpuacct", "memory"
 
 
 class Cgroup:
-    """A container's figures, in either of the kernel's two hierarchies. `places`: where its engine
+    """A container's figures, in either of the kernel's two hierarchies. `folders`: where its engine
     may have put it, below the root."""
 
-    def __init__(self, places: Sequence[str], root: Path = _ROOT) -> None:
-        self._places = places
+    def __init__(self, folders: Sequence[str], root: Path = _ROOT) -> None:
+        self._folders = folders
         self._root = root
 
     def cpu_seconds(self) -> float | None:
@@ -49,9 +49,9 @@ class Cgroup:
         return int(text) if text else None
 
     def _read(self, controller: str, name: str) -> str | None:
-        for place in self._places:
+        for folder in self._folders:
             try:
-                return (self._root / controller / place / name).read_text()
+                return (self._root / controller / folder / name).read_text()
             except OSError:
                 continue
         return None
@@ -89,9 +89,9 @@ def _with_usage(
 ) -> tuple[TaskMetrics, ...]:
     read = []
     for task in tasks:
-        places = containers.get(task.id)
-        if places:
-            cgroup = Cgroup(places, root)
+        folders = containers.get(task.id)
+        if folders:
+            cgroup = Cgroup(folders, root)
             task = msgspec.structs.replace(
                 task, cpu_seconds=cgroup.cpu_seconds(), memory=cgroup.memory()
             )

@@ -82,6 +82,7 @@ class Pythons:
             return f"the download took longer than {_LIMIT:.0f} s"
         finally:
             if process.returncode is None:
+                # It can end between the look at its code and the signal.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
@@ -107,8 +108,8 @@ class Pythons:
 
 def uv_of(runtime: Path) -> Path | None:
     """Return the path of uv; None: there is none."""
-    places = (runtime / "tools" / "uv", Path(sys.executable).with_name("uv"))
-    return next((place for place in places if os.access(place, os.X_OK)), None)
+    candidates = (runtime / "tools" / "uv", Path(sys.executable).with_name("uv"))
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
 def _in_one_line(errors: bytes) -> str:

@@ -179,7 +179,7 @@ async def reconcile(
     loop = asyncio.get_running_loop()
     folders = await loop.run_in_executor(executor, _folders_besides, settings, set(records))
     return Reconciled(
-        tuple(_without_place(record, settled.losers) for record in merged),
+        tuple(_without_gpus(record, settled.losers) for record in merged),
         tuple(settled.held.values()),
         _fences_of(merged, fences.records, time.time()),
         unexplained,
@@ -264,7 +264,7 @@ def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
     return msgspec.structs.replace(record, info=info)
 
 
-def _without_place(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
+def _without_gpus(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
     """Return the record of a task that lost its GPUs, so that it gets no container."""
     message = losers.get(record.info.id)
     if message is None:

@@ -56,7 +56,7 @@ class KernelMounter:
 
     def bind(self, allowed: Path, relative: str, target: Path) -> bool:
         try:
-            fd = safe_files.open_place(allowed, relative)
+            fd = safe_files.open_path(allowed, relative)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except safe_files.UnsafeFile:
@@ -66,7 +66,7 @@ class KernelMounter:
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 raise VolumeError(f"{allowed / relative} is neither a folder nor a regular file")
             self._refuse_ours(fd, allowed / relative)
-            _make_place(target, is_folder=stat.S_ISDIR(mode))
+            _make_mount_point(target, is_folder=stat.S_ISDIR(mode))
             # By its descriptor: since the check, the path may lead elsewhere.
             _mount(f"/proc/self/fd/{fd}", target, _MS_BIND | _MS_REC)
             _keep_to_ourselves(target)
@@ -83,7 +83,7 @@ class KernelMounter:
             raise VolumeError(f"{path} is not a block device")
         self._refuse_used(path, device.st_rdev)
         filesystem = _filesystem_of(path)
-        _make_place(target, is_folder=True)
+        _make_mount_point(target, is_folder=True)
         # A user has made this filesystem: its setuid programs and devices must have no effect.
         options = "nosuid,nodev"
         _run(["mount", "-t", filesystem, "-o", options, "--", str(path), str(target)], path)
@@ -96,11 +96,11 @@ class KernelMounter:
         # The last one first: it may lie in an earlier one, or on top of it.
         for point in reversed(mounts_below(folder)):
             _unmount(point)
-        for place in sorted(folder.iterdir()):
-            if place.is_dir() and not place.is_symlink():
-                place.rmdir()
+        for point in sorted(folder.iterdir()):
+            if point.is_dir() and not point.is_symlink():
+                point.rmdir()
             else:
-                _remove_placeholder(place)
+                _remove_placeholder(point)
         folder.rmdir()
 
     def _refuse_ours(self, fd: int, shown: Path) -> None:
@@ -135,7 +135,7 @@ def _plain(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def _make_place(target: Path, *, is_folder: bool) -> None:
+def _make_mount_point(target: Path, *, is_folder: bool) -> None:
     """Make the mount's target. A mount that a crash left there is removed first."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Mounts at one place are stacked, and each crash can have left another.
@@ -147,10 +147,10 @@ def _make_place(target: Path, *, is_folder: bool) -> None:
         target.touch()
 
 
-def _remove_placeholder(place: Path) -> None:
-    if place.stat().st_size:
-        raise OSError(errno.EBUSY, "is not the empty file that was made there", str(place))
-    place.unlink()
+def _remove_placeholder(point: Path) -> None:
+    if point.stat().st_size:
+        raise OSError(errno.EBUSY, "is not the empty file that was made there", str(point))
+    point.unlink()
 
 
 def _filesystem_of(path: Path) -> str:
@@ -210,6 +210,7 @@ def _unmount(target: Path) -> None:
 
 def _error(what: str, target: Path) -> OSError:
     code = ctypes.get_errno()
+    # EPERM: without CAP_SYS_ADMIN nobody mounts (mount(2)).
     if code == errno.EPERM:
         raise VolumeError("the shim may not mount: volumes need a shim that runs as root")
     return OSError(code, f"cannot {what}: {os.strerror(code)}", str(target))

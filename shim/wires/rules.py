@@ -89,7 +89,8 @@ _DELETES_TABLE, _DELETES_CHAIN, _DELETES_RULE = 0xA02, 0xA05, 0xA08
 """linux/netfilter/nf_tables.h, in the subsystem 10 of nfnetlink."""
 _FIREWALLD = "firewalld"
 _OF_IPTABLES = ("ip", "ip6", "arp", "bridge")
-"""The families in which iptables-nft has its tables, which `doubt` leaves to rules of ours."""
+"""The families in which iptables-nft has its tables, which `firewall_conflict` leaves to
+rules of ours."""
 
 
 class Names:
@@ -186,7 +187,7 @@ def _messages(heard: bytes) -> Iterator[tuple[int, bytes]]:
         at += max(length + 3 & ~3, _HEADER.size)
 
 
-def doubt(listed: Iterable[Mapping[str, Any]]) -> str | None:
+def firewall_conflict(listed: Iterable[Mapping[str, Any]]) -> str | None:
     """Return what may drop the packets of wires; None: nothing. `listed` are all chains of the node
     as `nft -j list chains` names them.
 
@@ -204,7 +205,7 @@ def doubt(listed: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def doubt_of_our_firewall(forward: str) -> str | None:
+def outdated_firewall(forward: str) -> str | None:
     """Return why the firewall of an installed node (packer/firewall.nft) drops what wires of one
     run send each other; None: it does not. `forward`: its chain as nft lists it."""
     if "jump runs" in forward and f'"{WIRES}*"' not in forward:

@@ -58,15 +58,15 @@ class Wires:
         self._making = tuple(threading.Lock() for _ in range(_STRIPES))
         """A wire is made by one thread at a time: `repair` finds one missing that a start makes."""
 
-    def doubt(self) -> str | None:
+    def firewall_conflict(self) -> str | None:
         """Return why the node's firewall may drop what wires send; None: as far as it is known, it
         does not. Raises WireError."""
         listed = json.loads(self._namespace.run("nft", "-j", "list", "chains"))
-        if (found := rules.doubt(listed.get("nftables", ()))) is not None:
+        if (found := rules.firewall_conflict(listed.get("nftables", ()))) is not None:
             return found
         forward = ("nft", "list", "chain", "inet", "fairlead", "forward")
         if self._namespace.answers(*forward):
-            return rules.doubt_of_our_firewall(self._namespace.run(*forward))
+            return rules.outdated_firewall(self._namespace.run(*forward))
         return None
 
     def loses(self, heard: bytes) -> bool:

@@ -342,7 +342,7 @@ def test_an_engine_whose_firewall_cannot_be_trusted_is_refused(node: WireNode) -
 
 def test_a_firewall_that_may_drop_is_told_before_anything_is_changed(node: WireNode) -> None:
     wires = Wires("doubting", node.namespace())
-    assert wires.doubt() is None
+    assert wires.firewall_conflict() is None
     theirs = (
         "table inet {0} {{ chain c {{ type filter hook forward priority 10; policy {1}; }}\n}}\n"
     )
@@ -351,7 +351,7 @@ def test_a_firewall_that_may_drop_is_told_before_anything_is_changed(node: WireN
         ("mine", "drop", "the chain c of the table inet mine drops what is forwarded"),
     ):
         node.inside("nft", "-f", "-", stdin=theirs.format(name, policy).encode())
-        assert why in (wires.doubt() or "")
+        assert why in (wires.firewall_conflict() or "")
         node.inside("nft", "delete", "table", "inet", name)
 
 
@@ -359,9 +359,9 @@ def test_the_firewall_of_an_earlier_version_is_doubted(node: WireNode, tmp_path:
     """It drops what wires of one run send each other."""
     wires = Wires("doubting", node.namespace())
     load_firewall(node, str(tmp_path))
-    assert wires.doubt() is None
+    assert wires.firewall_conflict() is None
     node.inside("nft", "flush", "chain", "inet", "fairlead", "forward")
     jump = 'iifname "fl-*" oifname "fl-*" jump runs'
     node.inside("nft", "add", "rule", "inet", "fairlead", "forward", jump)
-    assert "earlier version" in (wires.doubt() or "")
+    assert "earlier version" in (wires.firewall_conflict() or "")
     node.inside("nft", "delete", "table", "inet", "fairlead")

@@ -28,7 +28,7 @@ from controller.pipelines.run_pipeline import NameTaken
 from controller.store.base import Gateway
 from controller.store.errors import LeaseLost, StoreUnavailable
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AllocationState
-from fairlead.wire.engine_abilities import SAID_BY_ALL, EngineAbility
+from fairlead.wire.engine_abilities import KNOWN_TO_ALL, EngineAbility
 from fairlead.wire.shim import GpuInfo
 from shim.node.ledger import Capacity
 from tests.doubles.gateway import FakeGateway, a_gateway
@@ -340,7 +340,7 @@ class World:
         )
         clock = VirtualClock(self.loop)
         plain = self._scale.wide and not big and self.chance(f"engine {name}").random() < 0.3
-        lacks = tuple(one for one in EngineAbility if one in SAID_BY_ALL) if plain else ()
+        lacks = tuple(one for one in EngineAbility if one in KNOWN_TO_ALL) if plain else ()
         node = SimulatedNode(
             name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks, lacks
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gateway.haproxy import Places, Ports, configuration
+from gateway.haproxy import Paths, Ports, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import LONG, wait_until
@@ -21,16 +21,16 @@ from tests.support.waiting import LONG, wait_until
 _PROGRAMS = Path(sys.executable).parent
 
 
-def haproxy_daemon(places: Places, ports: Ports) -> Daemon:
+def haproxy_daemon(paths: Paths, ports: Ports) -> Daemon:
     """Return a HAProxy at these ports of the loopback."""
-    for folder in (places.maps, places.certificates):
+    for folder in (paths.maps, paths.certificates):
         folder.mkdir(parents=True)
-    for file in (places.slots, places.guarded, places.limits, places.shown):
+    for file in (paths.slots, paths.guarded, paths.limits, paths.shown):
         file.touch()
-    config = places.maps / "haproxy.cfg"
-    config.write_text(configuration(places, ports=ports, addresses=("127.0.0.1",)))
+    config = paths.maps / "haproxy.cfg"
+    config.write_text(configuration(paths, ports=ports, addresses=("127.0.0.1",)))
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"
-    return Daemon([program, "-f", config], places.maps / "haproxy.log", outlasts_tests=True)
+    return Daemon([program, "-f", config], paths.maps / "haproxy.log", outlasts_tests=True)
 
 
 def listens(path: Path) -> bool:
@@ -64,7 +64,7 @@ class GatewayMachine:
         )
         haproxy, traffic, data = folder / "haproxy", folder / "traffic.sock", folder / "state"
         self.haproxy = haproxy_daemon(
-            Places.of(haproxy, traffic, folder, data),
+            Paths.of(haproxy, traffic, folder, data),
             Ports(http=self.http, https=self.https, challenges=challenges),
         )
         self._root = data / "caddy/internal/pki/authorities/local/root.crt"

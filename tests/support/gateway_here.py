@@ -77,8 +77,8 @@ class GatewayHere:
         ports = Ports(http=free_port(), https=free_port(), challenges=free_port())
         self.http, self.https = ports.http, ports.https
         self.options = options_in(folder, ports)
-        self.haproxy = haproxy_daemon(self.options.places, ports)
-        config = self.options.places.maps / "haproxy.cfg"
+        self.haproxy = haproxy_daemon(self.options.paths, ports)
+        config = self.options.paths.maps / "haproxy.cfg"
         config.write_text(change(config.read_text()))
         self.agent: Agent
         self._folder = folder
@@ -126,7 +126,7 @@ class GatewayHere:
 
     async def _is_fast(self, name: str, replicas: int, auth: bool) -> bool:
         kind = "guarded" if auth else "slots"
-        ways = await self.ask_haproxy(f"show map {self.options.places.maps / kind}.map")
+        ways = await self.ask_haproxy(f"show map {self.options.paths.maps / kind}.map")
         slots = [line.split()[2] for line in ways.splitlines() if f"|{name}.{DOMAIN} " in line]
         states = (await self.ask_haproxy("show stat -1 4 -1")).splitlines()
         up = [
@@ -137,7 +137,7 @@ class GatewayHere:
         return len(up) == replicas
 
     async def ask_haproxy(self, command: str) -> str:
-        reader, writer = await asyncio.open_unix_connection(self.options.places.admin)
+        reader, writer = await asyncio.open_unix_connection(self.options.paths.admin)
         with contextlib.closing(writer):
             writer.write(f"{command}\n".encode())
             return (await reader.read()).decode()
@@ -164,14 +164,14 @@ async def gateway_here(
     made.haproxy.spawn()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(made.haproxy.kill9)
-        await eventually(lambda: listens(made.options.places.admin), SOON)
+        await eventually(lambda: listens(made.options.paths.admin), SOON)
         state = AgentState(made.options.data)
         agent = made.agent = Agent(made.options, state, await asyncio.to_thread(state.identity))
         stack.push_async_callback(agent.close)
         stack.push_async_callback(made.close_replicas)
         await stack.enter_async_context(served(agent, made.options))
         fast_path = agent.open_fast_path(state.key)
-        log_socket = LogSocket(made.options.places.log, fast_path.heard)
+        log_socket = LogSocket(made.options.paths.log, fast_path.heard)
         stack.callback(log_socket.close)
         stack.push_async_callback(fast_path.close, 0.1)
         running = asyncio.create_task(fast_path.run())

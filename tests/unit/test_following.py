@@ -238,7 +238,9 @@ async def test_one_that_has_led_ends_at_once_where_nobody_can_follow(
     left: Sight | StoreUnavailable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "LINGER_SECONDS", None)
-    await Wait(Planted(left), asyncio.Event()).until_successor_is_known(NotingRelay())
+    relay = NotingRelay()
+    await Wait(Planted(left), asyncio.Event()).until_successor_is_known(relay)
+    assert not any(relay.led_to)
 
 
 def test_a_lease_that_is_about_to_end_is_not_sure() -> None:

@@ -264,10 +264,10 @@ class GcpCloud:
 
     async def refresh(self) -> None:
         self._types.clear()
-        told, refused = await each_region(self._config.regions, self._told)
+        answers, refused = await each_region(self._config.regions, self._types_by_zone)
         infos: dict[str, TypeInfo] = {}
         zones: dict[str, dict[str, tuple[str, ...]]] = {}
-        for region, by_zone in told.items():
+        for region, by_zone in answers.items():
             for zone, there in by_zone.items():
                 for one in there:
                     infos[one.name] = one
@@ -284,12 +284,12 @@ class GcpCloud:
             for one in infos.values()
             if (kind := machine_type(one)) is not None
         ]
-        regions = tuple(told)
+        regions = tuple(answers)
         types, notes = completed(found, self.catalog.begun(regions), regions, self._config.prices)
         reading = Reading(read_at=time.time(), regions=regions, types=types, notes=notes)
         await keep_reading(self.catalog, with_older(reading, self.catalog.reading, refused))
 
-    async def _told(self, region: str) -> dict[str, list[TypeInfo]]:
+    async def _types_by_zone(self, region: str) -> dict[str, list[TypeInfo]]:
         """Return the types in each zone of the region."""
         return {zone: await self._types_in(zone) for zone in self._config.regions[region].zones}
 
@@ -310,8 +310,8 @@ class GcpCloud:
         offer = order.offer
         where = self._config.regions.get(offer.region)
         if where is None or offer.zone not in where.zones:
-            place = offer.zone or offer.region
-            raise Refused(f"providers.{self._name}.regions does not name {place}")
+            location = offer.zone or offer.region
+            raise Refused(f"providers.{self._name}.regions does not name {location}")
         size = len(order.user_data.encode())
         if size > MAX_USER_DATA:
             raise Refused(f"the user-data has {size} bytes, and Google takes {MAX_USER_DATA}")
@@ -554,11 +554,11 @@ class GcpCloud:
         """Return the quotas of the region that limit what is offered there."""
         what = f"quotas in {region}"
         try:
-            told = await self._call(_Region, "GET", f"regions/{region}")
+            answer = await self._call(_Region, "GET", f"regions/{region}")
         except CloudError as error:
             return [Examined(what=what, note=f"not known: {error}")]
         found = []
-        for one in told.quotas:
+        for one in answer.quotas:
             if one.metric in ("CPUS", "PREEMPTIBLE_CPUS") or (
                 "NVIDIA" in one.metric and one.metric.endswith("_GPUS") and _is_own(one.metric)
             ):

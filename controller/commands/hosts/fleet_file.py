@@ -54,7 +54,7 @@ ALLOWED = {
     "hosts.host_key": "a public host key, as in /etc/ssh/ssh_host_ed25519_key.pub",
     "hosts.address": "where the controller reaches the host",
     **_HOST,
-    **{f"hosts.{name}": said for name, said in _HOST.items()},
+    **{f"hosts.{name}": hint for name, hint in _HOST.items()},
 }
 _OF_DSTACK = {
     "ssh_config": "write its user, identity_file, port and hosts as fields of the file itself",
@@ -216,14 +216,14 @@ def _machines_of(fields: FleetFields) -> dict[str, Any] | None:
     return fields.machines
 
 
-def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> FleetHost:
-    """Return the host, with the fleet's values for fields that it leaves out. `place`: of the host
-    in the file. Raises ConfigurationError, HostError."""
+def _host(given: HostFields, fleet: FleetFields, folder: Path, location: str) -> FleetHost:
+    """Return the host, with the fleet's values for fields that it leaves out. `location`: of the
+    host in the file. Raises ConfigurationError, HostError."""
     identity = given.identity_file or fleet.identity_file
     prefixes = fleet.volume_prefixes if given.volume_prefixes is None else given.volume_prefixes
     mirror = given.registry_mirror or fleet.registry_mirror
-    check_prefixes(prefixes or (), _place(given.volume_prefixes, place, "volume_prefixes"))
-    check_mirror(mirror, _place(given.registry_mirror, place, "registry_mirror"))
+    check_prefixes(prefixes or (), _field_path(given.volume_prefixes, location, "volume_prefixes"))
+    check_mirror(mirror, _field_path(given.registry_mirror, location, "registry_mirror"))
     blocks = given.blocks or fleet.blocks
     target = target_of(
         given.host,
@@ -245,9 +245,9 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path, place: str) -> Fl
     )
 
 
-def _place(own: object, place: str, field: str) -> str:
+def _field_path(own: object, location: str, field: str) -> str:
     """Return where the field is: at the host, or else at its fleet."""
-    return field if own is None else f"{place}.{field}"
+    return field if own is None else f"{location}.{field}"
 
 
 def check_prefixes(prefixes: Sequence[str], field: str) -> None:

@@ -257,10 +257,10 @@ def _podman(facts: Facts) -> HostFinding:
 
 
 def _disk(facts: Facts, wish: Wish) -> HostFinding:
-    places = [("/opt", facts.disk_opt, _MIN_OPT), ("/var/lib", facts.disk_data, _MIN_DATA)]
+    filesystems = [("/opt", facts.disk_opt, _MIN_OPT), ("/var/lib", facts.disk_data, _MIN_DATA)]
     if facts.disk_tmp is not None and not is_installed(facts, wish):
-        places.append(("/var/tmp", facts.disk_tmp, _MIN_TMP))
-    for path, free, least in places:
+        filesystems.append(("/var/tmp", facts.disk_tmp, _MIN_TMP))
+    for path, free, least in filesystems:
         if free < least:
             return _error(
                 "disk", f"{path} has {_gib(free)} free", f"make {_gib(least)} free in {path}"

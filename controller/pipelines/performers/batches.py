@@ -162,10 +162,10 @@ class _Exchange:
         request = self._request(carrier, wanted)
         answer = await runner.batch(request)
         self._there = {one.attempt_id: one for one in answer.jobs}
-        news = await _all_or_none(
+        changes = await _all_or_none(
             self._take(wanted[id], one) for id, one in self._there.items() if id in wanted
         )
-        posted = any(news) | self._note_lost(wanted) | self._note_signalled(request)
+        posted = any(changes) | self._note_lost(wanted) | self._note_signalled(request)
         self._answered = True
         if answer.dirty is not None and not carrying.is_closed(carrier.attempt, self._clock.now()):
             posted = True

@@ -97,7 +97,7 @@ class ReplicaProber:
                 message=None if why is None else why[:MAX_MESSAGE],
             )
             renews = _fails_otherwise(attempt, seen) and time() >= renew_at
-            if renews or _is_news(attempt, number, probe, passed=seen.passed):
+            if renews or _changes_what_is_known(attempt, number, probe, passed=seen.passed):
                 renew_at = time() + (RENEWED_SECONDS if renews else 0.0)
                 self._pipeline.post(seen)
             if attempt.serving.probes and is_over(probe, attempt.serving.probes[number]):
@@ -117,7 +117,7 @@ class ReplicaProber:
             return f"no answer within {probe.timeout:g} s"
 
 
-def _is_news(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bool:
+def _changes_what_is_known(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bool:
     """Return whether the result changes what is known: most do not, and cost no commit."""
     if not attempt.serving.probes:
         return True

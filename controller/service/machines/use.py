@@ -57,13 +57,13 @@ class Holder(msgspec.Struct, frozen=True):
 
 class _Tally:
     def __init__(self) -> None:
-        self._places: list[Allocation] = []
+        self._allocations: list[Allocation] = []
         self._runs: dict[str, str] = {}
         """Names by id."""
         self._ended: dict[str, str] = {}
 
     def add(self, allocation: Allocation, state: RunState, name: str) -> None:
-        self._places.append(allocation)
+        self._allocations.append(allocation)
         self.name(state, name)
 
     def name(self, state: RunState, name: str) -> None:
@@ -72,8 +72,8 @@ class _Tally:
 
     def sum(self) -> NodeUse:
         return NodeUse(
-            **sums_of(allocation.resources for allocation in self._places),
-            gpus=tuple(gpu for allocation in self._places for gpu in allocation.gpus),
+            **sums_of(allocation.resources for allocation in self._allocations),
+            gpus=tuple(gpu for allocation in self._allocations for gpu in allocation.gpus),
             runs=tuple(self._runs.values()),
             ended=tuple(self._ended.values()),
         )

@@ -84,11 +84,11 @@ class _Part:
         self._bits = bytearray(room * _BITS_EACH // 8)
 
     def has(self, probes: Sequence[int]) -> bool:
-        places = (probe & self._mask for probe in probes)
-        return all(self._bits[place >> 3] >> (place & 7) & 1 for place in places)
+        bits = (probe & self._mask for probe in probes)
+        return all(self._bits[bit >> 3] >> (bit & 7) & 1 for bit in bits)
 
     def add(self, probes: Sequence[int]) -> None:
         self.room_left -= 1
         for probe in probes:
-            place = probe & self._mask
-            self._bits[place >> 3] |= 1 << (place & 7)
+            bit = probe & self._mask
+            self._bits[bit >> 3] |= 1 << (bit & 7)

@@ -94,7 +94,7 @@ def _without_images(
 ) -> frozenset[str]:
     """Return the groups whose jobs go only to nodes without images. A job that waits may go to
     every node of its fleets."""
-    planned = {place.job: place.node for place in allocations}
+    planned = {job.job: job.node for job in allocations}
     may_have: dict[str, bool] = {}
     for job in state.jobs:
         name, fleets = planned.get(f"{job.group}/{job.cookie}"), job.spec.fleets

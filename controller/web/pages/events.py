@@ -21,13 +21,13 @@ AFTER_ALL = 1 << 62
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`what`: the change; `because`: its cause; `said`: its reason and message. `run`: the name, or
+    """`what`: the change; `because`: its cause; `reason` includes the message. `run`: the name, or
     the id of a run that is no longer stored; `run_id` None: an event of a node."""
 
     at: str
     what: str
     because: str
-    said: str
+    reason: str
     seq: int = 0
     run_id: str | None = None
     run: str = ""
@@ -52,7 +52,7 @@ def event_row(event: EventView, names: Mapping[str, str]) -> EventRow:
         run=names.get(event.run_id, event.run_id),
         what=f"{about}: {change}" if change else about,
         because=event.because,
-        said=": ".join(one for one in (event.reason, event.message) if one),
+        reason=": ".join(one for one in (event.reason, event.message) if one),
     )
 
 
@@ -63,7 +63,7 @@ def with_own_events(rows: Sequence[EventRow], node: NodeView) -> list[EventRow]:
             at=event.at,
             what=event.what,
             because=f"{event.by} asked for it" if event.by else "",
-            said=event.why or "",
+            reason=event.why or "",
         )
         for event in reversed(node.events)  # of one instant the later one comes first
     ]

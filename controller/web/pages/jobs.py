@@ -48,7 +48,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     left: float
     width: float
-    said: str
+    label: str
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,19 +314,19 @@ def phases(attempt: Attempt, begin: float, end: float) -> tuple[Phase, ...]:
                     name=name,
                     left=round((start - begin) / span * WIDTH, 2),
                     width=round(max(max(stop, start) - start, 0.0) / span * WIDTH, 2),
-                    said=f"{name} for {lasting(stop - start)}",
+                    label=f"{name} for {lasting(stop - start)}",
                 )
             )
     return tuple(found)
 
 
 def _note(job: JobView) -> str:
-    said = (
+    notes = (
         "" if job.rank is None else f"rank {job.rank}",
         "abandoned" if job.abandoned else "",
         "scaled down" if job.scaled_down else "",
     )
-    return ", ".join(one for one in said if one)
+    return ", ".join(one for one in notes if one)
 
 
 def _why(attempt: Attempt) -> str:
@@ -366,7 +366,7 @@ def offered(view: RunView, job: str, attempt: str) -> Markup:
         for at, one in enumerate(view.jobs)
         if at < MAX_OFFERED or one.id == job or any(a.id == attempt for a in one.attempts)
     ]
-    told = [
+    listed = [
         [
             one.id,
             f"{one.group}/{one.cookie}",
@@ -378,7 +378,7 @@ def offered(view: RunView, job: str, attempt: str) -> Markup:
         ]
         for one in jobs
     ]
-    text = msgspec.json.encode(told).decode()
+    text = msgspec.json.encode(listed).decode()
     # What users wrote must not end the element: JSON reads \u003c as <, and HTML does not.
     for letter in "&<>":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

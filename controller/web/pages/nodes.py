@@ -35,7 +35,7 @@ class GpuSquare(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     state: str
     sign: str
-    said: str
+    label: str
     run_id: str | None
     clearable: bool
 
@@ -45,7 +45,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     width: int
-    said: str
+    label: str
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class HitRow(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     attempt_id: str
     gpu: str
-    said: str
+    outcome: str
     ended_at: str | None
 
 
@@ -126,17 +126,17 @@ def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
     name = f"{gpu.name} {gpu.uuid}"
     if not gpu.healthy:
         state, sign = "cordoned", "✕"
-        said = f"{name}: cordoned: {_why_broken(gpu)}"
+        label = f"{name}: cordoned: {_why_broken(gpu)}"
     elif holder is not None or gpu.in_use:
         state, sign = "used", "■"
-        said = f"{name}: used by {holder.name if holder else 'a run'}"
+        label = f"{name}: used by {holder.name if holder else 'a run'}"
     else:
-        state, sign, said = "free", "□", f"{name}: free"
+        state, sign, label = "free", "□", f"{name}: free"
     return GpuSquare(
         uuid=gpu.uuid,
         state=state,
         sign=sign,
-        said=said,
+        label=label,
         run_id=holder.run_id if holder else None,
         clearable=not gpu.healthy,
     )
@@ -145,8 +145,8 @@ def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
 def bar(name: str, held: float, of: float, unit: str = "", scale: float = 1) -> Bar:
     share = min(1.0, held / of) if of > 0 else 0.0
     ends = f" {unit}" if unit else ""
-    said = f"{_short(held / scale)} of {_short(of / scale)}{ends}"
-    return Bar(name=name, width=round(share * _BAR), said=said)
+    label = f"{_short(held / scale)} of {_short(of / scale)}{ends}"
+    return Bar(name=name, width=round(share * _BAR), label=label)
 
 
 def _short(amount: float) -> str:
@@ -306,7 +306,7 @@ def hit_row(hit: Hit) -> HitRow:
         job=hit.job,
         attempt_id=hit.attempt_id,
         gpu=hit.gpu,
-        said=": ".join(one for one in (hit.status, hit.reason) if one),
+        outcome=": ".join(one for one in (hit.status, hit.reason) if one),
         ended_at=iso_or_none(hit.ended_at),
     )
 

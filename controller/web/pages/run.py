@@ -93,10 +93,10 @@ def address_of(view: RunView) -> str | None:
 
 
 class OccurrenceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished occurrence of a scheduled run; `said`: its status and why it ended."""
+    """A finished occurrence of a scheduled run; `outcome`: its status and why it ended."""
 
     number: int
-    said: str
+    outcome: str
     started_at: str
     finished_at: str
 
@@ -106,7 +106,7 @@ def occurrence_rows(run: Run) -> list[OccurrenceRow]:
     return [
         OccurrenceRow(
             number=one.number,
-            said=f"{one.status}: {one.message or RUN_SENTENCES[one.reason]}",
+            outcome=f"{one.status}: {one.message or RUN_SENTENCES[one.reason]}",
             started_at=iso(one.started_at),
             finished_at=iso(one.finished_at),
         )
@@ -124,14 +124,14 @@ _IS = {
 def sentence_of(state: RunState) -> str:
     """Return the run's status and reason as a sentence."""
     run = state.run
-    said = [f"The run {_IS[run.status]}."]
+    sentences = [f"The run {_IS[run.status]}."]
     if run.suspended and not has_ended(run):
-        said.append("It is suspended: nothing of it starts.")
+        sentences.append("It is suspended: nothing of it starts.")
     if run.reason is not None:
-        said.append(RUN_SENTENCES[run.reason])
+        sentences.append(RUN_SENTENCES[run.reason])
     if run.message:
-        said.append(as_sentence(run.message))
-    return " ".join(said)
+        sentences.append(as_sentence(run.message))
+    return " ".join(sentences)
 
 
 def terminal_of(state: RunState) -> Terminal:

@@ -98,20 +98,22 @@ def read_groups(
     return made
 
 
-def _group(value: object, place: str, type_: type[G], kind: GroupList) -> G:
+def _group(value: object, location: str, type_: type[G], kind: GroupList) -> G:
     if not isinstance(value, dict):
-        raise ConfigurationError(place, f"is {shown(value)}, not a mapping", kind.allowed)
+        raise ConfigurationError(location, f"is {shown(value)}, not a mapping", kind.allowed)
     for name in value:
         if name not in type_.__struct_fields__:
-            raise ConfigurationError(f"{place}.{name}", *_unknown(name, type_, kind))
+            raise ConfigurationError(f"{location}.{name}", *_unknown(name, type_, kind))
     missing = kind.must_be_named and "name" not in value
     if missing or ("name" in value and not is_run_name(str(value["name"]))):
         why = "is missing" if missing else f"{shown(value['name'])} is not a name"
-        raise ConfigurationError(f"{place}.name", why, own_fields(type_)["name"].allowed)
+        raise ConfigurationError(f"{location}.name", why, own_fields(type_)["name"].allowed)
     try:
         return convert(value, type_, guide=lambda: _guide(type_, kind))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{place}.{error.field}", error.message, error.allowed) from None
+        raise ConfigurationError(
+            f"{location}.{error.field}", error.message, error.allowed
+        ) from None
 
 
 def _guide(type_: type[GroupedFields], kind: GroupList) -> Guide:

@@ -243,8 +243,8 @@ def _check(configuration: ServiceConfiguration) -> None:
     _check_what_runs(configuration)
     if configuration.scaling is not None and _several(configuration):
         _refuse("scaling", "can't be set at the top level together with groups: set it in each")
-    for place, name, fields, group in _written(configuration):
-        _check_scaling(place, _replica_group(name, fields, group, configuration))
+    for location, name, fields, group in _written(configuration):
+        _check_scaling(location, _replica_group(name, fields, group, configuration))
     _check_headers("headers", configuration.headers)
     for number, probe in enumerate(configuration.probes or ()):
         _check_probe(f"probes[{number}]", probe)
@@ -271,11 +271,11 @@ def _check_not_yet(configuration: ServiceConfiguration) -> None:
 
 
 def _check_nodes(configuration: ServiceConfiguration) -> None:
-    places: list[tuple[str, GroupedFields]] = [("", configuration)]
-    places += [(f"replicas[{n}].", group) for n, group in enumerate(_several(configuration))]
-    for place, fields in places:
+    locations: list[tuple[str, GroupedFields]] = [("", configuration)]
+    locations += [(f"replicas[{n}].", group) for n, group in enumerate(_several(configuration))]
+    for location, fields in locations:
         if fields.gang is not None:
-            _refuse(f"{place}gang", _GANG_OF_A_REPLICA, "nodes, for replicas of several nodes")
+            _refuse(f"{location}gang", _GANG_OF_A_REPLICA, "nodes, for replicas of several nodes")
     if configuration.nodes not in (None, 1) and _several(configuration):
         _refuse("nodes", "can't be set at the top level together with groups: set it in each")
     planned = [
@@ -303,9 +303,9 @@ def _several(configuration: ServiceConfiguration) -> tuple[ReplicaGroupFields, .
     return written.groups if written is not None and written.several else ()
 
 
-def _check_scaling(place: str, group: ReplicaGroup) -> None:
-    field = f"{place}.scaling" if place else "scaling"
-    count = f"{place}.count" if place else "replicas"
+def _check_scaling(location: str, group: ReplicaGroup) -> None:
+    field = f"{location}.scaling" if location else "scaling"
+    count = f"{location}.count" if location else "replicas"
     if group.scaling is not None and group.least == group.most:
         _refuse(field, f"needs a range of replicas: {count} is {group.least}", f"{count}: 1..4")
     if group.scaling is None and group.least != group.most:
@@ -316,21 +316,21 @@ def _check_scaling(place: str, group: ReplicaGroup) -> None:
         )
 
 
-def _check_probe(place: str, probe: ProbeFields) -> None:
+def _check_probe(location: str, probe: ProbeFields) -> None:
     if probe.type == "tcp":
         for name in ("url", "method", "headers", "body"):
             if getattr(probe, name) is not None:
-                _refuse(f"{place}.{name}", "is for a probe of type http", "type: http")
+                _refuse(f"{location}.{name}", "is for a probe of type http", "type: http")
     if probe.timeout is not None and not probe.timeout > 0:
-        _refuse(f"{place}.timeout", "would fail at once", _allowed()["probes.timeout"])
+        _refuse(f"{location}.timeout", "would fail at once", _allowed()["probes.timeout"])
     if probe.interval is not None and probe.interval < MIN_INTERVAL:
-        _refuse(f"{place}.interval", "is less than 1s", _allowed()["probes.interval"])
+        _refuse(f"{location}.interval", "is less than 1s", _allowed()["probes.interval"])
 
 
-def _check_headers(place: str, written: Headers | None) -> None:
+def _check_headers(location: str, written: Headers | None) -> None:
     for name, _ in written or ():
         if name.lower() in _OF_THE_CONNECTION:
-            _refuse(place, f"{name} is set for each request by the proxy: leave it out")
+            _refuse(location, f"{name} is set for each request by the proxy: leave it out")
 
 
 def _check_rate_limits(limits: Sequence[RateLimitFields]) -> None:
@@ -347,11 +347,11 @@ def _check_rate_limits(limits: Sequence[RateLimitFields]) -> None:
 
 
 def _check_model(model: ModelFields | str | None) -> None:
-    place, name = "model", model
+    location, name = "model", model
     if isinstance(model, ModelFields):
-        place, name = "model.name", model.name
+        location, name = "model.name", model.name
     if name is not None and not str(name).isprintable():
-        _refuse(place, f"{shown(str(name))} contains a control character")
+        _refuse(location, f"{shown(str(name))} contains a control character")
 
 
 def _refuse(field: str, message: str, allowed: str | None = None) -> NoReturn:
@@ -362,7 +362,7 @@ def _refuse(field: str, message: str, allowed: str | None = None) -> NoReturn:
 
 
 def _plan(
-    place: str,
+    location: str,
     name: str,
     fields: GroupedFields,
     own: ReplicaGroupFields,
@@ -371,7 +371,7 @@ def _plan(
     group = _replica_group(name, fields, own, configuration)
     shares = group.nodes == 1 if fields.share_nodes is None else fields.share_nodes
     return GroupPlan(
-        field=place,
+        field=location,
         written=fields,
         whole_node=not shares,
         group=Group(name=name, nodes=group.least * group.nodes, share_nodes=shares),
@@ -431,18 +431,18 @@ def _probe(written: ProbeFields) -> Probe:
     )
 
 
-def _rate_limit(place: str, written: RateLimitFields) -> RateLimit:
+def _rate_limit(location: str, written: RateLimitFields) -> RateLimit:
     key, header = written.key, written.header
     if isinstance(key, RateLimitKeyFields):
         if header is not None:
-            _refuse(f"{place}.header", "stands in key, which is a mapping here")
+            _refuse(f"{location}.header", "stands in key, which is a mapping here")
         kind, header = key.type, key.header
-        place += ".key"
+        location += ".key"
     else:
         kind = RateLimitKey(key)
     if (kind is RateLimitKey.HEADER) != (header is not None):
         missing = "is missing: key is header" if header is None else "needs key: header"
-        _refuse(f"{place}.header", missing, _allowed()["rate_limits.header"])
+        _refuse(f"{location}.header", missing, _allowed()["rate_limits.header"])
     return RateLimit(
         prefix="/" if written.prefix is None else str(written.prefix),
         key=kind,
@@ -492,8 +492,8 @@ def _written(
         return
     for number, group in enumerate(written.groups):
         name = _name(number, group) if written.several else MAIN
-        place = f"replicas[{number}]" if written.several else ""
-        yield place, name, merged(group, configuration), group
+        location = f"replicas[{number}]" if written.several else ""
+        yield location, name, merged(group, configuration), group
 
 
 def _name(number: int, group: ReplicaGroupFields) -> str:

@@ -323,18 +323,18 @@ def _groups(configuration: TaskConfiguration) -> tuple[GroupPlan, ...]:
     several = sum(fields.nodes or 1 for _, _, fields in written) > 1
     return tuple(
         GroupPlan(
-            field=place,
+            field=location,
             written=fields,
             whole_node=not _shares(fields.share_nodes, several),
             group=Group(
                 name=name,
                 nodes=fields.nodes or 1,
-                gang_size=_gang_size(fields, place, several, configuration.sweep is not None),
+                gang_size=_gang_size(fields, location, several, configuration.sweep is not None),
                 share_nodes=_shares(fields.share_nodes, several),
                 monitoring_by_rank=configuration.monitoring == "by-rank",
             ),
         )
-        for place, name, fields in written
+        for location, name, fields in written
     )
 
 
@@ -360,14 +360,14 @@ def _shares(written: bool | None, several: bool) -> bool:
     return not several if written is None else written
 
 
-def _gang_size(fields: GroupedFields, place: str, several: bool, is_sweep: bool) -> int | None:
+def _gang_size(fields: GroupedFields, location: str, several: bool, is_sweep: bool) -> int | None:
     nodes, gang = fields.nodes or 1, fields.gang
     # Each set of a sweep is a replica of its own, and no set restarts with another.
     if gang is False or is_sweep or (gang is None and not several):
         return None
     size = gang.size if isinstance(gang, GangFields) else None
     if size is not None and size > nodes:
-        field = f"{place}.gang.size" if place else "gang.size"
+        field = f"{location}.gang.size" if location else "gang.size"
         raise ConfigurationError(
             field, f"{size} is more than the {nodes} nodes there are", _allowed("gang.size")
         )

@@ -356,7 +356,7 @@ def _editor(work: _Work) -> None:
 # -- what a file of dstack means beyond its forms ----------------------------------------------
 
 
-def _places(work: _Work) -> list[dict[str, Any]]:
+def _parts_with_resources(work: _Work) -> list[dict[str, Any]]:
     """Return the mappings that may hold `resources` and `volumes`: the whole and its groups."""
     groups = (*_mappings(work.data.get("groups")), *_mappings(work.data.get("replicas")))
     return [work.data, *groups]
@@ -364,12 +364,12 @@ def _places(work: _Work) -> list[dict[str, Any]]:
 
 def _amounts_without_lower_end(work: _Work) -> None:
     """Leave out amounts that name only the most: the machines are there, whatever their size."""
-    for place in _places(work):
-        resources = place.get("resources")
+    for part in _parts_with_resources(work):
+        resources = part.get("resources")
         if not isinstance(resources, dict):
             continue
         only_most = [name for name in _SINGLE if str(resources.get(name)).startswith("..")]
-        place["resources"] = {name: one for name, one in resources.items() if name not in only_most}
+        part["resources"] = {name: one for name, one in resources.items() if name not in only_most}
         for name in only_most:
             work.note(f"{name}: {resources[name]} sets no limit")
 
@@ -379,9 +379,9 @@ def _lower_ends(work: _Work) -> None:
     CPU and memory follows the node of a job that holds GPUs or its whole node."""
     several = _count(work.data.get("nodes")) > 1 or len(_mappings(work.data.get("groups"))) > 1
     found = []
-    for place in _places(work):
-        resources = _mapping(place.get("resources"))
-        follows = several or "gpu" in resources or _count(place.get("nodes")) > 1
+    for part in _parts_with_resources(work):
+        resources = _mapping(part.get("resources"))
+        follows = several or "gpu" in resources or _count(part.get("nodes")) > 1
         found += [
             f"{name}: {_in_words(one)}"
             for name, one in resources.items()
@@ -418,7 +418,7 @@ def _count(written: object) -> int:
 
 def _min_disk(work: _Work) -> None:
     """Tell the amount for which small nodes are refused."""
-    for part in _places(work)[1:] or [work.data]:
+    for part in _parts_with_resources(work)[1:] or [work.data]:
         resources = {**_mapping(work.data.get("resources")), **_mapping(part.get("resources"))}
         if "disk" not in resources:
             work.note("asks for 100GB of disk, as in dstack")
@@ -457,11 +457,11 @@ def _name_of_instance(written: object) -> str | None:
 def _volumes(work: _Work) -> None:
     """Tell that a named volume is no disk of a cloud that follows its jobs. It is always there, so
     `optional` says nothing."""
-    for place in _places(work):
-        volumes = place.get("volumes")
+    for part in _parts_with_resources(work):
+        volumes = part.get("volumes")
         if not isinstance(volumes, list | tuple):
             continue
-        place["volumes"] = [
+        part["volumes"] = [
             {name: value for name, value in one.items() if name != "optional"}
             if isinstance(one, dict) and "name" in one
             else one
@@ -529,7 +529,7 @@ def _probe_of_the_model(work: _Work) -> None:
 
 def _image(work: _Work) -> None:
     """Tell which image stands in for dstack's own."""
-    for part in _places(work)[1:] or [work.data]:
+    for part in _parts_with_resources(work)[1:] or [work.data]:
         if part.get("nvcc", work.data.get("nvcc")):
             work.note("nvcc: the image that the operator names")
         elif "image" not in part and "image" not in work.data:

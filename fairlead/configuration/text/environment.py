@@ -45,28 +45,28 @@ def with_environment(
 
 
 def _filled_group(
-    group: object, place: str, environ: Mapping[str, str], overrides: Mapping[str, str]
+    group: object, location: str, environ: Mapping[str, str], overrides: Mapping[str, str]
 ) -> object:
     """Return the group without overridden variables: these stand at the top level, and a group's
     own value would win."""
     if not isinstance(group, dict) or "env" not in group:
         return group
-    env = _filled_env(group["env"], environ, place)
+    env = _filled_env(group["env"], environ, location)
     if isinstance(env, dict):
         env = {name: value for name, value in env.items() if name not in overrides}
     return {**group, "env": env}
 
 
-def _filled_env(env: object, environ: Mapping[str, str], place: str = "") -> object:
+def _filled_env(env: object, environ: Mapping[str, str], location: str = "") -> object:
     if not isinstance(env, list) or not all(isinstance(entry, str) for entry in env):
         return env
     content: dict[str, str] = {}
     for number, entry in enumerate(env):
         name, equals, value = entry.partition("=")
         if not equals:
-            value = _variable(name, f"{place}env[{number}]", environ)
+            value = _variable(name, f"{location}env[{number}]", environ)
         if name in content:
-            raise ConfigurationError(f"{place}env[{number}]", f"gives {name[:60]} a second time")
+            raise ConfigurationError(f"{location}env[{number}]", f"gives {name[:60]} a second time")
         content[name] = value
     return content
 

@@ -126,7 +126,7 @@ def convert(
     try:
         shell = _shell(text)
     except Refused as error:
-        raise SbatchError(_told(name, 0, error.option, error)) from None
+        raise SbatchError(_with_position(name, 0, error.option, error)) from None
     lines = [one for one in _lines(text) if one.option not in given]
     for line in (*lines, *(Line(0, option, value) for option, value in given.items())):
         if line.option in ignore:
@@ -138,12 +138,14 @@ def convert(
                 raise Refused(WITHOUT.get(line.option, "is not known here"))
             known(job, line.value)
         except Refused as error:
-            wrong.append(_told(name, line.number, line.option, error))
+            wrong.append(_with_position(name, line.number, line.option, error))
     try:
         if not wrong:
             _complete(job, text)
     except Refused as error:
-        wrong.append(_told(name, job.numbers.get(error.option or "", 0), error.option, error))
+        wrong.append(
+            _with_position(name, job.numbers.get(error.option or "", 0), error.option, error)
+        )
     wrong += [f"{name}:{number}: {sentence}" for number, sentence in _not_run(text, job)]
     if wrong:
         hint = "take the lines out, or name what may be left out with --ignore OPTION"
@@ -160,14 +162,14 @@ def convert(
     return Converted(configuration, tuple(dict.fromkeys(notes)))
 
 
-def _told(name: str, number: int, option: str | None, error: Refused) -> str:
-    place = f"{name}:{number}" if number else name
+def _with_position(name: str, number: int, option: str | None, error: Refused) -> str:
+    position = f"{name}:{number}" if number else name
     if option is None:
-        return f"{place}: {error}"
+        return f"{position}: {error}"
     if option in WORDS:
-        return f"{place}: {option}: {error}"
+        return f"{position}: {option}: {error}"
     shown = f"--{option}" if len(option) > 1 else f"-{option}"
-    return f"{place}: {shown}: {error}"
+    return f"{position}: {shown}: {error}"
 
 
 def _commands(job: Job, text: str, arguments: Sequence[str], shell: str | None) -> list[str]:

@@ -100,15 +100,17 @@ def _mounts(task: _Task, field: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise ConfigurationError(field, "is not a mapping")
     for remote, local in value.items():
-        place = f"{field}.{remote}"
+        field_path = f"{field}.{remote}"
         if isinstance(local, Mapping):
             source, mode = str(local.get("source", "")), str(local.get("mode", "MOUNT"))
             if mode != "COPY" or not source.startswith("s3://"):
-                raise ConfigurationError(place, "a bucket is no file system here: use mode COPY")
+                raise ConfigurationError(
+                    field_path, "a bucket is no file system here: use mode COPY"
+                )
             task.fields.setdefault("buckets", []).append({"url": source, "path": remote})
         elif _BUCKET.match(str(local)):
             if not str(local).startswith("s3://"):
-                raise ConfigurationError(place, "only s3:// is copied: download it in setup")
+                raise ConfigurationError(field_path, "only s3:// is copied: download it in setup")
             task.fields.setdefault("buckets", []).append({"url": str(local), "path": remote})
         else:
             task.fields.setdefault("files", []).append(f"{local}:{remote}")
@@ -118,16 +120,16 @@ def _resources(task: _Task, field: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise ConfigurationError(field, "is not a mapping")
     for name, asked in value.items():
-        place = f"{field}.{name}"
+        field_path = f"{field}.{name}"
         if asked is None:
             continue
         if name in _CLOUD_ONLY:
-            task.notes.append(f"{place} is left out: jobs go to the nodes of a fleet")
+            task.notes.append(f"{field_path} is left out: jobs go to the nodes of a fleet")
             continue
         known = _RESOURCES.get(str(name))
         if known is None:
-            raise ConfigurationError(place, "has no counterpart here")
-        known(task, place, asked)
+            raise ConfigurationError(field_path, "has no counterpart here")
+        known(task, field_path, asked)
 
 
 def _gpus(task: _Task, field: str, value: Any) -> None:

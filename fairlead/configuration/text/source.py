@@ -54,8 +54,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     def explain(self, error: ConfigurationError) -> str:
         """Return `FILE:LINE: FIELD: message (allowed: …)`."""
         line = self.line_of(error.field)
-        place = self.name if line is None else f"{self.name}:{line}"
-        return f"{place}: {error}"
+        location = self.name if line is None else f"{self.name}:{line}"
+        return f"{location}: {error}"
 
 
 def load(path: Path) -> Document:
@@ -87,8 +87,8 @@ def read(content: bytes, *, name: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        place, why = explained(text, error)
-        raise SourceError(f"{name if place is None else f'{name}:{place}'}: {why}") from None
+        location, why = explained(text, error)
+        raise SourceError(f"{name if location is None else f'{name}:{location}'}: {why}") from None
     # PyYAML calls itself for each level, and some hundred `[` are enough.
     except RecursionError:
         raise SourceError(f"{name}: is nested too deeply") from None

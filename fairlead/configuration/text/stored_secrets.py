@@ -18,13 +18,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _EXPRESSION = re.compile(r"\$\{\{[^{}]*\}\}")
 """An expression of any kind, as dstack and GitHub have them."""
 _SECRET = re.compile(r"\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}", re.ASCII)
-_PLACE = re.compile(
+_ALLOWED_PATH = re.compile(
     r"(?:(?:(?:groups|replicas)\[\d+\]\.)?env[.\[].*|secrets\..*|registry_auth\.(?:username|password)"
     r"|repos\[\d+\]\.(?:token|private_key))",
     re.ASCII | re.DOTALL,
 )
 """The fields in which the expression may stand."""
-_PLACE_OF_PARAMETERS = re.compile(
+_PATH_OF_PARAMETERS = re.compile(
     r"(?:(?:groups|replicas)\[\d+\]\.)?"
     r"(?:env[.\[].*|(?:commands|setup)\[\d+\]|entrypoint(?:\[\d+\])?)",
     re.ASCII | re.DOTALL,
@@ -68,10 +68,10 @@ def problem_of(text: str, path: str) -> str | None:
     for found in _EXPRESSION.findall(text):
         named = _NAMED.fullmatch(found)
         if is_reference(found):
-            if not _PLACE.fullmatch(path):
+            if not _ALLOWED_PATH.fullmatch(path):
                 return _misplaced(found, path)
         elif found.removeprefix("${{").lstrip().startswith("params."):
-            if not _PLACE_OF_PARAMETERS.fullmatch(path):
+            if not _PATH_OF_PARAMETERS.fullmatch(path):
                 return (
                     "cannot hold a parameter: it may stand in commands, setup, entrypoint and env"
                 )

@@ -95,8 +95,8 @@ class AfterList(tuple[After, ...]):
         return cls(entries)
 
 
-def _after(value: object, place: str) -> After:
-    field = f"after{place}"
+def _after(value: object, location: str) -> After:
+    field = f"after{location}"
     if isinstance(value, dict):
         fields = convert(value, AfterFields, within=field)
         return After(run=str(fields.run), when=fields.when, job=fields.job)

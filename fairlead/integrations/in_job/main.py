@@ -223,6 +223,7 @@ def _all_ended(processes: list[subprocess.Popen[bytes]], seconds: float | None) 
 
 def _send(processes: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
     for process in processes:
+        # It can end between the look at it and the signal.
         with suppress(ProcessLookupError):
             process.send_signal(number)
 

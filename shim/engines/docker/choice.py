@@ -121,7 +121,7 @@ class NetworkChooser:
         why = None
         # An engine that never has wires is no choice of the node.
         if asked is not NetworkKind.DOCKER and not self._is_always_of_engine():
-            why = await self._why_not(wired, doubts_count=asked is NetworkKind.AUTO)
+            why = await self._why_not(wired, conflicts_count=asked is NetworkKind.AUTO)
             if why is None:
                 return await self._with_wires(wired)
             if asked is NetworkKind.AGENT:
@@ -132,7 +132,7 @@ class NetworkChooser:
         await of_engine.open(self._api, self._used(), self._among)
         if not runs_of_wires:
             return ChosenNetworks(of_engine, choice)
-        if not wired.is_open and (lost := await self._why_not(wired, doubts_count=False)):
+        if not wired.is_open and (lost := await self._why_not(wired, conflicts_count=False)):
             log.warning("the connections of running jobs are not repaired: %s", lost)
         return ChosenNetworks(of_engine, choice, wired, runs_of_wires)
 
@@ -148,7 +148,7 @@ class NetworkChooser:
         is_docker = self._dialect.kind is EngineKind.DOCKER
         return not is_docker and self._settings.networks is NetworkKind.AUTO
 
-    async def _why_not(self, wired: WiredNetworks, *, doubts_count: bool) -> str | None:
+    async def _why_not(self, wired: WiredNetworks, *, conflicts_count: bool) -> str | None:
         """Open the wires. Return why this node cannot have them; None: it can."""
         if self._dialect.kind is not EngineKind.DOCKER:
             return "networks of the shim need the Docker engine"
@@ -156,7 +156,11 @@ class NetworkChooser:
             return why
         try:
             await wired.open(
-                self._api, self._socket, self._containers, self._among, doubts_count=doubts_count
+                self._api,
+                self._socket,
+                self._containers,
+                self._among,
+                conflicts_count=conflicts_count,
             )
         except WireError as error:
             return str(error)

@@ -72,11 +72,11 @@ def judge(
     """Return the past from all events of the engine's life, or the latest of them."""
     all_of_them = list(events)
     own = [one for one in all_of_them if subject(one) == container_id]
-    is_told = any(one.get("Action") == "die" for one in own)
+    has_died = any(one.get("Action") == "die" for one in own)
     return Past(
         stopped=any(ends_it(one, names_signals=names_signals) for one in own),
         # With fewer events than it keeps, the engine has forgotten none of its present life.
-        unseen=not is_told and not live_restore and len(all_of_them) < REMEMBERED,
+        unseen=not has_died and not live_restore and len(all_of_them) < REMEMBERED,
     )
 
 

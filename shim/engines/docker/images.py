@@ -376,6 +376,7 @@ class DockerImages:
                 return False
             await self._call(lambda: self._api.remove_image(reference))
         except NotFound:
+            # Removed meanwhile, by the operator or by another tool on the node.
             return True
         except Conflict:
             return False

@@ -74,7 +74,7 @@ def prove(
     `repository`: as `repository_of` returns it; `digest`: of the manifest or index there;
     `settings`: RegistryConfig of the engine's info. Blocking.
     """
-    host, name = _place(repository)
+    host, name = _host_and_name(repository)
     try:
         with _Registry(host, name, auth, settings) as registry:
             documents = registry.documents(digest, image_id)
@@ -92,7 +92,7 @@ def prove(
         ) from None
 
 
-def _place(repository: str) -> tuple[str, str]:
+def _host_and_name(repository: str) -> tuple[str, str]:
     """Return the registry's host and the name there."""
     host, slash, name = repository.partition("/")
     if slash and ("." in host or ":" in host or host == "localhost"):

@@ -82,7 +82,7 @@ def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[st
         ulimits=[DockerUlimit(name=u.name, soft=u.soft, hard=u.hard) for u in options.ulimits],
         read_only=options.read_only_root,
         init=options.init or None,
-        tmpfs=_writable_places(spec) if options.read_only_root else None,
+        tmpfs=_writable_folders(spec) if options.read_only_root else None,
         # Docker's own log of a container has no limit; the job's output goes through the runner.
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "1m", "max-file": "1"}),
         runtime=node.oci_runtime,
@@ -97,10 +97,10 @@ def at_address(network: str, address: str) -> dict[str, Any]:
     return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}}}}
 
 
-def _writable_places(spec: ContainerSpec) -> dict[str, str]:
+def _writable_folders(spec: ContainerSpec) -> dict[str, str]:
     """Return writable folders for temporary files, unless a volume is mounted there."""
     taken = {mount.target for mount in spec.mounts}
-    return {place: "mode=1777" for place in ("/tmp", "/run") if place not in taken}
+    return {folder: "mode=1777" for folder in ("/tmp", "/run") if folder not in taken}
 
 
 def _mount(mount: MountSpec) -> Mount:

@@ -79,12 +79,12 @@ class WiredNetworks:
         containers: Iterable[Mapping[str, Any]],
         among: Subnets,
         *,
-        doubts_count: bool = False,
+        conflicts_count: bool = False,
     ) -> None:
         """Take over the wires of these containers, as Docker lists them.
 
-        Raises WireError, which says why this node cannot have wires; with `doubts_count`, also why
-        it may be unable to. Nothing was changed then.
+        Raises WireError, which says why this node cannot have wires; with `conflicts_count`, also
+        why it may be unable to. Nothing was changed then.
         """
         self._api = api
         self._nameservers, self._search = resolvers()
@@ -100,8 +100,11 @@ class WiredNetworks:
         reserved = [one.address for one in map(_attachment, made) if one is not None]
         namespace = await self._call(lambda: Namespace.of_engine(engine_socket))
         self._wires = Wires(self._install_id, namespace)
-        if doubts_count and (doubt := await self._call(self._wires.doubt)) is not None:
-            raise WireError(doubt)
+        if (
+            conflicts_count
+            and (conflict := await self._call(self._wires.firewall_conflict)) is not None
+        ):
+            raise WireError(conflict)
         found = await self._call(lambda: self._api.networks())
         used = {subnet for network in found for subnet in subnets.of_network(network)}
         subnet = among.free(used | await self._call(lambda: subnets.of_node(namespace)))

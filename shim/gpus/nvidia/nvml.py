@@ -256,7 +256,7 @@ class NvmlGpus:
 
     def _read_instance(self, whole: GpuInfo, number: int, board: Any, handle: Any) -> _Unit:
         nvml = self._nvml
-        place = (
+        instance = (
             nvml.nvmlDeviceGetGpuInstanceId(handle),
             nvml.nvmlDeviceGetComputeInstanceId(handle),
         )
@@ -266,9 +266,9 @@ class NvmlGpus:
             name=_text(nvml.nvmlDeviceGetName(handle)),
             memory=int(self._memory(handle).total),
             parent=whole.uuid,
-            devices=(*whole.devices, *mig_devices(number, *place)),
+            devices=(*whole.devices, *mig_devices(number, *instance)),
         )
-        return _Unit(info, handle, board, place)
+        return _Unit(info, handle, board, instance)
 
     async def _measure_links(self, unit: _Unit, units: Sequence[_Unit]) -> None:
         others = [o for o in units if o.info.index != unit.info.index]
@@ -344,9 +344,9 @@ class NvmlGpus:
         if node is not None:
             return int(node)
         # NVML writes eight digits of the PCI domain, sysfs four.
-        place = Path("/sys/bus/pci/devices") / pci[4:].lower() / "numa_node"
+        path = Path("/sys/bus/pci/devices") / pci[4:].lower() / "numa_node"
         try:
-            known = int(place.read_text())
+            known = int(path.read_text())
         except (OSError, ValueError):
             return None
         # The kernel says -1 where the firmware names no NUMA node.

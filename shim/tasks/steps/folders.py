@@ -12,6 +12,7 @@ from shim.tasks.steps.base import StepContext
 
 _SHARED = 0o2770
 _LISTED = 0o2750
+# A job that is root can put a link in the place of a folder.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 16
 _MAX_ENTRIES = 100

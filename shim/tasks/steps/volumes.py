@@ -34,22 +34,24 @@ class Volumes:
         if volumes and EngineAbility.VOLUMES not in ctx.engine.abilities:
             raise VolumeError("volumes need containers, which this node's engine does not have")
         container_rules.check_volumes(volumes)
-        places = [await self._place(ctx, *numbered) for numbered in enumerate(volumes)]
-        ctx.mounts = tuple(place for place in places if place is not None)
+        mounts = [await self._mounted(ctx, *numbered) for numbered in enumerate(volumes)]
+        ctx.mounts = tuple(target for target in mounts if target is not None)
 
     async def undo(self, ctx: StepContext) -> None:
         folder = ctx.settings.task_mounts(ctx.task.info.id)
         await _in_thread(ctx, lambda: ctx.mounter.release(folder))
 
-    async def _place(self, ctx: StepContext, number: int, volume: VolumeMount) -> MountSpec | None:
+    async def _mounted(
+        self, ctx: StepContext, number: int, volume: VolumeMount
+    ) -> MountSpec | None:
         source = ""
         if volume.kind is VolumeKind.NAMED:
             source = await ctx.engine.ensure_volume(volume.source)
         elif volume.kind is not VolumeKind.TMPFS:
-            place = ctx.settings.task_mounts(ctx.task.info.id) / str(number)
-            if not await self._mount(ctx, volume, place):
+            target = ctx.settings.task_mounts(ctx.task.info.id) / str(number)
+            if not await self._mount(ctx, volume, target):
                 return None
-            source = str(place)
+            source = str(target)
         return MountSpec(
             kind=volume.kind,
             source=source,
@@ -58,14 +60,14 @@ class Volumes:
             size=volume.size,
         )
 
-    async def _mount(self, ctx: StepContext, volume: VolumeMount, place: Path) -> bool:
+    async def _mount(self, ctx: StepContext, volume: VolumeMount, target: Path) -> bool:
         """Mount a volume; False for an optional one whose source is missing."""
         allowed = container_rules.allowed_path(volume, ctx.settings.volume_prefixes)
 
         def mount() -> bool:
             if volume.kind is VolumeKind.DEVICE:
-                return ctx.mounter.device(Path(volume.source), place)
-            return ctx.mounter.bind(allowed.prefix, allowed.relative, place)
+                return ctx.mounter.device(Path(volume.source), target)
+            return ctx.mounter.bind(allowed.prefix, allowed.relative, target)
 
         try:
             is_there = await _in_thread(ctx, mount)

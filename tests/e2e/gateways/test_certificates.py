@@ -23,7 +23,7 @@ from cryptography import x509
 from fairlead.wire.gateway import Certificate
 from gateway import caddy
 from gateway.certificates import HostCertificates
-from gateway.haproxy import Haproxy, Limits, Places, Ports
+from gateway.haproxy import Haproxy, Limits, Paths, Ports
 from tests.e2e.gateways.test_gateway import as_admin, fields_of
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon, run
@@ -62,11 +62,11 @@ class Town:
         self.admin = folder / "gateway/admin.sock"
         self.storage = folder / "kept"
         self.traffic = folder / "traffic.sock"
-        self.places = Places.of(folder / "haproxy", self.traffic, folder, folder)
-        balancer = haproxy_daemon(self.places, Ports())
+        self.paths = Paths.of(folder / "haproxy", self.traffic, folder, folder)
+        balancer = haproxy_daemon(self.paths, Ports())
         balancer.argv = [*map(str, self.here()), *balancer.argv]
         balancer.spawn()
-        balancer.wait_ready(lambda: listens(self.places.admin))
+        balancer.wait_ready(lambda: listens(self.paths.admin))
         self._daemons = [
             balancer,
             self._caddy("ca", _authority(folder / "ca/admin.sock")),
@@ -80,12 +80,12 @@ class Town:
         home = self._folder / name
         home.mkdir(parents=True)
         (home / "caddy.json").write_text(json.dumps(configuration))
-        places = {"HOME": home, "XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home}
+        paths = {"HOME": home, "XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home}
         program = shutil.which("caddy") or "/usr/bin/caddy"
         daemon = Daemon(
             [*self.here(), program, "run", "--config", home / "caddy.json"],
             home / "caddy.log",
-            env={key: str(value) for key, value in places.items()},
+            env={key: str(value) for key, value in paths.items()},
         )
         daemon.spawn()
         daemon.wait_ready(lambda: listens(home / "admin.sock"))
@@ -150,7 +150,7 @@ async def agent(town: Town) -> AsyncIterator[HostCertificates]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.UnixSite(runner, str(town.traffic)).start()
-    made = HostCertificates(town.places.certificates, Haproxy(town.places), lambda: None)
+    made = HostCertificates(town.paths.certificates, Haproxy(town.paths), lambda: None)
     keeping = asyncio.create_task(made.keep())
     yield made
     keeping.cancel()
@@ -167,7 +167,7 @@ async def test_an_authority_gives_each_host_a_certificate_and_another_name_has_n
         directory_ca=str(town.root),
     )
     host = f"known.{DOMAIN}"
-    await Haproxy(town.places).set_limits(Limits(has_challenges=True))
+    await Haproxy(town.paths).set_limits(Limits(has_challenges=True))
     config = caddy.configuration(
         certificate,
         [host],

@@ -67,6 +67,7 @@ async def test_a_client_that_sends_half_is_closed(tmp_path: Path, tls: bool, sen
             writer.write(sent)
             async with asyncio.timeout(SOON):
                 await reader.read()
+            assert reader.at_eof()
 
 
 @pytest.mark.parametrize(

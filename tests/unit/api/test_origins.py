@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
 from controller.api.http.origins import Origins
-from controller.commands.serve import parse_origin
+from controller.commands.serve_options import parse_origin
 from fairlead.cli.errors import CliError
 from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller

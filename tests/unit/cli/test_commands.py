@@ -8,7 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from common.links.host_keys import fingerprint
-from controller.commands.serve import parse_listen
+from controller.commands.serve_options import parse_listen
 from controller.metric_history import Sample
 from fairlead.cli import main, output
 from fairlead.cli.commands.runs.show import show_run, sparkline

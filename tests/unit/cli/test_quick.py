@@ -31,7 +31,7 @@ def by_the_library(arguments: list[str]) -> dict[str, object] | None:
     bound.apply_defaults()
     found = dict(bound.arguments)
     # What only the library parses goes to another function, and is left out if it was not given.
-    taken = inspect.signature(quick.function_at(quick.COMMANDS[arguments[0]].place)).parameters
+    taken = inspect.signature(quick.function_at(quick.COMMANDS[arguments[0]].target)).parameters
     found = {name: value for name, value in found.items() if name in taken or name in given}
     match found.get("file"):
         case [only]:  # several files are applied by another function
@@ -113,4 +113,4 @@ def test_a_command_keeps_its_budget_of_imports(place: str) -> None:
 
 
 def test_every_quick_command_is_tested_for_its_budget() -> None:
-    assert {command.place for command in quick.COMMANDS.values()} == set(BUDGET)
+    assert {command.target for command in quick.COMMANDS.values()} == set(BUDGET)

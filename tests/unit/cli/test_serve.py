@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from controller.commands import serve
-from controller.commands.serve import make_folder, read_config
+from controller.commands.serve import make_folder
+from controller.commands.serve_options import read_config
 from controller.daemon import serving
 from controller.store.errors import LeaseLost, StoreError, StoreUnusable
 from fairlead.cli.errors import EXIT_USAGE, CliError

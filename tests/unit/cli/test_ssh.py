@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.cli.commands.jobs.ssh import place_of
+from fairlead.cli.commands.jobs.ssh import run_and_path
 from fairlead.cli.openssh import (
     host_blocks,
     identity,
@@ -163,7 +163,7 @@ async def test_a_run_that_does_not_run_yet_says_so(start: Fairlead, tmp_path: Pa
 def test_a_colon_names_a_run_unless_a_slash_comes_before_it(
     text: str, place: tuple[str | None, str]
 ) -> None:
-    assert place_of(text) == place
+    assert run_and_path(text) == place
 
 
 @pytest.mark.parametrize("places", [("a", "b"), ("one:a", "two:b")])

@@ -7,7 +7,7 @@ from docker.auth import resolve_repository_name
 from docker.utils import parse_repository_tag
 
 from controller import server_config
-from controller.commands.serve import parse_image
+from controller.commands.serve_options import parse_image
 from fairlead.cli.errors import CliError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse

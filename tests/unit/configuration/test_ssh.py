@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.commands.serve import read_keys
+from controller.commands.serve_options import read_keys
 from controller.lifecycle.model import JobSpec
 from fairlead.cli.errors import CliError
 from fairlead.configuration.convert import ConfigurationError

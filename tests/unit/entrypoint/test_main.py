@@ -319,7 +319,7 @@ async def test_a_job_that_runs_is_open_to_visitors(tmp_path: Path) -> None:
         _, writer = await asyncio.open_connection(settings.address, settings.port)
         writer.close()
         await client.stop(grace=0)
-        await exit_of(client)
+        assert (await exit_of(client)).reason == "executor_error"
 
 
 async def test_a_job_gets_sigterm_although_its_runner_blocked_it_at_first(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from gateway.haproxy import (
     SLOTS,
     Haproxy,
     Limits,
-    Places,
+    Paths,
     Ports,
     configuration,
 )
@@ -53,8 +53,8 @@ OTHERS = (("agent", "agent"), ("caddy", "caddy"), ("s0", "agent"))
 class PlayedHaproxy:
     """Its runtime API: servers with states and counts, and one map of ways."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, paths: Paths) -> None:
+        self._places = paths
         self._lives = 0
         self.begin()
 
@@ -116,8 +116,8 @@ class PlayedHaproxy:
         return ""
 
     def _map(self, path: str) -> dict[str, str]:
-        places = self._places
-        maps = {places.slots: self.ways, places.guarded: self.guarded, places.limits: self.limits}
+        paths = self._places
+        maps = {paths.slots: self.ways, paths.guarded: self.guarded, paths.limits: self.limits}
         return maps[Path(path)]
 
 
@@ -145,9 +145,9 @@ class PlayedLinks:
 
 class Bed:
     def __init__(self, folder: Path) -> None:
-        self.places = Places.of(folder, folder / "agent.sock", folder, folder)
-        self.places.servers.mkdir()
-        self.haproxy = PlayedHaproxy(self.places)
+        self.paths = Paths.of(folder, folder / "agent.sock", folder, folder)
+        self.paths.servers.mkdir()
+        self.haproxy = PlayedHaproxy(self.paths)
         self.links = PlayedLinks()
         self.emptied: list[str] = []
         loop = asyncio.get_running_loop()
@@ -167,15 +167,15 @@ class Bed:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FastPath]:
         def forwards(lost: Callable[[str], None]) -> SshForwards:
-            return SshForwards(self.places.servers, self._folder / "key", lost)
+            return SshForwards(self.paths.servers, self._folder / "key", lost)
 
         made = FastPath(
-            Haproxy(self.places),
+            Haproxy(self.paths),
             forwards,
             self.links,
             self.traffic,
             self.emptied.append,
-            self.places.server,
+            self.paths.server,
             Outliers(lambda: self.time),
         )
         running = asyncio.create_task(made.run())
@@ -192,7 +192,7 @@ class Bed:
         """The slot and server whose socket leads to the replica."""
         (found,) = (
             path
-            for path in self.places.servers.iterdir()
+            for path in self.paths.servers.iterdir()
             if path.is_symlink() and path.readlink().stem == id
         )
         slot, _, name = found.name.partition("-")
@@ -202,7 +202,7 @@ class Bed:
         return self.haproxy.states[self.server_of(id)]
 
     def are_up(self, *ids: str) -> bool:
-        led = {path.readlink().stem for path in self.places.servers.iterdir()}
+        led = {path.readlink().stem for path in self.paths.servers.iterdir()}
         return led >= set(ids) and all(self.state_of(id) == "UP" for id in ids)
 
 
@@ -510,7 +510,7 @@ def test_a_service_that_needs_a_decision_is_not(fields: dict[str, object]) -> No
 
 
 def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
-    text = configuration(Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path))
+    text = configuration(Paths.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path))
     for condition in (
         "fl[a-z]?_[0-9a-f]{64}",
         "req.hdr(cookie) -m sub -i fairlead-",
@@ -523,9 +523,9 @@ def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
 
 
 def test_haproxy_listens_at_each_address_and_passes_challenges_to_caddy(tmp_path: Path) -> None:
-    places = Places.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path)
+    paths = Paths.of(tmp_path, tmp_path / "agent.sock", tmp_path, tmp_path)
     ports = Ports(http=8, https=9, challenges=7)
-    text = configuration(places, ports=ports, addresses=("*", "[::]"))
+    text = configuration(paths, ports=ports, addresses=("*", "[::]"))
     tls = f"ssl strict-sni alpn h2,http/1.1 crt-list {tmp_path}/certificates/shown.list"
     binds = [line.strip() for line in text.splitlines() if line.startswith("    bind ")]
     assert binds == [

@@ -107,4 +107,4 @@ async def test_a_bucket_that_is_away_at_the_end_is_told_in_the_log(
 def test_a_key_that_leads_out_of_the_folder_has_no_place(key: str) -> None:
     copier = BucketCopier(BucketFolder(url="s3://outputs/train", path="/data"))
     with pytest.raises(OSError, match="has no place in a folder"):
-        copier.place_of(key)
+        copier.path_of(key)

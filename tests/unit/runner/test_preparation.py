@@ -19,7 +19,7 @@ from runner.client import RunnerError
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
 from runner.processes.identity import current_identity
-from runner.processes.scratch import GIVEN, Scratch, memory_mounts, usable_places
+from runner.processes.scratch import GIVEN, Scratch, memory_mounts, usable_folders
 from shim.engines import process
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import (
@@ -177,10 +177,10 @@ def test_a_folder_in_memory_that_was_given_is_the_only_place(
     assert GIVEN == process.VARIABLE
     with tempfile.TemporaryDirectory(dir="/dev/shm") as given:
         monkeypatch.setenv(GIVEN, given)
-        assert usable_places() == (Path(given),)
+        assert usable_folders() == (Path(given),)
     for wrong in (given, str(tmp_path), ""):
         monkeypatch.setenv(GIVEN, wrong)
-        assert usable_places()[0] == Path("/dev/shm")
+        assert usable_folders()[0] == Path("/dev/shm")
 
 
 def test_secrets_without_memory_to_keep_them_are_refused() -> None:

@@ -84,7 +84,7 @@ def test_names_and_values_that_no_process_can_have_are_left_out(
 def test_where_nothing_is_in_memory_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "PLACES", (tmp_path,))
+    monkeypatch.setattr(scratch, "FOLDERS", (tmp_path,))
     with pytest.raises(OSError, match="no writable tmpfs"):
         session_environment.write(tmp_path, {"A": "b"})
     assert (session_environment.read(tmp_path), os.listdir(tmp_path)) == ({}, [])

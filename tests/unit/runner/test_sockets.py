@@ -119,6 +119,8 @@ async def test_a_burst_of_connections_waits_at_the_socket(tmp_path: Path) -> Non
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)
                 connection.connect(str(path))
+        async with a_session(path) as session:
+            assert await RunnerClient(session).health()
     await runner.close()
 
 

@@ -26,13 +26,13 @@ class FakeNetworks:
 
     capacity = 3
 
-    def __init__(self, kind: NetworkKind, why_not: str | None = None, doubt: str | None = None):
-        self.kind, self._why_not, self._doubt = kind, why_not, doubt
+    def __init__(self, kind: NetworkKind, why_not: str | None = None, conflict: str | None = None):
+        self.kind, self._why_not, self._conflict = kind, why_not, conflict
         self.is_open = False
         self.asked: list[str] = []
 
-    async def open(self, *args: object, doubts_count: bool = False) -> None:
-        why = self._why_not or (self._doubt if doubts_count else None)
+    async def open(self, *args: object, conflicts_count: bool = False) -> None:
+        why = self._why_not or (self._conflict if conflicts_count else None)
         if why is not None:
             raise WireError(why)
         self.is_open = True
@@ -54,12 +54,12 @@ class FakeNetworks:
 
 
 class Parts:
-    """`why_not`: why the node cannot have wires; `doubt`: why it may be unable to."""
+    """`why_not`: why the node cannot have wires; `conflict`: why it may be unable to."""
 
     def __init__(
-        self, patched: pytest.MonkeyPatch, why_not: str | None = None, doubt: str | None = None
+        self, patched: pytest.MonkeyPatch, why_not: str | None = None, conflict: str | None = None
     ) -> None:
-        self.wired = FakeNetworks(AGENT, why_not, doubt)
+        self.wired = FakeNetworks(AGENT, why_not, conflict)
         self.of_engine = FakeNetworks(ENGINE)
         patched.setattr(choice, "WiredNetworks", lambda *args: self.wired)
         patched.setattr(choice, "RunNetworks", lambda *args, **options: self.of_engine)
@@ -91,7 +91,7 @@ async def test_the_shim_connects_containers_where_it_can(monkeypatch: pytest.Mon
     assert await made.ensure("new") == "agent"
 
 
-@pytest.mark.parametrize(("lack"), [{"why_not": "no nft"}, {"doubt": "no nft"}])
+@pytest.mark.parametrize(("lack"), [{"why_not": "no nft"}, {"conflict": "no nft"}])
 async def test_the_engine_does_where_the_shim_cannot_or_may_not(
     monkeypatch: pytest.MonkeyPatch, lack: dict[str, str]
 ) -> None:
@@ -101,7 +101,7 @@ async def test_the_engine_does_where_the_shim_cannot_or_may_not(
 
 
 async def test_an_operators_choice_is_kept_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, doubt="firewalld")
+    parts = Parts(monkeypatch, conflict="firewalld")
     assert (await parts.open(AGENT)).choice == NetworkChoice(kind=AGENT)
     assert (await parts.open(ENGINE)).choice == NetworkChoice(kind=ENGINE)
     with pytest.raises(NodeFault, match="--networks agent: no nft; use --networks docker"):

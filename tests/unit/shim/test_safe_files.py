@@ -109,12 +109,12 @@ def test_a_place_is_found_through_links_that_stay_below_and_no_other(tmp_path: P
     (folder / "inside").symlink_to("real")
     (folder / "outside").symlink_to("..")
     (folder / "absolute").symlink_to("/")
-    fd = safe_files.open_place(folder, "inside")
+    fd = safe_files.open_path(folder, "inside")
     found = os.readlink(f"/proc/self/fd/{fd}")
     os.close(fd)
     assert found == str(folder / "real")
     for name in ("outside", "absolute", "real/../.."):
         with pytest.raises(safe_files.UnsafeFile):
-            safe_files.open_place(folder, name)
+            safe_files.open_path(folder, name)
     with pytest.raises(FileNotFoundError):
-        safe_files.open_place(folder, "absent")
+        safe_files.open_path(folder, "absent")

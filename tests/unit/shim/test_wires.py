@@ -132,7 +132,7 @@ def _chain(**fields: str) -> dict[str, Any]:
     ],
 )
 def test_another_firewall_is_doubted(chain: dict[str, Any], doubted: bool) -> None:
-    assert (rules.doubt([chain]) is not None) is doubted
+    assert (rules.firewall_conflict([chain]) is not None) is doubted
 
 
 class QuietNamespace(Namespace):

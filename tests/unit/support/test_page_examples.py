@@ -35,6 +35,7 @@ def test_marked_fences_are_found_in_their_order() -> None:
 
 def test_a_page_that_is_right_can_be_followed(tmp_path: Path) -> None:
     play(PAGE, tmp_path, {})
+    assert (tmp_path / "a.txt").read_text() == "hello\n"
 
 
 def test_a_command_that_fails_fails_the_page(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_earlier_occurrences_are_told_newest_first() -> None:
     )
     run = replace(a_run("nightly", user="ada").run, occurrences=(done, failed))
 
-    told = [(one.number, one.said) for one in occurrence_rows(run)]
+    told = [(one.number, one.outcome) for one in occurrence_rows(run)]
 
     assert told == [(2, "failed: exit code 3"), (1, "done: All jobs are done.")]
 

@@ -71,7 +71,7 @@ def test_a_gpu_is_a_square_with_its_state_in_words(
     gpu: GpuView, holder: Holder | None, state: str, said: str
 ) -> None:
     square = gpu_square(gpu, holder)
-    assert (square.state, square.said) == (state, said)
+    assert (square.state, square.label) == (state, said)
     assert square.clearable is not gpu.healthy
 
 
@@ -82,8 +82,8 @@ def test_a_bar_is_never_longer_than_the_whole() -> None:
 
 
 def test_a_bar_tells_short_numbers() -> None:
-    assert bar("Memory", 0.09313 * GIB, 23.29 * GIB, "GiB", GIB).said == "0.09 of 23.29 GiB"
-    assert bar("Disk", 0, 123_456 * GIB, "GiB", GIB).said == "0 of 123456 GiB"
+    assert bar("Memory", 0.09313 * GIB, 23.29 * GIB, "GiB", GIB).label == "0.09 of 23.29 GiB"
+    assert bar("Disk", 0, 123_456 * GIB, "GiB", GIB).label == "0 of 123456 GiB"
 
 
 async def test_empty_fleets_come_last(admin: Browser) -> None:

@@ -76,7 +76,7 @@ def logs(
         return 0
     if start.is_given:
         stored = partial(client.stored_frames, run, job=key, attempt=attempt)
-        offset = _place(start, stored, outages if follow else None)
+        offset = _offset_of(start, stored, outages if follow else None)
     if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
         frames = follow_log(client, state.id, attempt_id, offset, outages)
@@ -192,14 +192,14 @@ def _frames(
     """Yield the frames of one log from its start on."""
     at = 0
     if start.is_given:
-        at = _place(start, partial(client.stored_frames, run_id, attempt=attempt_id), outages)
+        at = _offset_of(start, partial(client.stored_frames, run_id, attempt=attempt_id), outages)
     if outages is None:
         yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
     else:
         yield from follow_log(client, run_id, attempt_id, at, outages)
 
 
-def _place(start: Start, stored: Callable[[], Iterable[Frame]], outages: Outages | None) -> int:
+def _offset_of(start: Start, stored: Callable[[], Iterable[Frame]], outages: Outages | None) -> int:
     """Return the offset of the start; with `outages`, a controller that is away is waited for."""
     if outages is None:
         return start.offset(stored())

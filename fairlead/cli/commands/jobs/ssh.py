@@ -61,7 +61,9 @@ def cp(source: str, destination: str, /, *, user: str = "root", job: str | None 
     job
         Id, GROUP/COOKIE or index; default: the first.
     """
-    runs = [name for name, _ in (place_of(source), place_of(destination)) if name is not None]
+    runs = [
+        name for name, _ in (run_and_path(source), run_and_path(destination)) if name is not None
+    ]
     if len(runs) != 1:
         raise CliError(
             "give one path of this machine and one RUN:PATH, such as out.txt train:/tmp/out.txt",
@@ -69,12 +71,12 @@ def cp(source: str, destination: str, /, *, user: str = "root", job: str | None 
         )
     program = program_of("scp")
     target, config = written_config(runs[0], user, job)
-    places = (_for_scp(place, target.run_name) for place in (source, destination))
+    paths = (_for_scp(path, target.run_name) for path in (source, destination))
     sys.stdout.flush()
-    os.execv(program, ["scp", "-r", "-F", str(config), "--", *places])
+    os.execv(program, ["scp", "-r", "-F", str(config), "--", *paths])
 
 
-def place_of(text: str) -> tuple[str | None, str]:
+def run_and_path(text: str) -> tuple[str | None, str]:
     """Return the run and the path of `RUN:PATH`. A path with a slash before its first colon is one
     of this machine."""
     run, colon, path = text.partition(":")
@@ -82,7 +84,7 @@ def place_of(text: str) -> tuple[str | None, str]:
 
 
 def _for_scp(text: str, host: str) -> str:
-    run, path = place_of(text)
+    run, path = run_and_path(text)
     if run is not None:
         return f"{host}:{path}"
     return path if path.startswith("/") else f"./{path}"  # no name of a host, and no option

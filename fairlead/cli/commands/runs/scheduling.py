@@ -235,12 +235,12 @@ def _offers_for(file: Path, *, json: bool) -> int:
         return 0
     output.emit_table(
         ("JOBS", "NODE", "FLEET", "TYPE", "WHERE", "PRICE/H", "NOT NOW, BECAUSE"),
-        [_place(one) for one in decode(data, OffersView).places],
+        [_offer_cells(one) for one in decode(data, OffersView).places],
     )
     return 0
 
 
-def _place(one: OfferedPlace) -> tuple[str, ...]:
+def _offer_cells(one: OfferedPlace) -> tuple[str, ...]:
     spot = " (spot)" if one.spot else ""
     return (
         _names(one.jobs),

@@ -28,7 +28,7 @@ from fairlead.submission import (
     with_overrides,
 )
 
-_PLACE = re.compile(r"runs\[(\d+)\]\.?(?:configuration\.?)?(.*)")
+_PATH_IN_RUNS = re.compile(r"runs\[(\d+)\]\.?(?:configuration\.?)?(.*)")
 
 
 class _Submitted(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def apply_together(
 
 def _in_its_file(error: ApiError, documents: Sequence[Document]) -> Exception:
     """Return the refusal with the file and the line of its field."""
-    match = _PLACE.fullmatch(error.field or "")
+    match = _PATH_IN_RUNS.fullmatch(error.field or "")
     if match is None:
         return error
     document = documents[int(match[1])]
