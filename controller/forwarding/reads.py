@@ -133,7 +133,8 @@ class Reads:
             states = await read.runs.page(one_more(query), user=read.user)
             names = await read.moment.node_names()
         states, cursor = cut(states, query.limit, lambda state: state.run.id)
-        summaries = tuple(run_summary(state, names) for state in states)
+        now = self._clock.now()
+        summaries = tuple(run_summary(state, names, now) for state in states)
         return json_response(RunsAnswer(runs=summaries, next_cursor=cursor))
 
     async def _run(self, request: web.Request) -> web.Response:
@@ -146,7 +147,7 @@ class Reads:
                 raise NeedsLeader
             children = await read.runs.family(state)
             names = await read.moment.node_names()
-        view = run_view(state, names, children, with_ended=True)
+        view = run_view(state, names, children, with_ended=True, now=self._clock.now())
         # The bytes of a collection that goes on are in no database.
         last = [attempt for job in view.jobs for attempt in job.attempts[-1:]]
         if any(one.outputs.state is OutputsState.COLLECTING for one in last):

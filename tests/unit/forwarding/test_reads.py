@@ -16,13 +16,15 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from controller.api.app import make_app as make_leader_app
+from controller.api.views import sweep_view
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
 from controller.forwarding.follower import make_app
 from controller.forwarding.forwarder import Forwarder, LeaderLate
 from controller.forwarding.reads import Reads
-from controller.lifecycle.model import Role
+from controller.lifecycle.model import Group, JobSpec, Role
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
+from controller.lifecycle.sweeps.ended import folded
 from controller.logs.parts import LogBucket
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
@@ -34,10 +36,13 @@ from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from controller.vault import KeyFile, Vault
 from fairlead.model.statuses import AttemptStatus
+from fairlead.model.sweep import ParameterSets, SweepPlan
 from fairlead.queries import RunQuery
+from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller, _gate
+from tests.unit.lifecycle.play import Play
 from tests.unit.store.samples import a_run, an_attempt
 
 TO_THE_LEADER = 418
@@ -208,6 +213,27 @@ async def test_a_live_run_is_read_as_a_leader_has_it_in_memory(tmp_path: Path) -
         assert await moment.list_runs(RunQuery()) == [live]
     await reader.close()
     await store.close()
+
+
+async def test_the_estimate_of_a_sweep_is_the_leaders(tmp_path: Path) -> None:
+    plan = SweepPlan(sets=ParameterSets.of(["seed"], [[1], [2], [3]]), max_parallel=1)
+    groups, spec = [Group(name="main", nodes=1)], JobSpec(image="busybox")
+    play = Play(sweep=plan, groups=groups, spec=spec)
+    play.to_running(0)
+    play.wait(10)
+    play.send(play.exited(0), play.removed(0))
+    play.to_running(1)
+    play.wait(4)
+    told = sweep_view(folded(play.state), play.now)
+    assert told is not None
+    assert told.seconds_left == 16
+    clock = ManualClock(play.now)
+    async with opened_bed(tmp_path, lambda reader: Reads(reader, clock)) as bed:
+        await bed.controller.store.commit(Changes(runs={play.run_id: (None, play.state)}))
+        _, run, _ = await answered(bed.follower, f"/v1/runs/{play.run_id}", ADMIN_TOKEN)
+        _, page, _ = await answered(bed.follower, "/v1/runs", ADMIN_TOKEN)
+    assert run["sweep"]["seconds_left"] == 16
+    assert page["runs"][0]["sweep"]["seconds_left"] == 16
 
 
 async def test_a_token_that_was_revoked_opens_nothing_at_once(bed: Bed) -> None:
