@@ -146,7 +146,9 @@ async def test_the_tasks_of_a_run_reach_each_other_at_their_addresses(world: Net
     async with world.shim() as engine:
         first = await engine.ensure_network("run")
         second = await engine.ensure_network("run", {first or ""})
-        serve = world.bridged(1, "run", "echo hello | nc -l -p 29500", first)
+        # From a file: a listener whose text is still on its way ends at the caller's end of file.
+        listen = "echo hello > note; nc -l -p 29500 < note"
+        serve = world.bridged(1, "run", listen, first)
         serving = await engine.create(serve)
         await engine.start(serving)
         ask = f"until nc {first} 29500 </dev/null > answer; do sleep 0.1; done"

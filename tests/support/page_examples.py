@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import LONG
+
 _MARKED = re.compile(
     r"^ *<!-- (?P<kind>file|run|prints)(?:: (?P<name>\S+))? -->\n"
     r" *```\w*\n(?P<text>.*?)^ *```$",
@@ -72,7 +74,7 @@ def _run(commands: str, folder: Path, env: Mapping[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=LONG * len(commands.splitlines()),
         check=False,
     )
     assert done.returncode == 0, f"{commands}\nended with {done.returncode}:\n{done.stdout}"

@@ -32,6 +32,7 @@ export class LogView {
     this.filling = null; // the generation that `fill` asks windows for
     this.generation = 0; // goes up with each part of a log that is asked for
     this.isPlacing = false; // whether the reader holds the slider
+    this.isDrawn = false; // whether rows were drawn, and the view moved to its end, since it was looked at
     this.closed = new AbortController();
     this.listen();
     this.open();
@@ -404,9 +405,11 @@ export class LogView {
   }
 
   // Follow no more where the reader went up from the end, also while the connection is made. A scroll
-  // event does not tell who scrolled; only a reader goes up: new rows move the end away.
+  // event does not tell who scrolled; only a reader goes up: new rows move the end away. A browser adds
+  // what the reader scrolled to a drawing in the same picture, so that the view may be lower than before.
   leaveEnd() {
-    const isUp = this.view.scrollTop < this.lastTop;
+    const isUp = this.isDrawn || this.view.scrollTop < this.lastTop;
+    this.isDrawn = false;
     this.lastTop = this.view.scrollTop;
     if (isUp && this.following?.isShown && !this.isAtEnd()) this.unfollow();
   }
@@ -502,6 +505,7 @@ export class LogView {
     frames.forEach((frame) => this.addFrame(frame));
     while (this.chunks.length > 2 && this.rows() > MAX_ROWS) this.chunks.shift().node.remove();
     this.view.scrollTop = END; // without asking for the height, which costs another layout
+    this.isDrawn = true;
   }
 
   addFrame(frame) {

@@ -43,6 +43,7 @@ def take_all(page: Page, controller: ControllerProcess) -> None:
     page.goto(f"{controller.url}/dashboard/runs")
     page.get_by_role("link", name="train-llm").click()
     take(page, "run")
+    page.locator("#plots").scroll_into_view_if_needed()  # they come when the reader is near
     expect(page.locator("[data-plots-part=plots] canvas").first).to_be_visible()
     page.emulate_media(color_scheme="dark")
     page.locator("#plots").screenshot(path=PICTURES / "use.png")

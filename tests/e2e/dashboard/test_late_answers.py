@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -67,6 +67,11 @@ SCROLL_AND_DRAW = """(view) => {
     window.drawNow();
     return view.scrollTop;
 }"""
+DRAW_AND_SCROLL = """(view) => {
+    window.drawNow();
+    view.scrollTop -= 300;
+}"""
+"""As a browser does whose reader went up before it drew: it moves the view from where it is now."""
 DRAW_BY_HAND = """
     const later = window.setTimeout;
     window.setTimeout = (act, wait, ...rest) => {
@@ -89,9 +94,20 @@ class Held:
 
     def __init__(self) -> None:
         self._routes: asyncio.Queue[Route] = asyncio.Queue()
+        self._is_over = False
 
     async def __call__(self, route: Route) -> None:
-        await self._routes.put(route)
+        if self._is_over:
+            await route.abort()
+        else:
+            self._routes.put_nowait(route)
+
+    async def end(self) -> None:
+        """Refuse the requests that the test has not taken, such as those that a page makes from
+        time to time: playwright waits for the answer to each that it was told to hold."""
+        self._is_over = True
+        while not self._routes.empty():
+            await self._routes.get_nowait().abort()
 
     async def next(self, part: str = "") -> Route:
         route = await taken(self._routes)
@@ -153,10 +169,10 @@ class Log:
     """The log on the page of a run with ten jobs, of which the one with the number 7 failed; the
     test answers for the controller."""
 
-    def __init__(self, page: Page, address: str) -> None:
+    def __init__(self, page: Page, address: str, windows: Held, searches: Held) -> None:
         self.page = page
         self.address = address
-        self.windows, self.searches = Held(), Held()
+        self.windows, self.searches = windows, searches
         self.sockets: asyncio.Queue[WebSocketRoute] = asyncio.Queue()
         self.view, self.rows = page.locator(".log-view"), page.locator(".log-row")
         self.here = page.locator(".log-here .log-text")
@@ -178,12 +194,28 @@ class Log:
         return await self.windows.next(f"attempt=of-{job}-attempt-0")
 
 
+MakeHeld = Callable[[], Held]
+
+
 @pytest.fixture
-async def log(chromium: Browser, controller: Controller, site: TestServer) -> AsyncIterator[Log]:
+async def held(chromium: Browser) -> AsyncIterator[MakeHeld]:
+    """It needs the browser to be there until the end of what it made."""
+    made: list[Held] = []
+
+    def make() -> Held:
+        made.append(Held())
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.end()
+
+
+@pytest.fixture
+async def log(chromium: Browser, controller: Controller, site: TestServer, held: MakeHeld) -> Log:
     await controller.store.commit(submission(a_sweep(10)))
     page = await visit(chromium, controller, address_of(site), "admin")
-    yield Log(page, address_of(site))
-    await page.unroute_all(behavior="ignoreErrors")
+    return Log(page, address_of(site), held(), held())
 
 
 async def test_a_late_part_of_another_log_changes_nothing_in_the_one_that_is_shown(
@@ -315,9 +347,22 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     await expect(place).not_to_have_value("7")
 
 
-async def test_a_list_shows_what_the_reader_chose_last(log: Log) -> None:
+async def test_a_reader_who_goes_up_while_rows_are_drawn_stays_there(log: Log) -> None:
+    page = log.page
+    await give(page, await log.open(), window("line"))
+    socket = await taken(log.sockets)
+    more = "".join(f"line {number}\n" for number in range(100, 200))
+    socket.send(json.dumps({**frame("line", 100), "end": 200 * ROW, "text": more}))
+    await page.wait_for_function("!!window.drawNow")
+    await log.view.evaluate(DRAW_AND_SCROLL)
+    await expect(log.part("follow")).not_to_be_checked()
+    await expect(log.rows.last).to_have_text("line 199")
+    assert not await log.view.evaluate(AT_END)
+
+
+async def test_a_list_shows_what_the_reader_chose_last(log: Log, held: MakeHeld) -> None:
     """Whatever was asked for before a choice comes after it."""
-    page, parts, rows = log.page, Held(), log.page.locator("#jobs a[id^=job-]")
+    page, parts, rows = log.page, held(), log.page.locator("#jobs a[id^=job-]")
     await give(page, await log.open(), window("line"))
     await page.locator(LIVE).wait_for()
     await page.route(lambda url: url.partition("?")[0].endswith("/runs/sweep"), parts)
@@ -353,10 +398,10 @@ async def test_a_list_shows_what_the_reader_chose_last(log: Log) -> None:
 
 
 async def test_a_filter_of_the_runs_outlives_a_refresh_that_was_asked_for_before(
-    chromium: Browser, controller: Controller, site: TestServer
+    chromium: Browser, controller: Controller, site: TestServer, held: MakeHeld
 ) -> None:
     await controller.store.commit(submission(a_sweep(2)))
-    page, parts = await visit(chromium, controller, address_of(site), "admin"), Held()
+    page, parts = await visit(chromium, controller, address_of(site), "admin"), held()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     rows = page.locator("#rows a[data-row]")
@@ -373,10 +418,10 @@ async def test_a_filter_of_the_runs_outlives_a_refresh_that_was_asked_for_before
 
 
 async def test_each_question_and_each_click_is_acted_on_once(
-    chromium: Browser, controller: Controller, site: TestServer
+    chromium: Browser, controller: Controller, site: TestServer, held: MakeHeld
 ) -> None:
     run_id = await submit(controller, "train")
-    page, posts = await visit(chromium, controller, address_of(site), "admin"), Held()
+    page, posts = await visit(chromium, controller, address_of(site), "admin"), held()
     await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")
     await page.locator(LIVE).wait_for()
     await page.route(lambda url: "/actions/" in url or url.endswith(("/scale", "/logout")), posts)
@@ -424,7 +469,7 @@ async def test_a_link_logs_in_once_also_when_it_is_clicked_twice_or_follows_anot
 
 
 async def test_a_terminal_and_plots_are_those_that_were_asked_for_last(
-    chromium: Browser, controller: Controller, site: TestServer
+    chromium: Browser, controller: Controller, site: TestServer, held: MakeHeld
 ) -> None:
     run_id = await submit(controller, "train", like={**TASK, "ssh": "embedded"})
     page = await visit(chromium, controller, address_of(site), "admin")
@@ -437,7 +482,7 @@ async def test_a_terminal_and_plots_are_those_that_were_asked_for_last(
         sockets.put_nowait(socket)
         await may_connect.wait()
 
-    histories = Held()
+    histories = held()
     await page.route("**/metrics/history*", histories)
     await page.route_web_socket("**/terminal*", connect)
     await page.goto(f"{address_of(site)}/dashboard/runs/{run_id}")

@@ -171,6 +171,13 @@ def opened(page: Page, bed: Bed, name: str) -> None:
     page.locator(LIVE).wait_for()
 
 
+def opened_at_its_plots(page: Page, bed: Bed, name: str) -> None:
+    """Plots come when the reader is near, and the rows of the log move them away."""
+    opened(page, bed, name)
+    expect(page.locator(".log-row")).to_have_count(2)
+    page.locator("#plots").scroll_into_view_if_needed()
+
+
 def test_a_live_log_shows_colours_and_streams_and_no_markup(page: Page, bed: Bed) -> None:
     opened(page, bed, "shown")
     view = page.locator("[data-log-part=view]")
@@ -412,7 +419,7 @@ def test_plots_draw_a_curve_for_each_job_and_tell_its_latest_value(page: Page, b
 
     history = {"jobs": [job("left", 1.0), job("right", 2.0)]}
     page.route("**/metrics/history*", lambda route: route.fulfill(json=history))
-    opened(page, bed, "shown")
+    opened_at_its_plots(page, bed, "shown")
     plots = page.locator(".plot")
     expect(plots).to_have_count(2)
     expect(plots.locator("h3")).to_have_text(["CPU cores", "Memory GiB"])
@@ -442,9 +449,8 @@ def test_plots_show_each_gpu_of_an_attempt_that_ended_long_ago(page: Page, bed: 
         route.fulfill(json={"jobs": [job], "until": at})
 
     page.route("**/metrics/history*", answer)
-    opened(page, bed, "shown")
+    opened_at_its_plots(page, bed, "shown")
     choice = page.locator("[data-plots-part=of]")
-    choice.scroll_into_view_if_needed()
     attempt = bed.run("shown")["jobs"][0]["attempts"][0]["id"]
     choice.select_option(attempt)
     page.click("summary:has-text('latest values')")

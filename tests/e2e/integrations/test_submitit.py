@@ -55,7 +55,8 @@ def test_a_job_that_runs_tells_its_log_and_can_be_stopped(executor: submitit.Aut
 
     job = executor.submit(wait)
     wait_until(lambda: "at work" in (job.stdout() or ""), what="the log")
-    assert job.state == "RUNNING"
+    # Log and status come from the node over two streams.
+    wait_until(lambda: job.state == "RUNNING", what="the job to be known as running")
     job.cancel()
     job.wait()
     assert job.state == "CANCELLED"

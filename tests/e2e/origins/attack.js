@@ -5,7 +5,7 @@ const soon = (ms) => new Promise((done) => setTimeout(done, ms));
 const ours = /secret-plan|fairlead-page|user's notes|flb?_[0-9a-f]/;
 const isLoot = (text) => ours.test(text) && !text.includes("What a hostile page tries");
 const home = (what) => fetch(`${at.home}/collect`, { method: "POST", mode: "no-cors", body: String(what) });
-const first = (...promises) => Promise.race([...promises, soon(4000)]);
+const first = (...promises) => Promise.race([...promises, soon(Number(at.limit))]);
 
 async function read(url, options) {
   const answer = await fetch(url, { credentials: "include", ...options });

@@ -33,6 +33,7 @@ from controller.web.app import Dashboard, session_key
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 from tests.support.certificates import Authority
 from tests.support.ssh_daemon import free_port
+from tests.support.waiting import LONG
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
 from tests.unit.proxy.bed import replica
 
@@ -121,6 +122,12 @@ class Bed:
             return f"{self.origin}/services/{name}"
         return f"{self.mode.scheme}://{name}.{domain}:{self._service_port}"
 
+    @property
+    def _limit(self) -> float:
+        """Milliseconds for each attempt. Without protection all of them end by themselves, and what
+        one has got counts however slow the machine is."""
+        return 1000 * (LONG if self.is_unprotected else 4)
+
     # -- the attacker's service -------------------------------------------------------------
 
     async def attack(self, request: web.Request) -> web.StreamResponse:
@@ -141,6 +148,7 @@ class Bed:
                 "token": USER_TOKEN,
                 "home": self.service("evil"),
                 "host": self.mode.host,
+                "limit": f"{self._limit:.0f}",
             }
             page = f"<!doctype html><title>evil</title>{STILL}<script>{ATTACK}</script>{END}"
             for name, value in where.items():

@@ -88,10 +88,9 @@ async def test_the_tasks_of_a_run_reach_each_other_and_those_of_another_run_do_n
     bed: EngineWorld,
 ) -> None:
     first = await bed.engine.ensure_network("one") or ""
-    await started(
-        bed.engine,
-        bridged(bed, "t1", "one", "while :; do echo hello | nc -l -p 29500; done", first),
-    )
+    # From a file: a listener whose text is still on its way ends at the caller's end of file.
+    listen = "echo hello > note; while :; do nc -l -p 29500 < note; done"
+    await started(bed.engine, bridged(bed, "t1", "one", listen, first))
     second = await bed.engine.ensure_network("one", {first}) or ""
     ask = f"until nc {first} 29500 </dev/null > answer; do sleep 0.1; done"
     friend = await started(bed.engine, bridged(bed, "t2", "one", ask, second))
