@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from fairlead.connections import READ_BYTES
 from fairlead.connections.addresses import Address, Addresses, Tell
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import (
@@ -78,7 +79,6 @@ SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
 UNHEARD_SECONDS = 60
 """A connection to the only address breaks when the machine confirms nothing for so long."""
-READ_BYTES = 1 << 18
 _CLOSED = "the client was closed: make another one"
 _LOST = (OSError, http.client.HTTPException)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fairlead.connections import READ_BYTES
 from fairlead.connections.closing import Closing
 from fairlead.wire.websocket import (
     FIN,
@@ -29,8 +30,6 @@ from fairlead.wire.websocket import (
     accept_of,
 )
 
-READ_BYTES = 1 << 16
-"""What is read at once: 256 KiB took a third more CPU time for each byte of a log."""
 QUIET_SECONDS = 30.0
 """Seconds without a byte until a ping is sent, and until its answer is there."""
 _MASK_BYTES = 4
