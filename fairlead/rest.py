@@ -380,7 +380,9 @@ class ControllerClient:
             ) as response:
                 if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
                     raise self.refusal(response.status, self._read(response), address)
-                websocket.require_accepted(key, response.headers)
+                upgrade = response.getheader("Upgrade")
+                accept = response.getheader("Sec-WebSocket-Accept")
+                websocket.require_accepted(key, upgrade, accept)
             return websocket.WebSocket(plain)
         except Violation as error:
             plain.close()

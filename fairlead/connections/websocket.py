@@ -10,7 +10,7 @@ import binascii
 import io
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -49,10 +49,10 @@ def handshake(key: str) -> dict[str, str]:
     }
 
 
-def require_accepted(key: str, headers: Mapping[str, str]) -> None:
-    """Raises Violation when the answer with status 101 is not one to this key."""
-    upgrade = headers.get("Upgrade") or ""
-    if upgrade.lower() != "websocket" or headers.get("Sec-WebSocket-Accept") != accept_of(key):
+def require_accepted(key: str, upgrade: str | None, accept: str | None) -> None:
+    """Raises Violation when the answer with status 101 is not one to this key. The others are its
+    headers Upgrade and Sec-WebSocket-Accept."""
+    if (upgrade or "").lower() != "websocket" or accept != accept_of(key):
         raise Violation(CloseCode.PROTOCOL_ERROR, "an answer to another handshake")
 
 
