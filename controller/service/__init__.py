@@ -51,6 +51,7 @@ from controller.service.runs.lookup import RunService
 from controller.service.runs.plans import PlanService
 from controller.service.runs.progress import PullsInProgress
 from controller.service.runs.queue import QueueService
+from controller.service.runs.starting_again import StartAgainService
 from controller.service.runs.submissions import SubmissionService
 from controller.service.runs.sweeps import SweepService
 from controller.service.ssh_keys import HostKeys
@@ -207,6 +208,7 @@ class ControllerService:
             traffic=parts.traffic,
             autoscaler=parts.autoscaler,
         )
+        self.starting_again = StartAgainService(pipeline, self.runs, self.submissions, clock)
         self.explanations = ExplainService(pipeline, self.runs, clock)
         self.plans = PlanService(pipeline, self.submissions, clock)
         self.ports = PortService(self.runs, connect)

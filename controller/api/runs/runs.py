@@ -53,6 +53,15 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     has ended. Until then, and for 30 s after, the name is reserved for this client."""
     parent: str | None = None
     """Id or name of the live run that is this run's parent."""
+    starts_again: bool = False
+    """When the job of a task with one job has ended, its container waits 10 min for
+    `start-again`."""
+
+
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`configuration`: as of a submission; only code, commands and environment may differ."""
+
+    configuration: dict[str, Any]
 
 
 class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +182,15 @@ async def stop_run(call: Call) -> RunView:
     body: StopBody = call.body
     actions = call.service.actions
     return shown_run(call, await actions.stop(call.path("run"), abort=body.abort, user=call.caller))
+
+
+async def start_run_again(call: Call) -> RunView:
+    body: StartAgainBody = call.body
+    submission = Submission(configuration=body.configuration)
+    state = await call.service.starting_again.start_again(
+        call.path("run"), submission, user=call.caller
+    )
+    return shown_run(call, state)
 
 
 async def complete_run(call: Call) -> RunView:
@@ -312,6 +330,15 @@ ROUTES: tuple[Route, ...] = (
         summary="Stop a run, with the grace of its stop_duration; with `abort` at once",
         handler=stop_run,
         body=StopBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/start-again",
+        summary="Start the job of a run again in its container, with what changed; 409"
+        " `not_in_place` says why it needs a new one",
+        handler=start_run_again,
+        body=StartAgainBody,
         answer=RunView,
     ),
     Route(
