@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -37,7 +38,6 @@ from fairlead.rest import (
     node_path,
     run_path,
     why_lost,
-    without_proxy,
 )
 
 LOOPBACKS = ("127.0.0.1", "::1")
@@ -342,7 +342,7 @@ class _Carrier:
                 close_timeout=2.0,
                 compression=None,
                 max_size=None,
-                **without_proxy(),
+                **_without_proxy(),
             )
         except InvalidStatus as refused:
             response = refused.response
@@ -350,6 +350,14 @@ class _Carrier:
             raise self._client.refusal(response.status_code, body, address) from None
         except (OSError, WebSocketException) as error:
             raise self._client.lost(error, address) from None
+
+
+def _without_proxy() -> dict[str, Any]:
+    """Return the option with which websockets leaves the environment's proxy alone, as http.client
+    does. Before 15 it knew no proxies, and no such option."""
+    from websockets.version import version
+
+    return {"proxy": None} if int(version.partition(".")[0]) >= 15 else {}
 
 
 def _may_pass(error: FairleadError) -> bool:

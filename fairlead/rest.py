@@ -13,13 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from fairlead.connections import READ_BYTES
 from fairlead.connections.addresses import Address, Addresses, Tell
 from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
 from fairlead.errors import (
@@ -62,8 +64,7 @@ def why_lost(error: Exception) -> str:
 
 
 if TYPE_CHECKING:
-    from websockets.sync.client import ClientConnection as WebSocket
-
+    from fairlead.connections.websocket import WebSocket
     from fairlead.documents.runs import EventView, RunView, WatchLine
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
@@ -76,12 +77,8 @@ UPLOAD_SECONDS = 300.0
 """Seconds without any progress."""
 SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
-QUIET_SECONDS = 30.0
-"""Seconds without a message of a WebSocket until a ping is sent, and until its answer is there."""
 UNHEARD_SECONDS = 60
 """A connection to the only address breaks when the machine confirms nothing for so long."""
-READ_BYTES = 1 << 18
-MAX_MESSAGE_BYTES = 64 << 20
 _CLOSED = "the client was closed: make another one"
 _LOST = (OSError, http.client.HTTPException)
 
@@ -336,18 +333,18 @@ class ControllerClient:
         self, key: str, heard: Callable[[], None], **query: object
     ) -> Iterator[Frame]:
         """Yield the log from an offset on, as it grows, until its attempt has ended."""
-        from websockets.exceptions import ConnectionClosed
+        from fairlead.connections.websocket import Closed
+        from fairlead.wire.websocket import Opcode, Violation
 
         with self._websocket(run_path(key, "logs/ws"), query) as (address, stream):
+            pieces = stream.pieces()
             try:
-                stream.recv(timeout=ANSWER_SECONDS)
+                next(pieces, None)  # the header
                 heard()
-                yield from _frames(map(_binary, _messages(stream)))
-            except ConnectionClosed as closed:
-                # 1000: it ended as it should (RFC 6455, 7.4.1).
-                if closed.rcvd is None or closed.rcvd.code != 1000:
-                    raise self.lost(ConnectionResetError(), address) from None
-            except OSError as error:
+                yield from _frames(piece for opcode, piece in pieces if opcode is Opcode.BINARY)
+            except Closed:
+                raise self.lost(ConnectionResetError(), address) from None
+            except (OSError, Violation) as error:
                 raise self.lost(error, address) from None
 
     @contextmanager
@@ -370,34 +367,29 @@ class ControllerClient:
         raise tries.lost()
 
     def _websocket_there(self, address: Address, path: str, query: dict[str, object]) -> WebSocket:
-        from websockets.exceptions import InvalidStatus, WebSocketException
-        from websockets.sync.client import connect
+        from fairlead.connections import websocket
+        from fairlead.wire.websocket import Violation
 
+        connection = self._connected(address, CONNECT_SECONDS)
+        plain, key = connection.sock, websocket.new_key()
+        connection.sock = websocket.ForHandshake(plain)
         try:
-            stream: WebSocket = connect(
-                _ws_url(address, path, query),
-                sock=self._socket_of(address),
-                additional_headers=self._headers(),
-                open_timeout=CONNECT_SECONDS,
-                close_timeout=2.0,
-                # Compression costs CPU for each byte of a log.
-                compression=None,
-                max_size=MAX_MESSAGE_BYTES,
-                **without_proxy(),
-            )
-            return stream
-        except InvalidStatus as refused:
-            response = refused.response
-            body = bytes(response.body or b"")
-            raise self.refusal(response.status_code, body, address) from None
-        except (OSError, WebSocketException) as error:
+            asked = websocket.handshake(key)
+            with closing(
+                self._send(connection, address, "GET", path, query, None, asked)
+            ) as response:
+                if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+                    raise self.refusal(response.status, self._read(response), address)
+                upgrade = response.getheader("Upgrade")
+                accept = response.getheader("Sec-WebSocket-Accept")
+                websocket.require_accepted(key, upgrade, accept)
+            return websocket.WebSocket(plain)
+        except Violation as error:
+            plain.close()
             raise self.lost(error, address) from None
-
-    def _socket_of(self, address: Address) -> socket.socket:
-        """Connect. Raises OSError."""
-        found = socket.create_connection(address.peer, self.connect_seconds)
-        notice_the_gone(found, self._gone_seconds)
-        return found
+        except FairleadError:
+            plain.close()
+            raise
 
     @property
     def _gone_seconds(self) -> int:
@@ -596,30 +588,6 @@ class _Connection(http.client.HTTPConnection):
         self.sock.settimeout(self._patience)
 
 
-def without_proxy() -> dict[str, Any]:
-    """Return the option with which websockets leaves the environment's proxy alone, as http.client
-    does. Before 15 it knew no proxies, and no such option."""
-    from websockets.version import version
-
-    return {"proxy": None} if int(version.partition(".")[0]) >= 15 else {}
-
-
-def _messages(stream: WebSocket) -> Iterator[str | bytes]:
-    """Yield the messages until the stream is closed. Raises TimeoutError when its other end answers
-    no ping: before 15, websockets sends none itself here."""
-    pong: threading.Event | None = None
-    while True:
-        try:
-            message = stream.recv(timeout=QUIET_SECONDS)
-        except TimeoutError:
-            if pong is not None and not pong.is_set():
-                raise
-            pong = stream.ping()
-        else:
-            pong = None
-            yield message
-
-
 def _has_key(body: object) -> bool:
     return isinstance(body, Mapping) and body.get("client_key") is not None
 
@@ -688,10 +656,6 @@ def _frames(pieces: Iterable[bytes]) -> Iterator[Frame]:
             yield from decoder.feed(piece)
     except BadFrame as error:
         raise UnexpectedAnswer(f"the log that the controller sent is damaged: {error}") from None
-
-
-def _binary(message: Any) -> bytes:
-    return message if isinstance(message, bytes) else b""
 
 
 def _text(value: object) -> str:

@@ -5,7 +5,6 @@ A wrong guess costs more than none, so only similar names are suggested.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 
 _ALIKE = 0.75
@@ -35,6 +34,8 @@ def not_a_field(
         return f"is not a field; write {meant}", few
     if path in hints:
         return f"is not a field: {hints[path]}", few
+    import difflib  # for a wrong field alone
+
     alike = difflib.get_close_matches(path.rpartition(".")[2], list(names), n=1, cutoff=_ALIKE)
     if alike:
         return f"is not a field; did you mean {alike[0]}?", few

@@ -27,10 +27,6 @@ class Address(NamedTuple):
     port: int
     base: str
 
-    @property
-    def peer(self) -> tuple[str, int]:
-        return self.host, self.port
-
 
 class Addresses:
     """Parses `URL[,URL…]`. Threads and clients may share one. Raises SettingsError, which names

@@ -9,44 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-import hashlib
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from enum import IntEnum
 
 from fairlead.wire.errors import Refused
+from fairlead.wire.websocket import (
+    FIN,
+    LENGTH,
+    MASKED,
+    MAX_CONTROL,
+    OPCODE,
+    OPCODES,
+    RESERVED,
+    CloseCode,
+    Opcode,
+    Violation,
+    accept_of,
+    frame_head,
+)
 
 CLOSING_SECONDS = 5.0
 """Seconds for which a peer may leave a close unanswered."""
 MAX_MESSAGE = 4 << 20
 _KEY_BYTES = 16
-_MAX_CONTROL = 125
 _VERSIONS = ("13", "8", "7")
-_ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_FIN, _RESERVED, _OPCODE = 0x80, 0x70, 0x0F
-_MASKED, _LENGTH = 0x80, 0x7F
 _JOINED = 1 << 12
 """Below this size, one write of a copy costs less than two writes."""
-
-
-class CloseCode(IntEnum):
-    OK = 1000
-    PROTOCOL_ERROR = 1002
-    TOO_BIG = 1009
-    INTERNAL_ERROR = 1011
-
-
-class Opcode(IntEnum):
-    CONTINUATION = 0
-    TEXT = 1
-    BINARY = 2
-    CLOSE = 8
-    PING = 9
-    PONG = 10
-
-
-_OPCODES = frozenset(Opcode)
 
 
 def accept_key(headers: Mapping[str, str]) -> str:
@@ -57,30 +45,11 @@ def accept_key(headers: Mapping[str, str]) -> str:
         and "upgrade" in headers.get("connection", "").lower()
         and headers.get("sec-websocket-version") in _VERSIONS
     )
-    key = headers.get("sec-websocket-key", "").encode()
+    key = headers.get("sec-websocket-key", "")
     with suppress(binascii.Error):
-        if asks and len(binascii.a2b_base64(key)) == _KEY_BYTES:
-            # OpenSSL in FIPS mode has SHA-1 only for what is no security.
-            digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()
-            return binascii.b2a_base64(digest, newline=False).decode()
+        if asks and len(binascii.a2b_base64(key.encode())) == _KEY_BYTES:
+            return accept_of(key)
     raise Refused(400, "not_a_websocket", "this is a WebSocket: request an upgrade")
-
-
-def frame_head(opcode: Opcode, size: int) -> bytes:
-    """Return the first bytes of a whole message of a server."""
-    if size <= _MAX_CONTROL:
-        return bytes((_FIN | opcode, size))
-    if size < 1 << 16:
-        return struct.pack(">BBH", _FIN | opcode, 126, size)
-    return struct.pack(">BBQ", _FIN | opcode, 127, size)
-
-
-class Violation(Exception):
-    """The peer broke the protocol."""
-
-    def __init__(self, code: CloseCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class FrameReader:
@@ -121,18 +90,18 @@ class FrameReader:
         if len(held) < 2:
             return 2
         self._check_start(held[0], held[1])
-        short = held[1] & _LENGTH
+        short = held[1] & LENGTH
         head = 2 + 4 + (2 if short == 126 else 8 if short == 127 else 0)
         return head + (short if held[0] & 0x08 else 0)
 
     def _check_start(self, first: int, second: int) -> None:
-        opcode, length = first & _OPCODE, second & _LENGTH
-        if first & _RESERVED or opcode not in _OPCODES:
+        opcode, length = first & OPCODE, second & LENGTH
+        if first & RESERVED or opcode not in OPCODES:
             raise Violation(CloseCode.PROTOCOL_ERROR, "reserved bits or an unknown opcode")
-        if not second & _MASKED:
+        if not second & MASKED:
             raise Violation(CloseCode.PROTOCOL_ERROR, "a frame without a mask")
         if opcode >= Opcode.CLOSE:
-            if not first & _FIN or length > _MAX_CONTROL:
+            if not first & FIN or length > MAX_CONTROL:
                 raise Violation(CloseCode.PROTOCOL_ERROR, "a control frame in parts or too long")
         elif self._in_message is not (opcode == Opcode.CONTINUATION):
             raise Violation(CloseCode.PROTOCOL_ERROR, "a message within a message")
@@ -141,7 +110,7 @@ class FrameReader:
         """Take the head that is held, of a control frame with its payload."""
         held = bytes(self._held)
         self._held.clear()
-        opcode, short = Opcode(held[0] & _OPCODE), held[1] & _LENGTH
+        opcode, short = Opcode(held[0] & OPCODE), held[1] & LENGTH
         if opcode >= Opcode.CLOSE:
             mask, payload = held[2:6], held[6:]
             return opcode, bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
@@ -151,7 +120,7 @@ class FrameReader:
         self._message_bytes += size
         if self._message_bytes > MAX_MESSAGE:
             raise Violation(CloseCode.TOO_BIG, f"a message of more than {MAX_MESSAGE} bytes")
-        self._in_message = not held[0] & _FIN
+        self._in_message = not held[0] & FIN
         if not self._in_message:
             self._message_bytes = 0
         self._to_skip = size

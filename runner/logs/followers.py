@@ -15,7 +15,8 @@ import msgspec
 
 from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import WS_TOO_SLOW, LogsHeader
-from runner.http.websocket import CloseCode, WebSocket
+from fairlead.wire.websocket import CloseCode
+from runner.http.websocket import WebSocket
 from runner.logs.pacing import Seat
 from runner.logs.segments import SegmentLog
 

@@ -8,7 +8,6 @@ on what it returns.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
@@ -515,6 +514,8 @@ def _probe_of_the_model(work: _Work) -> None:
     prefix = model.get("prefix", "/v1") if isinstance(model, dict) else "/v1"
     if "probes" in data or not isinstance(name, str) or not isinstance(prefix, str):
         return
+    import json  # for a model of dstack's alone
+
     asked = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     probe = {
         "type": "http",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import closing
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
-import websockets.version
 from websockets.sync.server import ServerConnection, serve
 
 from fairlead import rest
+from fairlead.connections import websocket
+from fairlead.connections.websocket import WebSocket
 from fairlead.errors import ConnectionLost
 from fairlead.rest import ControllerClient
+from fairlead.wire.websocket import CloseCode, Opcode, frame_head
+from tests.support.waiting import LONG
 
 
 def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:
@@ -34,47 +37,54 @@ def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:
             serving.join()
 
 
-class Stream:
-    """A WebSocket that gives these messages; None: nothing comes for a while. `answers`: whether
-    pings are answered."""
-
-    def __init__(self, *messages: bytes | None, answers: bool) -> None:
-        self.pings = 0
-        self._messages = list(messages)
-        self._answers = answers
-
-    def recv(self, *, timeout: float) -> bytes:
-        assert timeout == rest.QUIET_SECONDS
-        if (message := self._messages.pop(0)) is None:
-            raise TimeoutError
-        return message
-
-    def ping(self) -> threading.Event:
-        self.pings += 1
-        pong = threading.Event()
-        if self._answers:
-            pong.set()
-        return pong
+@contextmanager
+def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WebSocket, socket.socket]]:
+    monkeypatch.setattr(websocket, "QUIET_SECONDS", 0.01)
+    ours, theirs = socket.socketpair()
+    with closing(theirs), WebSocket(ours) as stream:
+        theirs.settimeout(LONG)
+        yield stream, theirs
 
 
-def given(stream: Stream, count: int) -> list[str | bytes]:
-    messages = rest._messages(cast(Any, stream))
-    return [next(messages) for _ in range(count)]
+def opcode_of_the_next(theirs: socket.socket) -> int:
+    """Read a control frame without payload, which has a mask of four bytes."""
+    first, second, *_ = theirs.recv(6, socket.MSG_WAITALL)
+    assert second == 0x80
+    return first & 0x0F
 
 
-def test_a_log_without_output_is_followed_on_while_pings_are_answered() -> None:
-    stream = Stream(b"a", None, None, None, b"b", None, b"c", answers=True)
-    assert given(stream, 3) == [b"a", b"b", b"c"]
-    assert stream.pings == 4
+def test_a_log_without_output_is_followed_on_while_pings_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def serve_pongs() -> None:
+        for _ in range(3):
+            assert opcode_of_the_next(theirs) == Opcode.PING
+            theirs.sendall(frame_head(Opcode.PONG, 0))
+        theirs.sendall(frame_head(Opcode.BINARY, 1) + b"a" + frame_head(Opcode.CLOSE, 2))
+        theirs.sendall(CloseCode.OK.to_bytes(2, "big"))
+
+    with both_ends(monkeypatch) as (stream, theirs):
+        serving = threading.Thread(target=serve_pongs)
+        serving.start()
+        assert list(stream.pieces()) == [(Opcode.BINARY, b"a")]
+        serving.join()
 
 
-def test_a_message_after_a_ping_is_as_good_as_its_answer() -> None:
-    assert given(Stream(None, b"a", None, b"b", answers=False), 2) == [b"a", b"b"]
+def test_a_message_after_a_ping_is_as_good_as_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve_message() -> None:
+        assert opcode_of_the_next(theirs) == Opcode.PING
+        theirs.sendall(frame_head(Opcode.BINARY, 1) + b"a")
+
+    with both_ends(monkeypatch) as (stream, theirs):
+        serving = threading.Thread(target=serve_message)
+        serving.start()
+        assert next(stream.pieces()) == (Opcode.BINARY, b"a")
+        serving.join()
 
 
-def test_a_controller_that_answers_no_ping_is_away() -> None:
-    with pytest.raises(TimeoutError):
-        given(Stream(b"a", None, None, answers=False), 2)
+def test_a_controller_that_answers_no_ping_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with both_ends(monkeypatch) as (stream, _), pytest.raises(TimeoutError):
+        list(stream.pieces())
 
 
 def test_a_connection_breaks_when_its_other_end_confirms_nothing() -> None:
@@ -85,11 +95,3 @@ def test_a_connection_breaks_when_its_other_end_confirms_nothing() -> None:
             found = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             kept_alive = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert (found, bool(kept_alive)) == (1000 * rest.UNHEARD_SECONDS, True)
-
-
-@pytest.mark.parametrize(("version", "options"), [("14.2", {}), ("15.0", {"proxy": None})])
-def test_each_version_of_websockets_gets_the_options_that_it_knows(
-    version: str, options: dict[str, None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(websockets.version, "version", version)
-    assert rest.without_proxy() == options

@@ -188,7 +188,7 @@ def test_a_wrong_one_of_the_list_is_named(wrong: str) -> None:
 def test_spaces_and_repetitions_mean_nothing() -> None:
     addresses = Addresses(" http://c1:8700/ , https://c2/base,http://c1:8700")
     assert [one.url for one in addresses.all] == ["http://c1:8700", "https://c2/base"]
-    assert [one.peer for one in addresses.all] == [("c1", 8700), ("c2", 443)]
+    assert [(one.host, one.port) for one in addresses.all] == [("c1", 8700), ("c2", 443)]
 
 
 def test_a_token_goes_to_each_address_that_it_was_given_for(

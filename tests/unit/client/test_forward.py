@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import websockets.version
 from aiohttp.test_utils import TestServer
 
 from controller.links.base import NodeConnection
-from fairlead import AsyncClient, Client, PortTaken, Run, Task, UsageError
+from fairlead import AsyncClient, Client, PortTaken, Run, Task, UsageError, forward
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
 from tests.unit.cli.test_ports import ConnectedNode, digesting, talk
@@ -79,3 +80,11 @@ async def test_what_is_no_port_is_refused(run: Run) -> None:
     for port, local in ((0, 0), (65536, 0), (80, -1)):
         with pytest.raises(UsageError, match="give a port from 1 to 65535"):
             run.forward(port, local=local)
+
+
+@pytest.mark.parametrize(("version", "options"), [("14.2", {}), ("15.0", {"proxy": None})])
+def test_each_version_of_websockets_gets_the_options_that_it_knows(
+    version: str, options: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websockets.version, "version", version)
+    assert forward._without_proxy() == options

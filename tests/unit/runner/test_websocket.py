@@ -12,16 +12,8 @@ from websockets.frames import Opcode as TheirOpcode
 from websockets.streams import StreamReader
 
 from fairlead.wire.errors import Refused
-from runner.http.websocket import (
-    MAX_MESSAGE,
-    CloseCode,
-    FrameReader,
-    Opcode,
-    Violation,
-    WebSocket,
-    accept_key,
-    frame_head,
-)
+from fairlead.wire.websocket import CloseCode, Opcode, Violation, frame_head
+from runner.http.websocket import MAX_MESSAGE, FrameReader, WebSocket, accept_key
 from tests.unit.runner.test_http import Transport
 
 SIZES = (0, 1, 125, 126, 65535, 65536, 70_000)

@@ -1,0 +1,191 @@
+"""The client's end of a WebSocket (RFC 6455) on which only the controller has something to say.
+
+`websockets` takes 39 ms of CPU time to load, a third of `fairlead apply` (`./dev bench command`).
+What is read is checked; a message is given out in the pieces in which it comes, so none is held.
+"""
+
+from __future__ import annotations
+
+import binascii
+import io
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from fairlead.connections import READ_BYTES
+from fairlead.connections.closing import Closing
+from fairlead.wire.websocket import (
+    FIN,
+    LENGTH,
+    MASKED,
+    MAX_CONTROL,
+    OPCODE,
+    OPCODES,
+    RESERVED,
+    CloseCode,
+    Opcode,
+    Violation,
+    accept_of,
+)
+
+QUIET_SECONDS = 30.0
+"""Seconds without a byte until a ping is sent, and until its answer is there."""
+_MASK_BYTES = 4
+
+
+def new_key() -> str:
+    return binascii.b2a_base64(os.urandom(16), newline=False).decode()
+
+
+def handshake(key: str) -> dict[str, str]:
+    """Return the headers of a request that asks for a WebSocket."""
+    return {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": key,
+        "Sec-WebSocket-Version": "13",
+    }
+
+
+def require_accepted(key: str, upgrade: str | None, accept: str | None) -> None:
+    """Raises Violation when the answer with status 101 is not one to this key. The others are its
+    headers Upgrade and Sec-WebSocket-Accept."""
+    if (upgrade or "").lower() != "websocket" or accept != accept_of(key):
+        raise Violation(CloseCode.PROTOCOL_ERROR, "an answer to another handshake")
+
+
+class ForHandshake:
+    """A socket for `http.client`, whose reader takes no byte behind the answer's head: what follows
+    are frames."""
+
+    def __init__(self, of: socket.socket) -> None:
+        self._of = of
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        # A buffer of one byte is filled with what was asked for alone.
+        return io.BufferedReader(self._of.makefile("rb", buffering=0), 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+class FrameReader:
+    """Reads a server's frames; holds no more than the head of one, or one control frame.
+
+    `feed` returns pieces of messages, each with the opcode of its message, and whole control
+    frames, in their order. It raises Violation, after which it must not be fed again.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._left = 0
+        self._message = Opcode.CONTINUATION
+        self._in_message = False
+
+    def feed(self, data: bytes) -> list[tuple[Opcode, bytes]]:
+        if self._held:
+            data, self._held = self._held + data, b""
+        found: list[tuple[Opcode, bytes]] = []
+        at = 0
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                found.append((self._message, piece))
+                self._left -= len(piece)
+                at += len(piece)
+                continue
+            start, size = _head(data, at)
+            control = bool(data[at] & 0x08)
+            if start is None or (control and len(data) < start + size):
+                self._held = data[at:]
+                break
+            self._check_order(data[at])
+            if control:
+                found.append((Opcode(data[at] & OPCODE), data[start : start + size]))
+                at = start + size
+            else:
+                self._left, at = size, start
+        return found
+
+    def _check_order(self, first: int) -> None:
+        opcode = Opcode(first & OPCODE)
+        if opcode >= Opcode.CLOSE:
+            return
+        if self._in_message is not (opcode is Opcode.CONTINUATION):
+            raise Violation(CloseCode.PROTOCOL_ERROR, "a message within a message")
+        if not self._in_message:
+            self._message = opcode
+        self._in_message = not first & FIN
+
+
+def _head(data: bytes, at: int) -> tuple[int | None, int]:
+    """Return where the payload of the frame begins, and its size; None: its head is not whole.
+    Raises Violation."""
+    if len(data) < at + 2:
+        return None, 0
+    first, second = data[at], data[at + 1]
+    opcode, short = first & OPCODE, second & LENGTH
+    if first & RESERVED or opcode not in OPCODES:
+        raise Violation(CloseCode.PROTOCOL_ERROR, "reserved bits or an unknown opcode")
+    if second & MASKED:
+        raise Violation(CloseCode.PROTOCOL_ERROR, "a frame of a server with a mask")
+    if opcode >= Opcode.CLOSE and (not first & FIN or short > MAX_CONTROL):
+        raise Violation(CloseCode.PROTOCOL_ERROR, "a control frame in parts or too long")
+    long = 2 if short == 126 else 8 if short == 127 else 0
+    start = at + 2 + long
+    if len(data) < start:
+        return None, 0
+    return start, int.from_bytes(data[at + 2 : start], "big") if long else short
+
+
+def frame(opcode: Opcode, payload: bytes = b"") -> bytes:
+    """Return a control frame of a client, which is masked."""
+    mask = os.urandom(_MASK_BYTES)
+    masked = bytes(byte ^ mask[at % _MASK_BYTES] for at, byte in enumerate(payload))
+    return bytes((FIN | opcode, MASKED | len(payload))) + mask + masked
+
+
+class Closed(Exception):
+    """The server closed with another code than that of an end."""
+
+
+class WebSocket(Closing):
+    """One WebSocket, after its handshake."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        connection.settimeout(QUIET_SECONDS)
+
+    def pieces(self) -> Iterator[tuple[Opcode, bytes]]:
+        """Yield the pieces of text and binary messages until the server closes with 1000.
+
+        Raises Closed, Violation, OSError; a TimeoutError when the server answers no ping.
+        """
+        reader = FrameReader()
+        while data := self._receive():
+            for opcode, payload in reader.feed(data):
+                if opcode is Opcode.CLOSE:
+                    self.socket.sendall(frame(Opcode.CLOSE, payload[:2]))
+                    if int.from_bytes(payload[:2], "big") != CloseCode.OK:
+                        raise Closed
+                    return
+                if opcode is Opcode.PING:
+                    self.socket.sendall(frame(Opcode.PONG, payload))
+                elif opcode is not Opcode.PONG:
+                    yield opcode, payload
+        raise ConnectionResetError
+
+    def _receive(self) -> bytes:
+        try:
+            return self.socket.recv(READ_BYTES)
+        except TimeoutError:
+            self.socket.sendall(frame(Opcode.PING))
+            return self.socket.recv(READ_BYTES)  # bytes of any kind are as good as its answer
+
+    def close(self) -> None:
+        """Leave: the server is told, and not waited for."""
+        with suppress(OSError):
+            self.socket.sendall(frame(Opcode.CLOSE, CloseCode.OK.to_bytes(2, "big")))
+        self.socket.close()
