@@ -6,7 +6,7 @@ gap is the longest time between two answers around the end of the leader; withou
 longest time of one submission. All are on one machine, whose load is a part of each figure.
 
 Before that: the CPU time that a request costs the leader and a follower, when the leader is asked
-and when the follower is.
+and when the follower is; and what watches and dashboards cost there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from statistics import median
 
 import msgspec
 
-from bench import history, report
+from bench import followed_controllers, history, report
 from bench.runner_start import cpu_seconds
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
@@ -144,7 +144,13 @@ class Submitting(InThread):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev bench controllers", description=__doc__)
-    parser.add_argument("--tries", type=int, default=10, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=10,
+        metavar="N",
+        help="of each end of a leader; 0: none, and nothing is recorded (default: %(default)s)",
+    )
     parser.add_argument(
         "--requests", type=int, default=300, metavar="N", help="of each kind (default: %(default)s)"
     )
@@ -159,6 +165,9 @@ def main() -> None:
     try:
         controllers.start()
         _shares(controllers, given.requests)
+        _followed(controllers)
+        if given.tries == 0:
+            return
         figures = {
             "takeover.none": _tell("nothing ends", [_quiet(controllers) for _ in range(3)]),
             "takeover.stopped": _tell(
@@ -206,6 +215,13 @@ def _shares(controllers: Controllers, count: int) -> None:
                 f"load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
+
+
+def _followed(controllers: Controllers) -> None:
+    """Tell what watches and dashboards cost, at the leader and at a follower."""
+    leader = controllers.leader()
+    follower = next(one for one in controllers.all if one is not leader)
+    followed_controllers.tell(leader, follower, controllers.token, RUN)
 
 
 def _submitted(client: ControllerClient) -> bytes:

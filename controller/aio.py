@@ -1,4 +1,5 @@
-"""Helpers for asyncio: flags, waits between tries, slots, and work in stretches."""
+"""Helpers for asyncio: flags, who waits for which change, waits between tries, slots, and work in
+stretches."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import takewhile
 from typing import TypeVar
 
 
@@ -41,6 +43,83 @@ class Flag:
             await waiter
         finally:
             self._waiting.remove(waiter)
+
+
+Key = str | None
+"""The id of a run or a node; None: any."""
+_MAX_REMEMBERED = 10_000
+
+
+class Watchers:
+    """Callers that wait for changes. They are woken in the order in which they began to watch, so
+    that equal simulations stay equal.
+
+    `revision` counts the changes, so that a caller who read a state earlier can ask whether it is
+    still the latest.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[Key, dict[Flag, None]] = {}
+        self._changed_at: dict[Key, int] = {}
+        """The revision of the latest change of each key, the oldest first."""
+        self._forgotten = 0
+        self.revision = 0
+
+    def wake(self, keys: Iterable[Key], revision: int | None = None) -> None:
+        """`revision`: that of the changes, if it is another one's; None: the next one."""
+        self.revision = self.revision + 1 if revision is None else revision
+        for key in dict.fromkeys(keys):
+            # A dict keeps the place of a key that it has, and the oldest key must stand first.
+            self._changed_at.pop(key, None)
+            self._changed_at[key] = self.revision
+            for event in list(self._events.get(key, ())):
+                event.set()
+        while len(self._changed_at) > _MAX_REMEMBERED:
+            self._forgotten = self._changed_at.pop(next(iter(self._changed_at)))
+
+    def changed_since(self, key: Key, revision: int) -> bool:
+        """Return whether it changed after this revision; also True where that is forgotten."""
+        return self._changed_at.get(key, self._forgotten) > revision
+
+    def changed_after(self, revision: int) -> list[Key] | None:
+        """Return what changed after this revision; None: some of it is forgotten."""
+        if revision < self._forgotten:
+            return None
+        latest_first = reversed(self._changed_at.items())
+        return [key for key, _ in takewhile(lambda one: one[1] > revision, latest_first)]
+
+    def begin_at(self, revision: int) -> None:
+        """Wake all: anything may have changed, and nothing is known of revisions before this."""
+        self.revision = self._forgotten = revision
+        self._changed_at.clear()
+        for events in self._events.values():
+            for event in events:
+                event.set()
+
+    def add(self, key: Key, event: Flag) -> None:
+        self._events.setdefault(key, {})[event] = None
+
+    def remove(self, key: Key, event: Flag) -> None:
+        events = self._events[key]
+        del events[event]
+        if not events:
+            del self._events[key]
+
+
+class Watch:
+    """`async with pipeline.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
+
+    def __init__(self, watchers: Watchers, key: Key) -> None:
+        self._watchers = watchers
+        self._key = key
+        self._event = Flag()
+
+    async def __aenter__(self) -> Flag:
+        self._watchers.add(self._key, self._event)
+        return self._event
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watchers.remove(self._key, self._event)
 
 
 class Backoff:

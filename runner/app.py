@@ -14,6 +14,7 @@ from fairlead.wire.errors import Refused
 from fairlead.wire.frames import BadFrame
 from fairlead.wire.runner import (
     AckRequest,
+    AgainRequest,
     BatchRequest,
     JobMetrics,
     NoticeRequest,
@@ -77,6 +78,7 @@ def make_server(
         "/v1/notices": {"POST": api.notice},
         "/v1/stop": {"POST": api.stop},
         "/v1/batch": {"POST": api.batch},
+        "/v1/again": {"POST": api.again},
         "/v1/signal": {"POST": api.signal},
         "/v1/suspend": {"POST": api.suspend},
         "/v1/metrics": {"GET": api.metrics},
@@ -128,6 +130,9 @@ class _Api:
 
     async def batch(self, request: Request) -> Answer:
         return as_json(await self._runner.batch.exchange(await _read(request, BatchRequest)))
+
+    async def again(self, request: Request) -> Answer:
+        return as_json(await self._runner.start_again(await _read(request, AgainRequest)))
 
     async def metrics(self, _: Request) -> Answer:
         return as_json(await asyncio.to_thread(self._measure, relayed=dict(self._relay.open)))

@@ -25,6 +25,8 @@ from fairlead.wire.runner import (
     LOG_END_HEADER,
     WS_TOO_SLOW,
     AckRequest,
+    AgainAnswer,
+    AgainRequest,
     BatchAnswer,
     BatchRequest,
     JobMetrics,
@@ -197,6 +199,11 @@ class RunnerClient:
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         """Exchange jobs, orders and news with a container that runs jobs one after another."""
         return await self._call("POST", "/v1/batch", BatchAnswer, request, most=_MAX_BATCH)
+
+    async def again(self, request: AgainRequest) -> AgainAnswer:
+        """Start the job again in its container; see AgainRequest. RunnerError 404: the runner is
+        too old for that."""
+        return await self._call("POST", "/v1/again", AgainAnswer, request)
 
     async def ack(self, offset: int) -> int:
         """Acknowledge: everything before `offset` is stored. Return the acknowledged offset.

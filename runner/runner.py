@@ -22,6 +22,8 @@ from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import Refused
 from fairlead.wire.frames import Stream, notice_line
 from fairlead.wire.runner import (
+    AgainAnswer,
+    AgainRequest,
     ExitReason,
     ExitRecord,
     RunnerHealth,
@@ -34,12 +36,12 @@ from fairlead.wire.runner import (
 from runner import __version__
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
-from runner.job import execution, surroundings
+from runner.job import again, execution, surroundings
 from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, MainEnded
 from runner.job.keeping import Keeping
-from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
+from runner.job.outcome import STOPPED_BEFORE_START, Scope, SparingScope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
@@ -76,6 +78,7 @@ class Runner:
         self._job: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[Launch] | None = None
         self._keeping = Keeping()
+        self._again: again.Again | None = None
         self._stopped = False
         self._suspended = False
         self._signals: EndSignals | None = None
@@ -95,6 +98,7 @@ class Runner:
             retire=self._retire,
         )
         self._preparation = Preparation(task, self.code, children)
+        self._sparing = SparingScope(children)
         self.batch = Batch(task, scope, children, self._bounds(), now)
         self.status = StatusLog(now)
         self._resume_ended()
@@ -130,6 +134,9 @@ class Runner:
             raise Refused(409, "ended", "this runner's job has ended")
         self._request = request
         self._signals = self._signals_of(request)
+        if request.job.keeps_for is not None:
+            self._again = again.Again(self._task, request, request.job.keeps_for)
+            self._preparation.keeps = True
         self._limit_log(request)
         self.code.expect(wanted_blobs(request.job))
         waits = bool(self.code.missing)
@@ -149,7 +156,9 @@ class Runner:
     async def receive_code(self, digest: str, pieces: AsyncIterable[bytes]) -> StatusEvent:
         """Receive a blob; the job is ready when all of its blobs have come. Raises Refused,
         OSError."""
-        if self.state is RunnerState.WAITING_FOR_CODE or self._request is None:
+        if self._again is not None and self._again.wants(digest):
+            await self._again.receive(digest, pieces)
+        elif self.state is RunnerState.WAITING_FOR_CODE or self._request is None:
             await self.code.receive(digest, pieces)
         if self.state is RunnerState.WAITING_FOR_CODE and not self.code.missing:
             self.status.add(RunnerState.READY)
@@ -202,6 +211,19 @@ class Runner:
             return None if self._execution is None else self._execution.session
 
         return EndSignals(self._task, wanted.name, session, self._say, self._now)
+
+    async def start_again(self, request: AgainRequest) -> AgainAnswer:
+        """Start the job again with what changed, as soon as all of it is here. Raises Refused."""
+        check_submission(request.submission)
+        if self._again is None or self._job is None:
+            raise Refused(409, "not_kept", "this job does not start again in its container")
+        answer = self._again.offer(request)
+        if answer.missing:
+            return answer
+        if self._again.is_due and self._execution is not None and self._request is not None:
+            self._execution.stop(None, min(again.GRACE, self._request.job.stop_duration))
+        begun = await self._again.until_begun(request.number)
+        return AgainAnswer(begun=begun)
 
     def suspend(self, suspended: bool) -> StatusEvent:
         """Suspend or resume: `max_duration` stands still while the run is suspended."""
@@ -302,6 +324,8 @@ class Runner:
         if self.state is RunnerState.SERVING_LOGS:
             return
         self._stopped = True
+        if self._again is not None:
+            self._again.close()
         if grace is not None:
             self._keeping.stop(grace)
         if self._execution is not None:
@@ -317,7 +341,7 @@ class Runner:
         self._job = asyncio.create_task(self._concluded(work))
 
     async def _execute(self, request: SubmitRequest) -> None:
-        launch = await self._prepared(request)
+        launch = await self._prepared(self._preparation.launch(request))
         before = await self._surroundings(request, launch)
         if self._stopped:
             raise CannotStart(STOPPED_BEFORE_START)
@@ -332,7 +356,55 @@ class Runner:
             after = await self.batch.look(launch, self._preparation)
             return surroundings.difference(before, after) is None
 
-        await self._to_the_end(self._now(), partial(execution.run, launch, started), is_clean)
+        run = partial(execution.run, launch, started)
+        if self._again is not None:
+            run = partial(self._run_again_and_again, launch, self._again)
+        await self._to_the_end(self._now(), run, is_clean)
+
+    async def _run_again_and_again(
+        self, launch: Launch, starts: again.Again, main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """Run the job, and start it again until it stays ended."""
+        number = 0
+
+        def started(pid: int) -> None:
+            self.status.add(RunnerState.RUNNING, pid=pid)
+            starts.begun(number)
+
+        async def ended(ending: Ending, verdict: Verdict) -> None:
+            if not starts.is_due:
+                await main_ended(ending, verdict)
+
+        while True:
+            # One that was overtaken while it was prepared does not begin.
+            while starts.is_due and (start := await starts.next()) is not None:
+                number, launch = start.number, await self._launch_again(start)
+            assert self._execution is not None
+            ending, verdict = await self._execution.run(launch, started, ended)
+            if self._stopped or not again.may_start_again(verdict):
+                starts.close()
+                return ending, verdict
+            self._say(again.end_line(ending, stopped=starts.is_due, keeps_for=starts.keeps_for))
+            start = await starts.next()
+            if start is None:
+                return ending, verdict
+            number, launch = start.number, await self._launch_again(start)
+
+    async def _launch_again(self, start: again.Start) -> Launch:
+        """Prepare the next start. Raises CannotStart."""
+        assert self._execution is not None
+        session, self._execution = self._execution.last_session, None
+        if session and await asyncio.to_thread(self._sparing.is_left, session):
+            raise CannotStart("a process of its last start cannot be killed")
+        if self._signals is not None:
+            await self._signals.close()
+        self._request, self._signals = start.request, self._signals_of(start.request)
+        launch = await self._prepared(self._preparation.launch_again(start.request, start.code))
+        if self._stopped:
+            raise CannotStart(STOPPED_BEFORE_START)
+        self._execution = self._execution_of(start.request)
+        self._say(again.start_line(asyncio.get_running_loop().time() - start.asked_at))
+        return launch
 
     async def _surroundings(
         self, request: SubmitRequest, launch: Launch
@@ -356,9 +428,8 @@ class Runner:
             await self._conclude_unstarted(verdict)
 
     def _execution_of(self, request: SubmitRequest) -> Execution:
-        found = execution_of(
-            request, self.log, self._scope, self._children, self._settings.backstop
-        )
+        scope = self._scope if self._again is None else self._sparing
+        found = execution_of(request, self.log, scope, self._children, self._settings.backstop)
         found.hold_limit(self._suspended)
         return found
 
@@ -410,8 +481,8 @@ class Runner:
         lead = b"" if self.log.at_line_start else b"\n"
         self.log.append(Stream.SYSTEM, lead + notice_line(text))
 
-    async def _prepared(self, request: SubmitRequest) -> Launch:
-        self._preparing = asyncio.create_task(self._preparation.launch(request))
+    async def _prepared(self, preparing: Coroutine[None, None, Launch]) -> Launch:
+        self._preparing = asyncio.create_task(preparing)
         try:
             return await self._preparing
         except asyncio.CancelledError:
@@ -434,6 +505,8 @@ class Runner:
     async def _conclude(self, record: ExitRecord) -> None:
         # From here on a notice is refused: it would lie after the end that the record names.
         self._log_ends = True
+        if self._again is not None:
+            self._again.close()
         if self._signals is not None:
             await self._signals.close()
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)

@@ -347,6 +347,7 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         ),
         drains_until=iso_or_none(attempt.drains_until),
         links=attempt.links,
+        starts=attempt.starts,
     )
 
 

@@ -8,24 +8,29 @@ import hashlib
 from collections.abc import AsyncIterator
 from functools import partial
 
+import asyncssh
+
 from controller import identity
 from controller.clock import SystemClock
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import followed_bucket
 from controller.forwarding.credentials import LinkTls, link_tls
+from controller.forwarding.dashboard_reads import DashboardReads
+from controller.forwarding.feeding import Feeding
 from controller.forwarding.final_logs import FOLDER_NAME, FinalLogs
 from controller.forwarding.follower import Follower
 from controller.forwarding.follower_links import FollowerLinks
+from controller.forwarding.leader_feed import LeaderFeed
 from controller.forwarding.leader_links import LeaderLinks
 from controller.forwarding.leader_logs import LeaderLogs
 from controller.forwarding.live_logs import FOLDER_NAME as LIVE_FOLDER_NAME
 from controller.forwarding.live_logs import LiveLogs
-from controller.forwarding.log_reads import LogReads
 from controller.pipelines.performers.cluster import secret_of
 from controller.service import ControllerService
 from controller.service.jobs.logs import follow_log
 from controller.store.reading import StoreReader
 from controller.tls import ServerCertificate
+from controller.web.app import session_key
 
 
 async def follower(
@@ -47,7 +52,10 @@ async def follower(
         live = LiveLogs(options.data / LIVE_FOLDER_NAME / own, LeaderLogs(links).follow)
         closing.push_async_callback(live.close)
         await live.start()
-        reads = LogReads(store, SystemClock(), final, live)
+        key = session_key(secret_of(await asyncio.to_thread(_key, options)))
+        feed, site = LeaderFeed(links), options.proxy.site
+        reads = DashboardReads(store, SystemClock(), feed, key, site, final, live)
+        closing.push_async_callback(reads.close)
     opened = Follower(links, context, options.proxy.domain, reads)
     closing.push_async_callback(opened.close)
     await opened.start()
@@ -70,7 +78,9 @@ async def links_of_followers(
 ) -> tuple[FollowerLinks, ...]:
     """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
-    return () if tls is None else (FollowerLinks(tls.leader, partial(_follow_log, service)),)
+    if tls is None:
+        return ()
+    return (FollowerLinks(tls.leader, partial(_follow_log, service), Feeding(service).feed),)
 
 
 async def _follow_log(
@@ -83,13 +93,19 @@ async def _follow_log(
     return follow_log(service.runs, service.logs, run_id, attempt_id, offset)
 
 
+def _key(options: Options) -> asyncssh.SSHKey:
+    """Blocking. Raises CannotStart."""
+    try:
+        return identity.ssh_identity(options.data)
+    except identity.IdentityUnusable as error:
+        raise CannotStart(str(error)) from error
+
+
 def _link_tls(options: Options) -> LinkTls | None:
     """Blocking. Raises CannotStart."""
     try:
         if not (options.data / identity.IDENTITY_NAME).exists():
             return None
-        return link_tls(secret_of(identity.ssh_identity(options.data)), options.data)
-    except identity.IdentityUnusable as error:
-        raise CannotStart(str(error)) from error
+        return link_tls(secret_of(_key(options)), options.data)
     except OSError as error:
         raise CannotStart(f"cannot write to {options.data}: {error.strerror}") from error

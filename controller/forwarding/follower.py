@@ -20,6 +20,7 @@ from common.proxy.entry import tidy
 from common.proxy.headers import LOCAL_DOMAIN, service_of_host
 from controller.api.app import not_for_tabs
 from controller.api.http.errors import as_response
+from controller.api.http.origins import host_of
 from controller.api.http.streams import STREAMS, end_streams
 from controller.forwarding.follower_links import HANDSHAKE_SECONDS, LINK_PATH
 from controller.forwarding.forwarder import Forwarder, LeaderLate
@@ -28,6 +29,7 @@ from controller.forwarding.reads import NeedsLeader, Reads
 from controller.relay import Leader
 from controller.store.errors import StoreError, StoreHangs
 from controller.web.assets import STATIC_PATH, Assets
+from controller.web.sessions import PATH
 
 SHUTDOWN_SECONDS = 0.5
 LEADER_SECONDS = 8.0
@@ -88,6 +90,13 @@ class Follower:
             )
 
 
+def _is_of_no_other_origin(request: web.Request) -> bool:
+    origin = request.headers.get("Origin")
+    # A WebSocket names its origin also where that is the dashboard's own.
+    is_of_dashboard = request.path.startswith(PATH + "/")
+    return origin is None or (is_of_dashboard and host_of(origin) == request.host.lower())
+
+
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -118,7 +127,7 @@ def make_app(
     def here(answer: Answer) -> Answer:
         async def endpoint(request: web.Request) -> web.StreamResponse:
             # The leader judges pages of other origins, and what is odd.
-            is_plain = "Origin" not in request.headers and not request.body_exists
+            is_plain = _is_of_no_other_origin(request) and not request.body_exists
             if is_plain and is_ours(request):
                 try:
                     return await answer(request)

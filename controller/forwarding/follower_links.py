@@ -20,8 +20,9 @@ from aiohttp.typedefs import Handler, Middleware
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
 from controller.api.http.errors import NOTHING_DONE, leads_no_more
-from controller.api.http.routes import FRAMES
+from controller.api.http.routes import FRAMES, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
+from controller.forwarding.feed import FEED_PATH
 from fairlead.connections.keepalives import notice_the_gone
 
 log = logging.getLogger(__name__)
@@ -51,13 +52,23 @@ FollowLog = Callable[[str, str, int], Awaitable[AsyncIterator[bytes]]]
 Raises what the API answers for it."""
 
 
-class FollowerLinks:
-    """Links that followers opened to this controller while it leads. `follow_log`: what they may
-    ask for beside requests of clients."""
+Feed = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
+"""Feeds the watches of a follower; see `feed`. The answer is begun."""
 
-    def __init__(self, context: ssl.SSLContext, follow_log: FollowLog | None = None) -> None:
+
+class FollowerLinks:
+    """Links that followers opened to this controller while it leads. `follow_log`, `feed`: what
+    they may ask for beside requests of clients."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        follow_log: FollowLog | None = None,
+        feed: Feed | None = None,
+    ) -> None:
         self._context = context
         self._follow_log = follow_log
+        self._feed = feed
         self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
         self._has_had_any = False
@@ -70,6 +81,7 @@ class FollowerLinks:
     def mount(self, app: web.Application) -> None:
         app.router.add_get(LINK_PATH, self._opened)
         app.router.add_get(LOGS_PATH, self._log)
+        app.router.add_get(FEED_PATH, self._fed)
 
     @property
     def middleware(self) -> Middleware:
@@ -107,9 +119,28 @@ class FollowerLinks:
         if self._has_had_any:
             await asyncio.sleep(LEAVE_SECONDS)
 
+    def _is_asked_here(self, request: web.Request) -> bool:
+        """Return whether a follower asks for itself, and for no client."""
+        return self._is_on_link(request) and request.headers.get(CLIENT) == BY_ITSELF
+
+    async def _fed(self, request: web.Request) -> web.StreamResponse:
+        if self._feed is None or not self._is_asked_here(request):
+            raise web.HTTPNotFound
+        response = web.StreamResponse(headers={"Content-Type": NDJSON})
+        # The next leader feeds it then.
+        response.force_close()
+        with (
+            registered(request, cancel_this()),
+            self._hang_ups.watched(request),
+            reader_may_leave(),
+        ):
+            await response.prepare(request)
+            await self._feed(request, response)
+            await response.write_eof()
+        return response
+
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        is_asked_here = self._is_on_link(request) and request.headers.get(CLIENT) == BY_ITSELF
-        if self._follow_log is None or not is_asked_here:
+        if self._follow_log is None or not self._is_asked_here(request):
             raise web.HTTPNotFound
         offset = request.query.get("offset", "")
         if not offset.isdecimal():

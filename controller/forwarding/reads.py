@@ -25,7 +25,7 @@ from controller.api.runs.runs import RunsAnswer, RunSubmission
 from controller.api.views import past_attempt_view, run_summary, run_view
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
-from controller.service.accounts.users import Gate
+from controller.service.accounts.users import Credential, Gate
 from controller.service.runs.lookup import RunReader
 from controller.store.accounts import User
 from controller.store.reading import Moment, StoreReader
@@ -37,6 +37,30 @@ Q = TypeVar("Q", bound=Query)
 
 class NeedsLeader(Exception):
     """The answer has something that only the leader knows."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What admits a request: the digest of the token that was sent; or, if that is None, the id of
+    the token for which a login of the dashboard stands, and the login's."""
+
+    digest: str | None
+    token_id: str = ""
+    login: str | None = None
+
+    async def user(self, moment: Moment, clock: Clock) -> User:
+        """Raises Unauthenticated, StoreError."""
+        if self.digest is not None:
+            found = await moment.account(self.digest)
+        else:
+            found = await moment.account_of(self.token_id)
+        users, tokens = ((), ()) if found is None else ((found[0],), (found[1],))
+        gate = Gate(users, tokens, clock)
+        if self.digest is not None:
+            token = gate.token_of_digest(self.digest)
+        else:
+            token = gate.token_by_id(self.token_id)
+        gate.require_login(Credential(token=token, login=self.login))
+        return gate.users[token.user]
 
 
 class _NoLiveRuns:
@@ -88,15 +112,20 @@ class Reads:
 
     @asynccontextmanager
     async def _begun(self, request: web.Request) -> AsyncIterator[_Read]:
-        """Begin a read of the token's user. Raises Unauthenticated."""
-        given = token_of(request)
+        """Begin a read of the request's user. Raises Unauthenticated."""
+        proof = self._proof(request)
         async with self._store.moment() as moment:
-            found = await moment.account(digest(given)) if given else None
-            users, tokens = ((), ()) if found is None else ((found[0],), (found[1],))
-            gate = Gate(users, tokens, self._clock)
-            user = gate.users[gate.token_of(given).user]
+            user = await proof.user(moment, self._clock)
             # A new reader each time: it keeps the run that it read last.
             yield _Read(request, user, moment, RunReader(_NoLiveRuns(), moment))
+
+    def _proof(self, request: web.Request) -> Proof:
+        """Raises Unauthenticated."""
+        given = token_of(request)
+        if not given:
+            # With the words of a gate.
+            Gate((), (), self._clock).token_of(given)
+        return Proof(digest(given or ""))
 
     async def _list_runs(self, request: web.Request) -> web.Response:
         async with self._begun(request) as read:

@@ -37,6 +37,9 @@ class EffectKind(StrEnum):
     """Ask the runner to interrupt the job, so that it ends by itself and can come back."""
     SIGNAL_JOB = "signal_job"
     """Send the job its signal, because an end is foreseen → JobSignalled."""
+    START_AGAIN = "start_again"
+    """Send what has changed, and have the runner start the job again → StartedAgain,
+    StartAgainRefused."""
     SUSPEND_LIMIT = "suspend_limit"
     """Tell the runner that its run is suspended, so that its own `max_duration` stands still."""
     RESUME_LIMIT = "resume_limit"
@@ -94,7 +97,8 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
-            following = (*following, *_signalling(attempt), *_suspending(state.run, attempt))
+            following = (*following, *_signalling(attempt), *_starting_again(attempt))
+            following = (*following, *_suspending(state.run, attempt))
             following = (*following, *_watching(state, attempt))
             return (*following, *_probing(state, attempt), *_registering(attempt))
         case AttemptStatus.TERMINATING if not attempt.seen.container_gone:
@@ -120,6 +124,11 @@ def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
 def _signalling(attempt: Attempt) -> tuple[EffectKind, ...]:
     owed = any(not one.sent for one in attempt.signalled)
     return (EffectKind.SIGNAL_JOB,) if owed and not attempt.seen.runner_exited else ()
+
+
+def _starting_again(attempt: Attempt) -> tuple[EffectKind, ...]:
+    owed = attempt.starts is not None and attempt.starts.is_owed
+    return (EffectKind.START_AGAIN,) if owed and not attempt.seen.runner_exited else ()
 
 
 def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:

@@ -42,6 +42,7 @@ from fairlead.model.spec import Role as Role
 from fairlead.model.spec import RunPolicy as RunPolicy
 from fairlead.model.spec import RunType as RunType
 from fairlead.model.spec import StopCriteria as StopCriteria
+from fairlead.model.starts import Starts
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from fairlead.model.statuses import NodeStatus as NodeStatus
 from fairlead.model.sweep import ParameterSets
@@ -331,6 +332,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     carries_until: float | None = None
     """Its job has ended, and until then its container takes jobs of other sets; 0: it takes no more
     and is to end."""
+    starts: Starts | None = None
+    """The starts in this attempt's container after the first; None: nobody asked for one."""
     links: tuple[JobLink, ...] = ()
     """Links to its run in another tool, that the job printed: data of the job."""
     submitted_at: float

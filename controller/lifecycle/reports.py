@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment
+from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment, JobSpec
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.renting_reasons import MachineReason
 from fairlead.model.job_links import JobLink
@@ -167,6 +167,28 @@ class SetsRetried(_Report, frozen=True, kw_only=True):
 
     sets: tuple[tuple[int, int], ...]
     by: str
+
+
+class StartAgainRequested(_AttemptReport, frozen=True, kw_only=True):
+    """A user starts the running job again in its container, with what has changed of it."""
+
+    spec: JobSpec
+    configuration: dict[str, object]
+    by: str
+    at: float
+
+
+class StartedAgain(_AttemptReport, frozen=True, kw_only=True):
+    """The runner has started the job again; `number` as it was asked for."""
+
+    number: int
+
+
+class StartAgainRefused(_AttemptReport, frozen=True, kw_only=True):
+    """The job cannot start again in its container."""
+
+    number: int
+    message: str
 
 
 class SweepResized(_Report, frozen=True, kw_only=True):
@@ -404,6 +426,9 @@ Report = (
     | SetsStopped
     | SetsRetried
     | SweepResized
+    | StartAgainRequested
+    | StartedAgain
+    | StartAgainRefused
     | MachineAnswered
     | ProbeSeen
     | ReplicaRegistered

@@ -1,7 +1,7 @@
 """The registries of the live runs and nodes that RunPipeline keeps, and what it derives from them.
 
-They hold runs by node, parents and children, watchers, and changes of nodes and fleets that are not
-committed yet. They also make the context that a run's decision needs.
+They hold runs by node, parents and children, and changes of nodes and fleets that are not committed
+yet. They also make the context that a run's decision needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from controller.aio import Flag
 from controller.clock import next_trigger
 from controller.lifecycle.attempts.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
@@ -36,66 +35,6 @@ from fairlead.model.statuses import (
     AllocationState,
     RunStatus,
 )
-
-Key = str | None
-"""The id of a run or a node; None: any."""
-_MAX_REMEMBERED = 10_000
-
-
-class Watchers:
-    """Callers that wait for changes. They are woken in the order in which they began to watch, so
-    that equal simulations stay equal.
-
-    `revision` counts the changes, so that a caller who read a state earlier can ask whether it is
-    still the latest.
-    """
-
-    def __init__(self) -> None:
-        self._events: dict[Key, dict[Flag, None]] = {}
-        self._changed_at: dict[Key, int] = {}
-        """The revision of the latest change of each key, the oldest first."""
-        self._forgotten = 0
-        self.revision = 0
-
-    def wake(self, keys: Iterable[Key]) -> None:
-        self.revision += 1
-        for key in dict.fromkeys(keys):
-            # A dict keeps the place of a key that it has, and the oldest key must stand first.
-            self._changed_at.pop(key, None)
-            self._changed_at[key] = self.revision
-            for event in list(self._events.get(key, ())):
-                event.set()
-        while len(self._changed_at) > _MAX_REMEMBERED:
-            self._forgotten = self._changed_at.pop(next(iter(self._changed_at)))
-
-    def changed_since(self, key: Key, revision: int) -> bool:
-        """Return whether it changed after this revision; also True where that is forgotten."""
-        return self._changed_at.get(key, self._forgotten) > revision
-
-    def add(self, key: Key, event: Flag) -> None:
-        self._events.setdefault(key, {})[event] = None
-
-    def remove(self, key: Key, event: Flag) -> None:
-        events = self._events[key]
-        del events[event]
-        if not events:
-            del self._events[key]
-
-
-class Watch:
-    """`async with pipeline.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
-
-    def __init__(self, watchers: Watchers, key: Key) -> None:
-        self._watchers = watchers
-        self._key = key
-        self._event = Flag()
-
-    async def __aenter__(self) -> Flag:
-        self._watchers.add(self._key, self._event)
-        return self._event
-
-    async def __aexit__(self, *_: object) -> None:
-        self._watchers.remove(self._key, self._event)
 
 
 def reports_about_nodes(

@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from controller.aio import in_stretches
+from controller.aio import Watch, Watchers, in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.node_history import with_history
@@ -28,8 +28,6 @@ from controller.pipelines.live_state import (
     InventoryChanges,
     ParentGone,
     RunsByNode,
-    Watch,
-    Watchers,
     nodes_of,
     removed_keys,
     reports_about_nodes,
@@ -362,6 +360,10 @@ class RunPipeline:
     def changed_since(self, key: str | None, revision: int) -> bool:
         """Return whether the run or node changed after this revision; True if that is forgotten."""
         return self._watchers.changed_since(key, revision)
+
+    def changed_after(self, revision: int) -> list[str | None] | None:
+        """Return the runs and nodes that changed after this revision; None: some are forgotten."""
+        return self._watchers.changed_after(revision)
 
     # -- the loop ---------------------------------------------------------------------------
 

@@ -249,6 +249,7 @@ def _job(context: AttemptContext, spec: JobSpec) -> RunnerJob:
         gpus=0 if allocation is None else len(allocation.gpus),
         reuse_container=_reuses(context),
         restarts=_restarts(context),
+        keeps_for=run.policy.keeps_for,
         **{name: getattr(spec, name) for name in JobProgram.__struct_fields__},
     )
 

@@ -6,6 +6,7 @@ Nothing here knows HTTP; the REST API shows what these methods return and raise.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -51,6 +52,7 @@ from controller.service.runs.lookup import RunService
 from controller.service.runs.plans import PlanService
 from controller.service.runs.progress import PullsInProgress
 from controller.service.runs.queue import QueueService
+from controller.service.runs.starting_again import StartAgainService
 from controller.service.runs.submissions import SubmissionService
 from controller.service.runs.sweeps import SweepService
 from controller.service.ssh_keys import HostKeys
@@ -131,6 +133,8 @@ class ControllerService:
         self.clock = clock
         self.node_key = settings.node_key
         self.progress = parts.progress
+        self.started = secrets.token_hex(4)
+        """Differs for each start of a controller: its revisions begin again."""
         self.login_links = LoginLinks(gate, clock)
         self.logs = stores.logs
         self.kept_logs = KeptLogs(stores.logs, clock, settings.logs_kept_for)
@@ -207,6 +211,7 @@ class ControllerService:
             traffic=parts.traffic,
             autoscaler=parts.autoscaler,
         )
+        self.starting_again = StartAgainService(pipeline, self.runs, self.submissions, clock)
         self.explanations = ExplainService(pipeline, self.runs, clock)
         self.plans = PlanService(pipeline, self.submissions, clock)
         self.ports = PortService(self.runs, connect)

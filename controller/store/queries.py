@@ -160,8 +160,18 @@ def _assemble_as_live(connection: sa.Connection, query: sa.Select[Any]) -> list[
 
 def account(connection: sa.Connection, digest: str) -> tuple[User, StoredToken] | None:
     """Return the token with this digest and its user."""
-    of_digest = sa.select(schema.tokens).where(schema.tokens.c.digest == digest)
-    for row in _rows(connection, of_digest):
+    return _account(connection, schema.tokens.c.digest == digest)
+
+
+def account_of(connection: sa.Connection, token_id: str) -> tuple[User, StoredToken] | None:
+    """Return the token with this id and its user."""
+    return _account(connection, schema.tokens.c.id == token_id)
+
+
+def _account(
+    connection: sa.Connection, which: sa.ColumnElement[bool]
+) -> tuple[User, StoredToken] | None:
+    for row in _rows(connection, sa.select(schema.tokens).where(which)):
         token = TOKEN.value(row)
         of_name = sa.select(schema.users).where(schema.users.c.name == token.user)
         for of_user in _rows(connection, of_name):
@@ -255,6 +265,30 @@ def events(connection: sa.Connection, wanted: EventQuery) -> list[StoredEvent]:
         query = query.where(columns.attempt_id.in_(there))
     rows = sorted(_rows(connection, query), key=lambda row: row["seq"])
     return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in rows]
+
+
+def events_with_owners(
+    connection: sa.Connection, after: int, limit: int
+) -> list[tuple[StoredEvent, str | None]]:
+    """Return the events after this number, each with the owner of its run; None: the run is no
+    longer stored."""
+    events = schema.events
+    query = (
+        sa.select(events, _runs.user.label("owner_of_run"))
+        .select_from(events.outerjoin(schema.runs, _runs.id == events.c.run_id))
+        .where(events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [
+        (StoredEvent(seq=row["seq"], event=EVENT.value(row)), row["owner_of_run"])
+        for row in _rows(connection, query)
+    ]
+
+
+def last_event(connection: sa.Connection) -> int:
+    """Return the number of the latest event; 0: there is none."""
+    return connection.execute(sa.select(sa.func.max(schema.events.c.seq))).scalar_one() or 0
 
 
 def _assemble(

@@ -174,12 +174,27 @@ class Moment:
     async def events(self, query: EventQuery) -> list[StoredEvent]:
         return await self._read(lambda connection: queries.events(connection, query))
 
+    async def events_with_owners(
+        self, after: int, limit: int
+    ) -> list[tuple[StoredEvent, str | None]]:
+        """See `queries.events_with_owners`."""
+        return await self._read(
+            lambda connection: queries.events_with_owners(connection, after, limit)
+        )
+
+    async def last_event(self) -> int:
+        return await self._read(queries.last_event)
+
     async def attempts(self, run_id: str, query: AttemptQuery) -> list[Attempt]:
         return await self._read(lambda connection: queries.attempts(connection, run_id, query))
 
     async def account(self, digest: str) -> tuple[User, StoredToken] | None:
         """Return the token with this digest and its user."""
         return await self._read(lambda connection: queries.account(connection, digest))
+
+    async def account_of(self, token_id: str) -> tuple[User, StoredToken] | None:
+        """Return the token with this id and its user."""
+        return await self._read(lambda connection: queries.account_of(connection, token_id))
 
     async def node_names(self) -> dict[str, str]:
         """Return the names of all nodes by id."""

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
@@ -125,7 +124,8 @@ class Dashboard:
         self._renderer = Renderer(self._assets)
         self._sessions = Sessions(key, service.gate, service.clock, self._client)
         self._shared = SharedFragments(service.runs.changes(None), now)
-        self._marks = live.Marks(service.runs, secrets.token_hex(4))
+        self._changes = live.OwnChanges(service)
+        self._marks = live.Marks(self._changes)
         self._tries = RateLimiter(now, every=_TRY_SECONDS, burst=_TRIES)
 
     def mount(self, app: web.Application) -> None:
@@ -253,7 +253,7 @@ class Dashboard:
             "role": visit.user.role.value,
             "page_token": visit.page_token,
             "mark": visit.mark,
-            "broken": live.broken(self._service),
+            "broken": self._changes.broken,
             "now": self._service.clock.now(),
             "here": visit.request.path_qs,
             "theme": _theme(visit.request),
@@ -321,7 +321,13 @@ class Dashboard:
         task = asyncio.current_task()
         assert task is not None
         with self._service.gate.until_it_ends(visit.credential, task.cancel):
-            return await live.stream(visit, self._assets.version, self._marks, HEADERS)
+            topics = {
+                topic: mark
+                for topic, mark in live.asked_topics(request).items()
+                if await live.may_follow(self._service.runs, visit.user, topic)
+            }
+            version, clock = self._assets.version, self._service.clock
+            return await live.stream(request, topics, version, self._changes, clock, HEADERS)
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         """Tell a page whose stream was refused whether it is still logged in."""

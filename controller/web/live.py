@@ -8,18 +8,20 @@ when nothing did. A mark of another controller, or none, counts as the oldest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
 from common.refusals import Invalid, NotFound
-from controller.aio import Flag
+from controller.aio import Flag, Watch
 from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.clock import Clock
 from controller.service import ControllerService
-from controller.service.runs.lookup import RunService
-from controller.web.page import Visit
+from controller.service.runs.lookup import RunReader
+from controller.store.accounts import User
 
 ANY = "any"
 """The topic of all runs and nodes; other topics are the id of a run."""
@@ -31,22 +33,55 @@ MAX_TOPICS = 64
 """All pages of a browser share its stream."""
 
 
-class Marks:
-    """Writes the revisions of this controller so that those of another one are not taken for its
-    own. `started`: differs for each start of a controller."""
+class Source(Protocol):
+    """What tells of changes: the services of the leader, or what it tells a follower."""
 
-    def __init__(self, runs: RunService, started: str) -> None:
-        self._runs = runs
-        self._started = started
+    @property
+    def started(self) -> str | None:
+        """Differs for each start of a leader."""
+
+    @property
+    def revision(self) -> int: ...
+    @property
+    def broken(self) -> Mapping[str, int]:
+        """How many things of each entry of the navigation need a person."""
+
+    def changes(self, key: str | None) -> Watch: ...
+    def changed_since(self, key: str | None, revision: int) -> bool: ...
+
+
+class OwnChanges:
+    """Those of the controller that leads."""
+
+    def __init__(self, service: ControllerService) -> None:
+        self._service = service
+        self.started = service.started
+        self.changes = service.runs.changes
+        self.changed_since = service.runs.changed_since
+
+    @property
+    def revision(self) -> int:
+        return self._service.runs.revision
+
+    @property
+    def broken(self) -> Mapping[str, int]:
+        return {"Nodes": len(self._service.faults.broken_nodes())}
+
+
+class Marks:
+    """Writes the revisions of a leader so that those of another one are not taken for its own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def now(self) -> str:
-        return f"{self._started}-{self._runs.revision}"
+        return f"{self._source.started}-{self._source.revision}"
 
     def changed_since(self, topic: str, mark: str) -> bool:
         started, _, revision = mark.partition("-")
-        if started != self._started or not (revision.isascii() and revision.isdecimal()):
+        if started != self._source.started or not (revision.isascii() and revision.isdecimal()):
             return True
-        return self._runs.changed_since(key_of(topic), int(revision))
+        return self._source.changed_since(key_of(topic), int(revision))
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -56,7 +91,7 @@ class Hello(msgspec.Struct, frozen=True):
     version: str
     mark: str
     now: float
-    broken: dict[str, int]
+    broken: Mapping[str, int]
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -67,7 +102,7 @@ class Changed(msgspec.Struct, frozen=True):
 class Broken(msgspec.Struct, frozen=True):
     """How many things of each entry of the navigation need a person."""
 
-    broken: dict[str, int]
+    broken: Mapping[str, int]
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -75,35 +110,34 @@ class Beat(msgspec.Struct, frozen=True):
     now: float
 
 
-def broken(service: ControllerService) -> dict[str, int]:
-    return {"Nodes": len(service.faults.broken_nodes())}
-
-
 def key_of(topic: str) -> str | None:
     return None if topic in (ANY, _FOR_BROKEN) else topic
 
 
 async def stream(
-    visit: Visit, version: str, marks: Marks, headers: Mapping[str, str]
+    request: web.Request,
+    topics: Mapping[str, str],
+    version: str,
+    source: Source,
+    clock: Clock,
+    headers: Mapping[str, str],
+    before_line: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
     """Answer the stream of a browser: `hello` at once, `changed` with a topic, `beat` when nothing
-    changes.
-
-    Raises Invalid, StoreUnavailable.
-    """
-    topics = await _topics(visit)
-    clock = visit.service.clock
+    changes. `topics`: those that the user may follow, with their marks. `before_line`: called
+    before each line; may raise ConnectionError to end the stream."""
     response = web.StreamResponse(
         headers={**headers, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     )
-    with registered(visit.request, cancel_this()), reader_may_leave():
-        await response.prepare(visit.request)
+    marks = Marks(source)
+    with registered(request, cancel_this()), reader_may_leave():
+        await response.prepare(request)
         async with AsyncExitStack() as stack:
             events = {
-                topic: await stack.enter_async_context(visit.service.runs.changes(key_of(topic)))
+                topic: await stack.enter_async_context(source.changes(key_of(topic)))
                 for topic in (*topics, _FOR_BROKEN)
             }
-            shown = broken(visit.service)
+            shown = source.broken
             # After the watches began: a change in between is told twice, and none is missed.
             hello = Hello(version=version, mark=marks.now(), now=clock.now(), broken=shown)
             await response.write(_line("hello", hello))
@@ -111,7 +145,9 @@ async def stream(
                 if marks.changed_since(topic, mark):
                     await response.write(_line("changed", Changed(topic, hello.mark)))
             async for changed, mark in _changes(events, marks):
-                if shown != (shown := broken(visit.service)):
+                if before_line is not None:
+                    await before_line()
+                if shown != (shown := source.broken):
                     await response.write(_line("broken", Broken(shown)))
                 for topic in (one for one in changed if one in topics):
                     await response.write(_line("changed", Changed(topic, mark)))
@@ -120,21 +156,23 @@ async def stream(
     return response
 
 
-async def _topics(visit: Visit) -> dict[str, str]:
-    """Return the mark that each topic of the request (`TOPIC` or `TOPIC:MARK`) is known at, without
-    the runs that the user may not see: one of them must not end the stream of all other pages."""
-    given = visit.request.query.getall("topic", ())
+def asked_topics(request: web.Request) -> dict[str, str]:
+    """Return the mark that each topic of the request (`TOPIC` or `TOPIC:MARK`) is known at. Raises
+    Invalid."""
+    given = request.query.getall("topic", ())
     topics = {topic: mark for topic, _, mark in (one.partition(":") for one in given)}
     if len(topics) > MAX_TOPICS:
         raise Invalid(f"a browser follows at most {MAX_TOPICS} topics", field="topic")
-    return {topic: mark for topic, mark in topics.items() if await _may_follow(visit, topic)}
+    return topics
 
 
-async def _may_follow(visit: Visit, topic: str) -> bool:
+async def may_follow(runs: RunReader, user: User, topic: str) -> bool:
+    """Return whether the user may see the topic's run: one that he may not see must not end the
+    stream of all other pages. Raises StoreUnavailable."""
     if topic == ANY:
         return True
     try:
-        await visit.service.runs.seen(topic, visit.user)
+        await runs.seen(topic, user)
     except NotFound:
         return False  # another user's, or one that expired while its page was open
     return True

@@ -71,15 +71,20 @@ class Sessions:
 
     def credential_of(self, cookie: str) -> Credential:
         """Return what the session stands for. Raises Unauthenticated."""
+        token_id, login = self.opened(cookie)
+        held = Credential(token=self._gate.token_by_id(token_id), login=login)
+        self._gate.require_login(held)
+        return held
+
+    def opened(self, cookie: str) -> tuple[str, str]:
+        """Return the token's id and the login, as they were signed. Raises Unauthenticated."""
         signed, _, signature = cookie.rpartition(".")
         if not signed or not _equal(signature, self._signature("session", signed)):
             raise Unauthenticated("log in first")
         token_id, ends_at, login = signed.split(".")
         if int(ends_at, 16) <= self._clock.now():
             raise Unauthenticated("the login has expired; log in again")
-        held = Credential(token=self._gate.token_by_id(token_id), login=login)
-        self._gate.require_login(held)
-        return held
+        return token_id, login
 
     def login_of(self, cookie: str) -> EndedLogin:
         """Return the login of a cookie that `credential_of` accepted, as what ends it."""

@@ -16,8 +16,9 @@ from fairlead.model.needs import Amount, Resources
 from fairlead.model.service import ServicePolicy
 from fairlead.model.spec import JobSpec, PlannedGroup, RunPolicy, RunType
 from fairlead.model.sweep import SweepPlan
+from fairlead.wire.runner import BucketMode
 
-__all__ = ["HIDDEN", "Defaults", "Plan", "public", "to_run", "without_uploads"]
+__all__ = ["HIDDEN", "Defaults", "Plan", "kept_for_next", "public", "to_run", "without_uploads"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,30 @@ def to_run(
         ),
         configuration=shown,
     )
+
+
+KEPT_SECONDS = 600.0
+"""A container waits so long for the next start: it holds its GPUs meanwhile."""
+
+
+def kept_for_next(plan: Plan) -> Plan:
+    """Return the plan of a run whose container waits for the next start (docs/rules.md 2.15), if it
+    is one that can."""
+    if not _can_wait(plan):
+        return plan
+    policy = msgspec.structs.replace(plan.policy, keeps_for=KEPT_SECONDS)
+    return msgspec.structs.replace(plan, policy=policy)
+
+
+def _can_wait(plan: Plan) -> bool:
+    """A task of one job can wait, if its container is nobody else's and brings nothing late."""
+    if plan.type is not RunType.TASK or plan.sweep is not None or len(plan.groups) != 1:
+        return False
+    if plan.policy.schedule or plan.policy.outputs_from or plan.policy.requeues:
+        return False
+    group, spec = plan.groups[0].group, plan.groups[0].spec
+    writes_back = any(one.mode is BucketMode.WRITE_BACK for one in spec.buckets)
+    return group.nodes == 1 and group.gang_size is None and not writes_back
 
 
 def least_of_dstack(least: Resources) -> Resources:

@@ -9,6 +9,7 @@ from fairlead.documents.services import ProbeView
 from fairlead.model.answers import Amounts
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason
+from fairlead.model.starts import Starts
 from fairlead.model.statuses import AllocationState, AttemptStatus, IrisState, OutputsState
 
 
@@ -88,9 +89,10 @@ class AttemptView(View, frozen=True):
     probes: tuple[ProbeView, ...]
     drains_until: str | None
     links: tuple[JobLink, ...]
+    starts: Starts | None = None
 
 
-class PastAttemptView(AttemptView, frozen=True):
+class PastAttemptView(AttemptView, frozen=True, kw_only=True):
     job_id: str
 
 

@@ -138,6 +138,9 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     dev_environment: DevEnvironment | None = None
     """None: the run is none."""
+    keeps_for: float | None = None
+    """Seconds for which the job's container waits, after its end, to start it again
+    (docs/rules.md 2.15); None: it does not."""
 
     @property
     def requeues(self) -> bool:

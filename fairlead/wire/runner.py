@@ -249,6 +249,9 @@ class JobSpec(JobProgram, frozen=True, kw_only=True):
     """Other jobs may run in its container after it (docs/rules.md 11.14)."""
     restarts: int = 0
     """How many attempts of this job there were before; 0 also from an older controller."""
+    keeps_for: float | None = None
+    """Seconds for which its container waits, after its commands have ended, to start them again
+    (docs/rules.md 2.15); None: it does not."""
 
     @property
     def leaves_something(self) -> bool:
@@ -428,6 +431,26 @@ class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
     still while it is suspended."""
 
     suspended: bool
+
+
+class AgainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/again`: start the job again in this container, with what changed.
+
+    `number` counts the starts that were asked for; the same one again, or an earlier one, changes
+    nothing. The job goes on until all code has come: send what the answer names, then the same
+    request again.
+    """
+
+    number: int
+    submission: SubmitRequest
+
+
+class AgainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`missing`: the blobs without which the job is not started again. `begun`: it has started; as
+    long as that is false and nothing is missing, ask again."""
+
+    missing: tuple[str, ...] = ()
+    begun: bool = False
 
 
 class CarriedStop(msgspec.Struct, frozen=True, kw_only=True):

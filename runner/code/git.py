@@ -36,13 +36,16 @@ _KEPT_FOR_OURS = frozenset(
 
 
 class Git(Protocol):
-    """Fetches and changes repositories. Both methods raise CannotStart with a sentence for the
+    """Fetches and changes repositories. All methods raise CannotStart with a sentence for the
     user, without credentials."""
 
     async def fetch(self, repo: Repo, target: str, keys: RepoCredentials | None) -> None:
         """Fetch into the empty folder `target`."""
 
     async def apply(self, diff: Path, target: str) -> None: ...
+
+    async def take_back(self, diff: Path, target: str) -> None:
+        """Undo what `apply` did with the same diff."""
 
 
 _QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
@@ -84,11 +87,18 @@ class ImageGit:
             await self._git(lent, "-C", target, "checkout", "-q", *place, ref)
 
     async def apply(self, diff: Path, target: str) -> None:
-        argv = ["-C", target, "apply", "--binary", "--whitespace=nowarn", "-"]
+        done = await self._apply(diff, target)
+        _require(done, "the local changes cannot be applied to the repository")
+
+    async def take_back(self, diff: Path, target: str) -> None:
+        done = await self._apply(diff, target, "--reverse")
+        _require(done, "the earlier changes cannot be taken back from the repository")
+
+    async def _apply(self, diff: Path, target: str, *options: str) -> Outcome:
+        argv = ["-C", target, "apply", "--binary", "--whitespace=nowarn", *options, "-"]
         lent = _Lent(env=await asyncio.to_thread(self._trust, target))
         with diff.open("rb") as stdin:
-            done = await self._run(lent, argv, stdin.fileno())
-        _require(done, "the local changes cannot be applied to the repository")
+            return await self._run(lent, argv, stdin.fileno())
 
     def _trust(self, target: str) -> dict[str, str]:
         """Return the variables that make git accept a folder of another user, such as a volume.
@@ -161,6 +171,9 @@ class RuntimeGit:
         with diff.open("rb") as file:
             done = await self._run("apply", target, file.fileno())
         _require(done, "the local changes cannot be applied to the repository")
+
+    async def take_back(self, diff: Path, target: str) -> None:
+        raise CannotStart("the earlier changes cannot be taken back: the image has no git")
 
     async def _run(self, what: str, target: str, stdin: int) -> Outcome:
         argv = (*own_program("runner.code.fetch"), what, target)

@@ -13,15 +13,18 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from common.threads import to_the_end
+from fairlead.wire.again import code_changes
 from fairlead.wire.runner import Files, IfFolderExists, Repo, RepoCredentials, SubmitRequest
+from runner.code.archive import Parts
 from runner.code.errors import Abandoned, BadArchive
 from runner.code.git import Git, check_repo
 from runner.code.store import CodeStore
-from runner.code.tree import unpack
+from runner.code.tree import remove, unpack
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 from runner.processes.launch import make_folder, place_of
@@ -29,10 +32,49 @@ from runner.processes.launch import make_folder, place_of
 _WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
+class Brought:
+    """What was unpacked where, for a job that may start again with other code."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, tuple[int, int]] = {}
+        self._names: dict[tuple[str, str], frozenset[Parts]] = {}
+
+    def note(self, target: str, blob: str, names: frozenset[Parts]) -> None:
+        """Blocking."""
+        found = os.stat(target)
+        self._folders.setdefault(target, (found.st_dev, found.st_ino))
+        self._names[target, blob] = names
+
+    @contextmanager
+    def opened(self, target: str) -> Iterator[Path]:
+        """Yield a path that leads to the folder whatever becomes of its name. Raises CannotStart
+        for another folder in its place: a job that is not root could have this process write
+        elsewhere."""
+        fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            known = self._folders.get(target, (found.st_dev, found.st_ino))
+            if known != (found.st_dev, found.st_ino):
+                raise CannotStart(f"the job has put another folder in the place of {target!r}")
+            yield Path(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+    def taken(self, target: str, blob: str) -> frozenset[Parts]:
+        """Return the names that were unpacked from the blob, and forget them."""
+        return self._names.pop((target, blob), frozenset())
+
+
 class CodePreparer:
     def __init__(
-        self, store: CodeStore, git: Git, working_dir: str, identity: Identity | None
+        self,
+        store: CodeStore,
+        git: Git,
+        working_dir: str,
+        identity: Identity | None,
+        brought: Brought | None = None,
     ) -> None:
+        self._brought = brought
         self._store = store
         self._git = git
         self._working_dir = working_dir
@@ -46,6 +88,34 @@ class CodePreparer:
             await self._repo(repo, request.repo_credentials.get(repo.path))
         for files in request.job.files:
             await self._files(files)
+
+    async def renew(self, request: SubmitRequest, before: SubmitRequest) -> None:
+        """Put the code of `request` in the place of the code of `before`. What else the job has
+        made stays. Raises CannotStart."""
+        old, new = before.job, request.job
+        changes = code_changes((old.repos, old.files), (new.repos, new.files))
+        for files in changes.removed:
+            await self._remove(files.archive, place_of(files.path, self._working_dir))
+        for was, repo in changes.repos:
+            target = place_of(repo.path, self._working_dir)
+            if was.archive is not None:
+                await self._remove(was.archive, target)
+            if was.diff is not None:
+                await self._git.take_back(self._store.path(was.diff), target)
+            if repo.archive is not None:
+                await self._unpack(repo.archive, target, replace=True)
+            if repo.diff is not None:
+                await self._git.apply(self._store.path(repo.diff), target)
+        for files in changes.files:
+            await self._unpack_files(files, place_of(files.path, self._working_dir))
+
+    async def _remove(self, blob: str, target: str) -> None:
+        def work() -> None:
+            assert self._brought is not None, "a job that starts again notes what it has"
+            with self._brought.opened(target) as folder:
+                remove(folder, self._brought.taken(target, blob))
+
+        await _in_thread(work, lambda: None, target)
 
     async def _repo(self, repo: Repo, keys: RepoCredentials | None) -> None:
         if repo.archive is None and (wrong := check_repo(repo)) is not None:
@@ -67,12 +137,19 @@ class CodePreparer:
     async def _files(self, files: Files) -> None:
         target = place_of(files.path, self._working_dir)
         await asyncio.to_thread(make_folder, target, self._identity, "files")
+        await self._unpack_files(files, target)
+
+    async def _unpack_files(self, files: Files, target: str) -> None:
         await self._unpack(files.archive, target, replace=True)
         if files.read_only:
             try:
-                await asyncio.to_thread(_write_protect, target)
+                await asyncio.to_thread(self._write_protect, target)
             except OSError as error:
                 raise CannotStart(f"{target!r} cannot be protected: {error.strerror}") from error
+
+    def _write_protect(self, target: str) -> None:
+        with _opened(self._brought, target) as folder:
+            _write_protect(str(folder))
 
     def _claim(self, repo: Repo, target: str) -> bool:
         """Return whether the (empty) folder may be filled."""
@@ -97,15 +174,22 @@ class CodePreparer:
                 raise Abandoned
 
         def work() -> None:
-            unpack(
-                self._store.path(blob),
-                Path(target),
-                owner=self._owner,
-                replace=replace,
-                check=check,
-            )
+            with _opened(self._brought, target) as folder:
+                names = unpack(
+                    self._store.path(blob),
+                    folder,
+                    owner=self._owner,
+                    replace=replace,
+                    check=check,
+                )
+            if self._brought is not None:
+                self._brought.note(target, blob, names)
 
         await _in_thread(work, abandoned.set, target)
+
+
+def _opened(brought: Brought | None, target: str) -> AbstractContextManager[Path]:
+    return nullcontext(Path(target)) if brought is None else brought.opened(target)
 
 
 async def _in_thread(work: Callable[[], None], abandon: Callable[[], None], target: str) -> None:

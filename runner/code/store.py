@@ -18,8 +18,8 @@ MAX_BYTES = 8 << 30
 
 
 class CodeStore:
-    def __init__(self, task: Path) -> None:
-        self._folder = task / "code"
+    def __init__(self, task: Path, name: str = "code") -> None:
+        self._folder = task / name
         self._wanted: frozenset[str] = frozenset()
         self._there: set[str] = set()
         self._arrivals = 0

@@ -40,6 +40,11 @@ class TreeWriter:
         self._seen: dict[Parts, Kind] = {}
         self._made: set[Parts] = set()
 
+    @property
+    def names(self) -> frozenset[Parts]:
+        """What was written, without folders."""
+        return frozenset(parts for parts, kind in self._seen.items() if kind is not Kind.FOLDER)
+
     def close(self) -> None:
         while self._open:
             os.close(self._open.pop()[1])
@@ -163,8 +168,9 @@ def unpack(
     replace: bool = False,
     limits: ArchiveLimits | None = None,
     check: Callable[[], None] = lambda: None,
-) -> None:
-    """Unpack a blob. What was written before a refusal stays. Raises BadArchive, OSError. Blocking.
+) -> frozenset[Parts]:
+    """Unpack a blob; return the names of what was written, without folders. What was written before
+    a refusal stays. Raises BadArchive, OSError. Blocking.
 
     `check` is called often and may raise to end it.
     """
@@ -180,3 +186,44 @@ def unpack(
         finally:
             writer.close()
             os.close(root)
+    return writer.names
+
+
+def remove(target: Path, names: Iterable[Parts]) -> None:
+    """Remove what was unpacked below `target`, and the folders that are empty then. What is gone,
+    or has become a folder, stays as it is. Raises OSError. Blocking."""
+    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folders: set[Parts] = set()
+    try:
+        for parts in names:
+            _remove_one(root, parts, os.unlink)
+            folders.update(parts[:depth] for depth in range(1, len(parts)))
+        for parts in sorted(folders, key=len, reverse=True):
+            _remove_one(root, parts, os.rmdir)
+    finally:
+        os.close(root)
+
+
+_STAYS = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR),
+        # rmdir(2): it is not empty. unlink(2) of a folder is EPERM by POSIX.
+        *(errno.ENOTEMPTY, errno.EEXIST, errno.EPERM),
+    }
+)
+
+
+def _remove_one(root: int, parts: Parts, unlink: Callable[..., None]) -> None:
+    """Remove one entry, never through a link: the job may have put one there."""
+    folder = os.dup(root)
+    try:
+        for name in parts[:-1]:
+            below = os.open(name, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        unlink(parts[-1], dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _STAYS:
+            raise
+    finally:
+        os.close(folder)

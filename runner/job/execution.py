@@ -304,6 +304,11 @@ class Execution:
         process = self._process
         return None if process is None or self._main_ended or self._over else process.pid
 
+    @property
+    def last_session(self) -> int | None:
+        """The same, also after its end; None: it never began."""
+        return None if self._process is None else self._process.pid
+
     def stop(
         self,
         number: int | None,

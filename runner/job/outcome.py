@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from fairlead.wire.runner import ExitReason
-from runner.processes.spawn import Ending
+from runner.processes.spawn import Children, Ending
 
 Table = dict[int, tuple[int, int]]
 """pid → (parent, session)."""
+_LAST_PATIENCE = 5.0
+"""Seconds for which killed processes are waited for: one may hang in a driver."""
+_LOOK_AGAIN = 0.01
 _ROUNDS = 20
 """A process that forks while the list is read needs another look; a fork bomb gets only this
 many."""
@@ -55,13 +60,45 @@ class DescendantScope:
 
         def left(table: Table) -> set[int]:
             found = {pid for pid, row in table.items() if row[1] == session}
-            new = found | {me}
-            while new:
-                new = {pid for pid, row in table.items() if row[0] in new} - found
-                found |= new
-            return found - {me}
+            return _with_descendants(found | {me}, table) - {me}
 
         _kill_until_none(left)
+
+
+class SparingScope:
+    """The session, and all that the job has orphaned: SSH sessions of its container live on."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+
+    def kill_all(self, session: int) -> None:
+        """Also wait for the end of what is killed: its ports and its GPU memory are free then."""
+        ends_at = time.monotonic() + _LAST_PATIENCE
+        _kill_until_none(partial(self._left, session))
+        while self.is_left(session) and time.monotonic() < ends_at:
+            time.sleep(_LOOK_AGAIN)
+
+    def is_left(self, session: int) -> bool:
+        """Return whether a process lives that the job with this session id has left. Blocking."""
+        return bool(self._left(session, process_table()))
+
+    def _left(self, session: int, table: Table) -> set[int]:
+        me, owned = os.getpid(), self._children.owned
+        orphans = self._children.adopts_orphans
+        found = {
+            pid
+            for pid, (parent, of) in table.items()
+            if of == session or (orphans and parent == me and pid not in owned)
+        }
+        return _with_descendants(found, table) - {me}
+
+
+def _with_descendants(found: set[int], table: Table) -> set[int]:
+    new = found
+    while new:
+        new = {pid for pid, row in table.items() if row[0] in new} - found
+        found = found | new
+    return found
 
 
 def scope_of_this_process(*, adopts_orphans: bool = False) -> Scope:

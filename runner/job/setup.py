@@ -36,6 +36,7 @@ from runner.processes.spawn import Children, Ending
 from runner.processes.variables import Paths
 
 if TYPE_CHECKING:
+    from runner.code import prepare as code_prepare
     from runner.code.helper import Helpers
 
 SECRETS_FOLDER_NAME = "secrets"
@@ -206,19 +207,23 @@ class Preparation:
     ) -> None:
         """`image`: the folder with the image's configuration, if it is not `task`. `brings`: code
         and buckets are brought; another job of this container has done so otherwise."""
+        self.keeps = False
+        """The job may start again with other code."""
+        self._code_brought: code_prepare.Brought | None = None
         self._task = task
         self._brings = brings
         self._image = image
         self._code = code
         self._children = children
         self._groundwork: Groundwork | None = None
+        self._request: SubmitRequest | None = None
         self._brought: list[tuple[BucketFolder, int]] = []
 
     async def launch(self, request: SubmitRequest) -> Launch:
         """Prepare and return what to execute. Raises CannotStart. It may be cancelled while code is
         being fetched."""
         groundwork = await asyncio.to_thread(Groundwork, self._task, request, self._image)
-        self._groundwork = groundwork
+        self._groundwork, self._request = groundwork, request
         try:
             if self._brings:
                 await self._put_code(request, groundwork)
@@ -228,6 +233,26 @@ class Preparation:
         finally:
             if self._code.is_used:
                 await asyncio.to_thread(self._code.drop)
+        return await self._launched(groundwork)
+
+    async def launch_again(self, request: SubmitRequest, code: CodeStore) -> Launch:
+        """Put the changed code of `code` in its place, and return what to execute. What the job has
+        made, its venv and its buckets are as it left them. Raises CannotStart."""
+        assert self._groundwork is not None
+        assert self._request is not None
+        await asyncio.to_thread(self._groundwork.clean)
+        groundwork = await asyncio.to_thread(Groundwork, self._task, request, self._image)
+        groundwork.venv = self._groundwork.venv
+        before, self._groundwork, self._request = self._request, groundwork, request
+        try:
+            preparer = self._preparer(code, groundwork)
+            await preparer.renew(request, before)
+        finally:
+            if code.is_used:
+                await asyncio.to_thread(code.drop)
+        return await self._launched(groundwork)
+
+    async def _launched(self, groundwork: Groundwork) -> Launch:
         launch = await asyncio.to_thread(groundwork.launch)
         for trouble in groundwork.troubles:
             _log.error("%s", trouble)
@@ -310,11 +335,17 @@ class Preparation:
     async def _put_code(self, request: SubmitRequest, groundwork: Groundwork) -> None:
         if not request.job.repos and not request.job.files:
             return
+        await self._preparer(self._code, groundwork).prepare(request)
+
+    def _preparer(self, code: CodeStore, groundwork: Groundwork) -> code_prepare.CodePreparer:
         # 3 MiB and 30 ms that only jobs with code pay for.
         from runner.code.git import choose
-        from runner.code.prepare import CodePreparer
+        from runner.code.prepare import Brought, CodePreparer
 
+        if self.keeps and self._code_brought is None:
+            self._code_brought = Brought()
         place, helpers = groundwork.place, self._helpers(groundwork)
         git = choose(lambda program: find(program, helpers.env, "/"), helpers, groundwork.scratch)
-        preparer = CodePreparer(self._code, git, place.working_dir, place.identity)
-        await preparer.prepare(request)
+        return CodePreparer(
+            code, git, place.working_dir, place.identity, brought=self._code_brought
+        )

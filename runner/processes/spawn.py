@@ -51,6 +51,10 @@ class Children:
             if self.adopts_orphans:
                 self.reap_orphans()
 
+    @property
+    def owned(self) -> frozenset[int]:
+        return frozenset(self._owned)
+
     def own(self, pid: int) -> None:
         self._owned.add(pid)
 

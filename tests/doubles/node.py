@@ -23,6 +23,8 @@ from controller.links.base import LogPieces, NodeConnection, OutputPieces
 from controller.links.listening import ListeningRunners
 from fairlead.wire.frames import BadFrame, Decoder
 from fairlead.wire.runner import (
+    AgainAnswer,
+    AgainRequest,
     BatchAnswer,
     BatchRequest,
     ExitRecord,
@@ -360,6 +362,10 @@ class FakeRunner:
         self.batches: list[BatchRequest] = []
         self.answers: list[BatchAnswer | Exception] = []
         """What the exchanges of a batch are answered, in order; then nothing is there."""
+        self.agains: list[AgainRequest] = []
+        self.again_answers: list[AgainAnswer] = []
+        """Then each start has begun."""
+        self._missing_again: set[str] = set()
         self.log_offsets: list[int] = []
         self.ports: dict[int, PortStream] = {}
         self.used = USED
@@ -388,7 +394,8 @@ class FakeRunner:
         assert not isinstance(content, bytes)
         self.code[digest] = b"".join([piece async for piece in content])
         self._note("put_code")
-        self._rules.receive_code(digest)
+        if digest not in self._missing_again:
+            self._rules.receive_code(digest)
         return self._rules.latest
 
     async def run(self) -> StatusEvent:
@@ -402,6 +409,13 @@ class FakeRunner:
         if self._rules.notice(id):
             self.notices.append((id, text))
         self.noticed.set()
+
+    async def again(self, request: AgainRequest) -> AgainAnswer:
+        self._note("again")
+        self.agains.append(request)
+        answer = self.again_answers.pop(0) if self.again_answers else AgainAnswer(begun=True)
+        self._missing_again.update(answer.missing)
+        return answer
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         self.batches.append(request)

@@ -15,6 +15,8 @@ from common.streams import PortStream
 from controller.clock import Clock
 from fairlead.wire.frames import Frame, Stream, encode, notice_line, tail_from
 from fairlead.wire.runner import (
+    AgainAnswer,
+    AgainRequest,
     BatchAnswer,
     BatchRequest,
     ExitReason,
@@ -195,6 +197,10 @@ class Container:
         acknowledged = self.rules.ack(offset, self.log_end)
         self._ring()
         return acknowledged
+
+    async def again(self, request: AgainRequest) -> AgainAnswer:
+        self._answer()
+        raise RunnerError("not_kept", "no job of the simulation starts again", 409)
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         self._answer()

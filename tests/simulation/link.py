@@ -21,6 +21,8 @@ from common.streams import PortStream
 from controller.lifecycle.inventory import NodeAddress
 from controller.links.listening import ListeningRunners
 from fairlead.wire.runner import (
+    AgainAnswer,
+    AgainRequest,
     BatchAnswer,
     BatchRequest,
     JobMetrics,
@@ -281,6 +283,9 @@ class SimulatedRunner:
 
     async def ack(self, offset: int) -> int:
         return await self._ask(lambda container: container.ack(offset))
+
+    async def again(self, request: AgainRequest) -> AgainAnswer:
+        return await self._ask(lambda container: container.again(request))
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         return await self._ask(lambda container: container.batch(request))

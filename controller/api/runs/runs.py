@@ -17,6 +17,7 @@ from controller.api.http.routes import NDJSON, Call, Instead, Route
 from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.api.views import run_summary, run_view, with_collections
 from controller.lifecycle.model import RunState
+from controller.service import ControllerService
 from controller.service.runs.submissions import IfExists, Submission, Submitted
 from fairlead.documents.runs import (
     MAX_BATCH,
@@ -53,6 +54,15 @@ class SubmitBody(msgspec.Struct, frozen=True, kw_only=True):
     has ended. Until then, and for 30 s after, the name is reserved for this client."""
     parent: str | None = None
     """Id or name of the live run that is this run's parent."""
+    starts_again: bool = False
+    """When the job of a task with one job has ended, its container waits 10 min for
+    `start-again`."""
+
+
+class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`configuration`: as of a submission; only code, commands and environment may differ."""
+
+    configuration: dict[str, Any]
 
 
 class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +173,10 @@ async def get_submission(call: Call) -> RunSubmission:
 
 
 def shown_run(call: Call, state: RunState) -> RunView:
-    service = call.service
+    return _shown(call.service, state)
+
+
+def _shown(service: ControllerService, state: RunState) -> RunView:
     children, url = service.runs.children(state), service.gateways.url(state.run)
     view = run_view(state, service.nodes.names(), children, url, now=service.clock.now())
     return with_collections(view, service.progress)
@@ -173,6 +186,15 @@ async def stop_run(call: Call) -> RunView:
     body: StopBody = call.body
     actions = call.service.actions
     return shown_run(call, await actions.stop(call.path("run"), abort=body.abort, user=call.caller))
+
+
+async def start_run_again(call: Call) -> RunView:
+    body: StartAgainBody = call.body
+    submission = Submission(configuration=body.configuration)
+    state = await call.service.starting_again.start_again(
+        call.path("run"), submission, user=call.caller
+    )
+    return shown_run(call, state)
 
 
 async def complete_run(call: Call) -> RunView:
@@ -232,24 +254,25 @@ async def _watch_lines(call: Call, run_id: str) -> AsyncIterator[bytes]:
         while True:
             state = await watch.next(HEARTBEAT_SECONDS)
             began = time.perf_counter()
-            line = heartbeat if state is None else _watch_line(call, state)
+            line = heartbeat if state is None else watch_line(call.service, state)
             took = time.perf_counter() - began
             if line != last or state is None:
                 yield line
                 last = last if state is None else line
             if state is not None and state.run.status in FINAL_RUN_STATUSES:
                 return
-            if took > CHEAP_LINE_SECONDS:
-                await asyncio.sleep(min(LINE_PAUSES * took, MAX_PAUSE_SECONDS))
+            await asyncio.sleep(pause_after(took))
 
 
-def _watch_line(call: Call, state: RunState) -> bytes:
-    return msgspec.json.encode(
-        WatchLine(
-            run=shown_run(call, state),
-            progress=progress_view(state, call.service.progress),
-        )
-    )
+def pause_after(took: float) -> float:
+    """Return the seconds to wait after a line that took so long."""
+    return min(LINE_PAUSES * took, MAX_PAUSE_SECONDS) if took > CHEAP_LINE_SECONDS else 0.0
+
+
+def watch_line(service: ControllerService, state: RunState) -> bytes:
+    """Return the line of a watch, which is the same for all who may see the run."""
+    line = WatchLine(run=_shown(service, state), progress=progress_view(state, service.progress))
+    return msgspec.json.encode(line)
 
 
 ROUTES: tuple[Route, ...] = (
@@ -312,6 +335,15 @@ ROUTES: tuple[Route, ...] = (
         summary="Stop a run, with the grace of its stop_duration; with `abort` at once",
         handler=stop_run,
         body=StopBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/start-again",
+        summary="Start the job of a run again in its container, with what changed; 409"
+        " `not_in_place` says why it needs a new one",
+        handler=start_run_again,
+        body=StartAgainBody,
         answer=RunView,
     ),
     Route(

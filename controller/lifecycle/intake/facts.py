@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller.lifecycle import outputs
-from controller.lifecycle.attempts import allocations, end_signal, inactivity, limits
+from controller.lifecycle.attempts import again, allocations, end_signal, inactivity, limits
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
@@ -44,6 +44,8 @@ from controller.lifecycle.reports import (
     Report,
     RunnerExited,
     RunnerStarted,
+    StartAgainRefused,
+    StartedAgain,
     TaskAccepted,
     TaskMissing,
     TaskRemoved,
@@ -77,6 +79,8 @@ _ORDER: dict[type, int] = {
     ProbeSeen: 6,
     InactivitySeen: 6,
     JobSignalled: 6,
+    StartedAgain: 5,
+    StartAgainRefused: 6,
     RegistrationFailed: 6,
     ReplicaRegistered: 7,
     ReplicaDrained: 11,
@@ -154,6 +158,10 @@ def _apply_one(draft: Draft, report: Report) -> None:
             readiness.note_registration(draft, report)
         case RegistrationFailed():
             readiness.note_failed_registration(draft, report)
+        case StartedAgain():
+            again.begun(draft, report)
+        case StartAgainRefused():
+            again.refused(draft, report)
         case JobSignalled():
             end_signal.sent(draft, report)
         case ReplicaDrained():

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.attempts import allocations, limits, termination
+from controller.lifecycle.attempts import again, allocations, limits, termination
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.membership.ranks import is_gang_run
@@ -33,6 +33,7 @@ from controller.lifecycle.reports import (
     ServerFault,
     SetsRetried,
     SetsStopped,
+    StartAgainRequested,
     StopRequested,
     SuspendRequested,
     SweepResized,
@@ -80,6 +81,7 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
             case _:
                 pass
     rollout.deploy(draft, [one for one in reports if isinstance(one, DeployRequested)])
+    again.ask(draft, [one for one in reports if isinstance(one, StartAgainRequested)])
 
 
 _ORDER: Final[tuple[type, ...]] = (

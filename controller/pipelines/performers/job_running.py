@@ -22,6 +22,7 @@ from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
 from controller.pipelines.performers.cluster import Clusters
 from controller.pipelines.performers.log_collection import LogCollector
+from controller.pipelines.performers.starting_again import StarterAgain
 from controller.pipelines.performers.taken_outputs import (
     OutputsGone,
     TakenArchive,
@@ -400,6 +401,7 @@ class JobRunningPipeline:
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
             EffectKind.SIGNAL_JOB: JobSignaller(pipeline, clock),
+            EffectKind.START_AGAIN: StarterAgain(pipeline, blobs, secrets),
             EffectKind.SUSPEND_LIMIT: SuspensionNotifier(suspended=True),
             EffectKind.RESUME_LIMIT: SuspensionNotifier(suspended=False),
         }

@@ -15,10 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from common.refusals import Invalid, NotFound
-from controller.aio import Flag
+from controller.aio import Flag, Watch
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import Attempt, RunState
-from controller.pipelines.live_state import Watch
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import sees_all
 from controller.service.jobs.access import find_attempt, find_job
@@ -232,6 +231,10 @@ class RunService(RunReader):
         """Return whether this run or node (None: any) may have changed after that revision."""
         return self._pipeline.changed_since(key, revision)
 
+    def changed_after(self, revision: int) -> list[str | None] | None:
+        """Return the runs and nodes that changed after this revision; None: some are forgotten."""
+        return self._pipeline.changed_after(revision)
+
     @asynccontextmanager
     async def watch(self, run_id: str) -> AsyncIterator[RunWatch]:
         async with self._pipeline.watch(run_id) as changed:
@@ -266,12 +269,23 @@ class RunWatch:
 
     async def next(self, patience: float) -> RunState | None:
         """Return the next state; None when nothing has changed for `patience` seconds."""
+        return await self.state() if await self.wait(patience) else None
+
+    async def wait(self, patience: float) -> bool:
+        """Return True when there is a next state; False after `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 await self._changed.wait()
         except TimeoutError:
-            return None
-        # Before the read: a change during it wakes the next call.
+            return False
+        return True
+
+    def look_again(self) -> None:
+        """Let the present state be the next one, changed or not."""
+        self._changed.set()
+
+    async def state(self) -> RunState:
+        # Before the read: a change during it wakes the next wait.
         self._changed.clear()
         state = await self._runs.get(self._run_id)
         self._progress.attend(job.attempts[-1].id for job in state.jobs if job.attempts)

@@ -45,7 +45,7 @@ from controller.store.base import Store
 from controller.store.errors import StoreError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, Plan, public, to_run
+from fairlead.configuration.plan import Defaults, Plan, kept_for_next, public, to_run
 from fairlead.configuration.values.names import generate_name, is_run_name
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
@@ -72,6 +72,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     ssh_keys: tuple[str, ...] = ()
     if_exists: IfExists = IfExists.ERROR
     parent: str | None = None
+    starts_again: bool = False
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ class _Batch:
         """Return the submission's plan: that of the one before, if both ask for the same."""
         if self._last is not None:
             before, known = self._last
-            if (before.configuration, before.ssh_keys) == (one.configuration, one.ssh_keys):
+            if _as_planned(before) == _as_planned(one):
                 return known
         made = plan(one)
         self._last = (one, made)
@@ -158,6 +159,11 @@ class _Batch:
         return [
             made[one.state.run.id] if isinstance(one, _Ready) else one for one in self._outcomes
         ]
+
+
+def _as_planned(submission: Submission) -> tuple[object, ...]:
+    """Return what a plan is made of."""
+    return submission.configuration, submission.ssh_keys, submission.starts_again
 
 
 class Gateways(Protocol):
@@ -360,7 +366,9 @@ class SubmissionService:
 
     def _plan(self, submission: Submission) -> Plan:
         written = _mapping(submission.configuration)
-        return to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
+        keys = user_keys(submission.ssh_keys)
+        plan = to_run(parse(written), written, self._defaults, keys)
+        return kept_for_next(plan) if submission.starts_again else plan
 
     def _made_before(self, found: RunState, written: dict[str, object]) -> Submitted:
         if found.run.configuration != public(written):

@@ -216,6 +216,42 @@ async def test_a_live_log_goes_on_at_a_follower_when_its_leader_is_killed(
     assert got == [_LINES] * 5
 
 
+async def test_watches_at_a_follower_go_on_uncut_when_the_leader_is_killed(
+    controllers: Controllers,
+) -> None:
+    first, follower, _ = controllers.all
+    run = await asyncio.to_thread(controllers.submit, first, "k")
+    paths = (f"/v1/runs/{run}/watch", f"/v1/events/watch?run={run}")
+    headers = {"Authorization": f"Bearer {controllers.token}"}
+    async with aiohttp.ClientSession(base_url=follower.url, headers=headers) as session:
+        watches: list[list[dict[str, Any]]] = [[] for _ in paths * 3]
+        reads = [_watch(session, path, into) for path, into in zip(paths * 3, watches, strict=True)]
+        reading = [asyncio.create_task(read) for read in reads]
+        await eventually(lambda: all(watches))
+        await asyncio.to_thread(first.kill9)
+        await asyncio.to_thread(controllers.post, follower, f"/v1/runs/{run}/stop", {})
+        # To its end: a watch that was cut fails here.
+        await asyncio.gather(*reading)
+    events = decode(
+        await asyncio.to_thread(
+            ControllerClient(follower.url, controllers.token).get, f"/v1/events?run={run}"
+        ),
+        dict[str, Any],
+    )["events"]
+    for lines, seen in zip(watches[::2], watches[1::2], strict=True):
+        assert lines[-1]["run"]["status"] == "terminated"
+        assert [one["event"]["seq"] for one in seen] == [event["seq"] for event in events]
+
+
+async def _watch(session: aiohttp.ClientSession, path: str, into: list[dict[str, Any]]) -> None:
+    """Read the lines that are no heartbeats. Raises aiohttp.ClientError if the watch is cut."""
+    async with session.get(path, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+        async for line in answer.content:
+            told = msgspec.json.decode(line)
+            if told.get("run") or told.get("event"):
+                into.append(told)
+
+
 async def _read_to_the_end(
     session: aiohttp.ClientSession, url: str, token: str, into: bytearray
 ) -> None:

@@ -194,6 +194,7 @@ GOLDEN: dict[str, Any] = {
                     "probes": [],
                     "drains_until": None,
                     "links": [],
+                    "starts": None,
                 }
             ],
             "abandoned": False,

@@ -8,19 +8,24 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead.cli.commands.runs import watching
 from fairlead.cli.commands.runs.watching import (
     Attachment,
     Iterations,
+    NotInPlace,
     Submitted,
     Watched,
     as_seen,
     pause_after,
+    until_begun,
     wait_for_change,
 )
 from fairlead.documents.runs import RunView
 from fairlead.errors import ConnectionLost, UsageError, api_error
+from fairlead.model.starts import Starts
+from fairlead.model.statuses import RunStatus
 from fairlead.rest import ControllerClient
 from tests.support.git_server import commit, git
 from tests.unit.cli.conftest import Fairlead, PlayedNode
@@ -43,7 +48,7 @@ async def test_a_change_of_code_replaces_the_run_and_a_wrong_file_does_not(
     command = await start("apply", "--watch", str(file))
     await command.hears("submitted train; a change of its code starts it again")
     code.write_text("two")
-    await command.hears("its code has changed: train starts again")
+    await command.hears("code/a.py changed: train starts again")
     command.said = ""
     await command.hears("submitted train")
     file.write_text(TASK + "comands: []\n")
@@ -93,7 +98,9 @@ async def test_ctrl_c_while_the_old_run_is_being_stopped_starts_no_other(
     command = await start("apply", "--watch", str(file))
     await command.hears("submitted train")
     await node.runs("train")
-    (tmp_path / "code" / "a.py").write_text("two")
+    file.write_text(TASK.replace("busybox", "alpine"))
+    await command.hears("train gets a new container: ")
+    await command.hears("its image has changed")
     await command.hears("is being stopped; waiting for its end")
     command.interrupt()
     ended = await command.ended()
@@ -202,16 +209,27 @@ def test_a_look_sees_what_is_sent_and_nothing_that_only_a_tool_left(
 
 class Played:
     """One `--watch` by a script: `finds` is what is there each time the run is followed, after the
-    last one comes a Ctrl-C; `answers` are what comes of each submission."""
+    last one comes a Ctrl-C; `answers` are what comes of each submission, `in_place` of each start
+    in the same container, of which all others are impossible."""
 
-    def __init__(self, finds: list[bytes], answers: list[bytes | Exception]) -> None:
+    def __init__(
+        self,
+        finds: list[bytes],
+        answers: list[bytes | Exception],
+        in_place: list[bytes | Exception] | None = None,
+    ) -> None:
         self._finds = finds
+        self._in_place = in_place or []
         self._answers = answers
         self._now = b"one"
         self.events: list[str] = []
         self.told: list[str] = []
         self.iterations = Iterations(
-            look=lambda: self._now, submit=self._submit, attach=self._attach, tell=self.told.append
+            look=lambda: self._now,
+            submit=self._submit,
+            start_again=self._start_again,
+            attach=self._attach,
+            tell=self.told.append,
         )
 
     def goes_on(self) -> list[str]:
@@ -230,6 +248,15 @@ class Played:
         if isinstance(answer, Exception):
             raise answer
         return Submitted(run=LIVE, seen=answer)
+
+    def _start_again(self, run: RunView) -> Submitted:
+        if not self._in_place:
+            raise NotInPlace("it is played")
+        self.events.append(f"starts {run.name} again")
+        answer = self._in_place.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Submitted(run=LIVE, seen=answer, in_place=True)
 
     def _attach(self, _: RunView) -> Attachment:
         return _Followed(self)
@@ -285,7 +312,7 @@ def test_a_change_while_the_controller_is_away_is_sent_when_it_is_back() -> None
     played = Played([b"two"], [b"one", ConnectionLost("it is away"), b"two"])
     assert played.goes_on()[2:] == ["replaces play", "replaces play", "closes", "follows"]
     assert played.told[-3:] == [
-        "it is away; trying again",
+        "play gets a new container: it is played",
         "the controller is back",
         "submitted play; a change of its code starts it again",
     ]
@@ -302,3 +329,38 @@ def test_the_first_submission_is_not_tried_again() -> None:
     with pytest.raises(ConnectionLost):
         played.iterations.go_on()
     assert played.events == ["submits"]
+
+
+@looks_at_once
+def test_a_start_in_the_same_container_is_followed_further_without_a_new_run() -> None:
+    away = ConnectionLost("it is away")
+    played = Played([b"two", b"three"], [b"one"], in_place=[away, b"two", b"three"])
+    assert played.goes_on() == [
+        *("submits", "follows"),
+        *("starts play again", "starts play again", "follows"),
+        *("starts play again", "follows"),
+    ]
+
+
+@looks_at_once
+def test_a_start_that_needs_a_new_container_says_why_and_replaces_the_run() -> None:
+    played = Played([b"two"], [b"one", b"two"], in_place=[NotInPlace("its image has changed")])
+    assert played.goes_on()[2:] == ["starts play again", "replaces play", "closes", "follows"]
+    assert "play gets a new container: its image has changed" in played.told
+
+
+def seen_with(starts: Starts | None, status: RunStatus = RunStatus.RUNNING) -> RunView:
+    job = LIVE.jobs[0]
+    attempt = replace(job.attempts[-1], starts=starts)
+    return replace(LIVE, status=status, jobs=(replace(job, attempts=(attempt,)),))
+
+
+def test_a_start_is_waited_for_until_it_has_begun_or_never_will() -> None:
+    owed, begun = Starts(asked=2, begun=1), Starts(asked=2, begun=2)
+    assert until_begun([seen_with(owed), seen_with(begun)]) == seen_with(begun)
+    with pytest.raises(NotInPlace, match="no git"):
+        until_begun([seen_with(owed), seen_with(Starts(asked=2, refused="no git"))])
+    with pytest.raises(NotInPlace, match="its container has ended"):
+        until_begun([seen_with(owed), seen_with(owed, RunStatus.FAILED)])
+    with pytest.raises(NotInPlace, match="its container has ended"):
+        until_begun([seen_with(None)])

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from controller.outputs import bucket
 from tests.support.object_storage import ObjectStorage, object_storage
+from tests.unit.forwarding.watching import WatchBed, opened_watch_bed
 
 
 @pytest.fixture(scope="package")
@@ -13,3 +15,9 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]
     with object_storage(tmp_path_factory.mktemp("storage")) as started:
         bucket.check(started.bucket)  # obstore's own threads stay for the process
         yield started
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[WatchBed]:
+    async with opened_watch_bed(tmp_path) as made:
+        yield made

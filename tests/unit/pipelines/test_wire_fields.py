@@ -17,7 +17,7 @@ OF_THE_CONTEXT = {
     *("run_id", "run_name", "job_id", "attempt_id", "group", "cookie", "index"),
     *("job_count", "group_job_count", "gang", "monitoring_descriptor"),
     *("max_duration", "stop_duration", "parameters", "parameter_set", "gpus", "reuse_container"),
-    "restarts",
+    *("restarts", "keeps_for"),
 }
 """What the runner is told of a job's place in its run, and of the run's policy."""
 

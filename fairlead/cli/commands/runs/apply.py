@@ -55,8 +55,8 @@ def apply(
     failed_of
         For a sweep: run only the parameter sets that failed in this run (id or name).
     watch
-        For a task: whenever its file or its code changes, stop the run and submit it again with
-        what changed, until Ctrl-C.
+        For a task: whenever its file or its code changes, start its job again with what changed,
+        in the same container if that is possible, until Ctrl-C.
     """
     require_files(file)
     if len(file) > 1:

@@ -1,7 +1,8 @@
-"""`apply --watch`: a task is replaced by a new run whenever its file or its code changes.
+"""`apply --watch`: a task starts again whenever its file or its code changes.
 
-Each change stops the live run with its grace and submits a new run of the same name. So what runs
-is always one whole version of the code, and every run keeps its own log and outputs.
+A job that runs starts again in its container, with what changed. Where that is not possible, the
+live run is stopped with its grace and a new run of the same name is submitted. Both ways, what runs
+is always one whole version of the code.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -22,10 +24,10 @@ from fairlead.cli.commands.runs import applying
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
-from fairlead.errors import ConnectionLost, FairleadError, UsageError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError, UsageError
 from fairlead.files.ignored import is_left_by_tools
 from fairlead.files.ssh_keys import public_keys
-from fairlead.follow import Outages, patiently
+from fairlead.follow import Outages, follow_run, patiently
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.rest import ControllerClient, decode
 from fairlead.submission import (
@@ -67,6 +69,8 @@ def apply_watched(
     iterations = Iterations(
         look=watched.look,
         submit=submitting,
+        start_again=submitting.again,
+        changed=watched.changed,
         attach=lambda run: follow.Attachment(client, run, display()),
         tell=output.note,
     )
@@ -100,6 +104,7 @@ class Watched:
         self._here = file.resolve().parent
         self._override = override
         self._variables = given_variables(env, os.environ)
+        self._sent_at = time.time()
 
     def look(self) -> bytes:
         """Return what would be submitted now, with the digests of its code. Raises
@@ -112,6 +117,7 @@ class Watched:
 
     def sent(self, client: ControllerClient) -> object:
         """Upload the code; return the configuration to submit."""
+        self._sent_at = time.time()
         document, configuration = self._read()
         name, environ = str(self._file), os.environ
         return with_code(
@@ -125,6 +131,18 @@ class Watched:
             is_left_by_tools,
         )
 
+    def changed(self) -> str:
+        """Return which files were written since the code was last sent, in a few words."""
+        with suppress(FairleadError, OSError):
+            _, configuration = self._read()
+            names = [str(self._file)] if written_since(self._file, self._sent_at) else []
+            for place in local_paths(configuration):
+                names += changed_below(self._here, place, self._sent_at)
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                return f"{names[0]}{more} changed"
+        return _CODE_CHANGED
+
     def _read(self) -> tuple[Any, object]:
         document = with_overrides(read_document(self._file), self._override)
         configuration = completed(document, os.environ, self._variables)
@@ -132,6 +150,40 @@ class Watched:
         if found.get("type") != "task" or "schedule" in found:
             raise CliError("--watch: it is for a task without a schedule", EXIT_USAGE)
         return document, configuration
+
+
+_CODE_CHANGED = "its code has changed"
+
+
+def local_paths(configuration: object) -> list[str]:
+    """Return the paths here of a configuration's `repos` and `files`."""
+    from fairlead.configuration.parse import parse  # 20 ms, after a change alone
+
+    parsed = parse(configuration)
+    return [
+        *(one.local_path for one in parsed.repos or () if one.local_path is not None),
+        *(one.local_path for one in parsed.files or ()),
+    ]
+
+
+def changed_below(base: Path, place: str, since: float) -> list[str]:
+    """Return the files at `place`, or below it, that were written since then."""
+    top = base / Path(place).expanduser()
+    if not top.is_dir():
+        return [place] if written_since(top, since) else []
+    found = []
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(one for one in folders if one != ".git" and not is_left_by_tools(one))
+        paths = (Path(folder, name) for name in sorted(names) if not is_left_by_tools(name))
+        found += [os.path.relpath(path, base) for path in paths if written_since(path, since)]
+    return found
+
+
+def written_since(path: Path, since: float) -> bool:
+    try:
+        return path.lstat().st_mtime >= since
+    except OSError:
+        return False
 
 
 def as_seen(configuration: object) -> bytes:
@@ -170,11 +222,17 @@ def pause_after(took: float, *, changed: bool) -> float:
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A run, and what a look saw if it saw what was sent. `is_kept`: a live run has the name."""
+    """A run, and what a look saw if it saw what was sent. `is_kept`: a live run has the name.
+    `in_place`: it is the same run as before, whose job has started again."""
 
     run: RunView
     seen: bytes
     is_kept: bool = False
+    in_place: bool = False
+
+
+class NotInPlace(Exception):
+    """The job cannot start again in its container; the message says why."""
 
 
 class Attachment(Protocol):
@@ -191,11 +249,15 @@ class Iterations:
         *,
         look: Callable[[], bytes],
         submit: Callable[[str | None], Submitted],
+        start_again: Callable[[RunView], Submitted],
+        changed: Callable[[], str] = lambda: _CODE_CHANGED,
         attach: Callable[[RunView], Attachment],
         tell: Tell,
     ) -> None:
         self._look = look
         self._submit = submit
+        self._start_again = start_again
+        self._changed = changed
         self._attach = attach
         self._tell = tell
         self._attachment: Attachment | None = None
@@ -209,7 +271,7 @@ class Iterations:
             now = self._followed(seen)
             if now is None:
                 now = self._rested(seen)
-            self._tell(f"its code has changed: {run.name} starts again")
+            self._tell(f"{self._changed()}: {run.name} starts again")
             seen = self._next(run.name, now)
 
     def close(self) -> None:
@@ -227,11 +289,11 @@ class Iterations:
         return first.run, first.seen
 
     def _next(self, name: str, now: bytes) -> bytes:
-        """Replace the run by what is there `now`; return what counts as seen."""
+        """Start the run again with what is there `now`; return what counts as seen."""
         self.is_submitting = True
         try:
             # While the controller is away the code may change: each try sends what is there then.
-            following = patiently(Outages(self._tell), lambda: self._submit(name))
+            following = patiently(Outages(self._tell), lambda: self._started(name))
         except ConnectionLost:
             raise
         except (FairleadError, OSError) as error:
@@ -239,10 +301,22 @@ class Iterations:
             self._tell(f"{error}; {name} was not started again")
             return seen_after(error, now)
         self.is_submitting = False
+        if following.in_place:
+            self.run = following.run
+            return following.seen
         self._tell(f"submitted {name}; a change of its code starts it again")
         self.close()
         self._take(following.run)
         return following.seen
+
+    def _started(self, name: str) -> Submitted:
+        """Start the job again in its container, else replace the run."""
+        if self.run is not None and self.run.status not in FINAL_RUN_STATUSES:
+            try:
+                return self._start_again(self.run)
+            except NotInPlace as why:
+                self._tell(f"{name} gets a new container: {why}")
+        return self._submit(name)
 
     def _take(self, run: RunView) -> None:
         self.run = run
@@ -306,6 +380,44 @@ class _Submitting:
             "ssh_keys": public_keys(os.environ, Path.home()),
             "if_exists": "replace" if replaced else self._if_exists,
             "parent": self._parent,
+            "starts_again": True,
         }
         data, kept = submit(self._client, wish, output.note)
         return Submitted(run=decode(data, RunView), seen=as_seen(configuration), is_kept=kept)
+
+    def again(self, run: RunView) -> Submitted:
+        """Start the run's job again in its container; return once it has started. Raises
+        NotInPlace, FairleadError."""
+        configuration = self._watched.sent(self._client)
+        body = {"configuration": configuration}
+        try:
+            # The same request again starts nothing more.
+            path = f"/v1/runs/{run.id}/start-again"
+            accepted = decode(self._client.post(path, body, repeatable=True), RunView)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise NotInPlace("the controller is of an older version") from None
+            if error.code not in _NOT_IN_PLACE:
+                raise
+            raise NotInPlace(str(error)) from None
+        lines = follow_run(self._client, accepted.id, Outages(output.note))
+        started = until_begun(line.run for line in lines if line.run is not None)
+        return Submitted(run=started, seen=as_seen(configuration), in_place=True)
+
+
+_NOT_IN_PLACE = frozenset({"not_in_place", "ended", "ending"})
+
+
+def until_begun(views: Iterable[RunView]) -> RunView:
+    """Return the first view in which the start that was asked for last has begun. Raises
+    NotInPlace when it never will."""
+    for view in views:
+        attempt = view.jobs[0].attempts[-1] if view.jobs and view.jobs[0].attempts else None
+        starts = None if attempt is None else attempt.starts
+        if view.status in FINAL_RUN_STATUSES or starts is None:
+            break
+        if starts.refused is not None:
+            raise NotInPlace(starts.refused)
+        if starts.begun >= starts.asked:
+            return view
+    raise NotInPlace("its container has ended")

@@ -17,7 +17,7 @@ from fairlead.files.git import difference, look_at_git
 from fairlead.wire.runner import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
-from runner.code.prepare import CodePreparer
+from runner.code.prepare import Brought, CodePreparer
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
@@ -464,3 +464,42 @@ def _children_of_this_process() -> list[str]:
         check=False,
     )
     return [line for line in done.stdout.splitlines() if "git" in line or "fetching" in line]
+
+
+async def test_other_changes_come_in_the_place_of_earlier_ones_and_what_a_job_made_stays(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    """The image's git alone takes changes back; our own says that it cannot."""
+    store = CodeStore(tmp_path / "task")
+    (tmp_path / "task").mkdir()
+
+    async def version() -> SubmitRequest:
+        found = await asyncio.to_thread(look_at_git, work)
+        assert found is not None
+        assert found.commit is not None
+        diff = await asyncio.to_thread(difference, found.root, found.commit)
+        digest = hashlib.sha256(diff).hexdigest()
+        store.expect((digest,))
+        await store.receive(digest, _pieces(diff))
+        return a_job(
+            "true", repos=[Repo(path="r", url=found.url, commit=found.commit, diff=digest)]
+        )
+
+    (work / "train.py").write_text("print(1)\nprint(3)\n")
+    (work / "new.bin").write_bytes(bytes(range(256)))
+    first = await version()
+    preparer = CodePreparer(store, my_git, str(tmp_path / "job"), None, Brought())
+    await preparer.prepare(first)
+    made = tmp_path / "job" / "r"
+    (made / "cache").write_text("of the job")
+    (work / "train.py").write_text("print(4)\n")
+    (work / "new.bin").unlink()
+    (work / "other").write_text("new\n")
+    second = await version()
+    if isinstance(my_git, RuntimeGit):
+        with pytest.raises(CannotStart, match="the image has no git"):
+            await preparer.renew(second, first)
+        return
+    await preparer.renew(second, first)
+    (made / "cache").unlink()
+    assert contents(made) == contents(work)

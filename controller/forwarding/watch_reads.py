@@ -1,0 +1,290 @@
+"""Watches that a follower answers: of runs, from lines that come once for all who watch a run here,
+and of events, which are read once for all who follow events here.
+
+Rights are those of the database: when a watch begins, and again while it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+from aiohttp import web
+
+from common.refusals import ServiceError, Unauthenticated
+from controller.aio import Flag
+from controller.api.http.routes import NDJSON, NoQuery
+from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.api.runs.events import EventsWatchQuery
+from controller.clock import Clock
+from controller.forwarding.event_tail import PAGE, EventTail, KeptEvent, kept
+from controller.forwarding.final_logs import FinalLogs
+from controller.forwarding.leader_feed import FeedLost, LeaderFeed, WatchedRun
+from controller.forwarding.live_logs import LiveLogs
+from controller.forwarding.log_reads import LogReads
+from controller.forwarding.reads import Proof
+from controller.service.accounts.rights import sees_all
+from controller.store.accounts import User
+from controller.store.errors import StoreError
+from controller.store.reading import StoreReader
+from fairlead.documents.runs import EventLine, WatchLine
+from fairlead.model.statuses import FINAL_RUN_STATUSES
+from fairlead.queries import EventQuery
+
+JUDGED_SECONDS = 5.0
+"""A watch goes on only after another look at the rights of its reader, if the last is older."""
+UNKNOWN_SECONDS = 60.0
+"""It ends when the database has told nothing about rights for so long."""
+READS_AT_ONCE = 8
+"""Of all watches: other reads must find room at the database."""
+MAX_JUDGED = 10_000
+_QUIET_RUN = msgspec.json.encode(WatchLine(run=None)) + b"\n"
+_QUIET_EVENTS = msgspec.json.encode(EventLine(event=None)) + b"\n"
+
+
+class MayNotSee(Exception):
+    """The reader has lost the right, or nobody can tell whether he has."""
+
+
+class _Judged(msgspec.Struct):
+    """What is known of a proof. `user` None: it opens nothing any more."""
+
+    at: float
+    """When it was asked last, by the loop's clock."""
+    known_at: float
+    user: User | None
+    asking: asyncio.Task[None] | None = None
+
+
+class Judge:
+    """Knows whom requests are of, a few seconds late at most: one look for all watches of a
+    token."""
+
+    def __init__(self, look: Callable[[Proof], Awaitable[User | None]]) -> None:
+        """`look`: returns the user whom this admits. Raises StoreError."""
+        self._look = look
+        self._known: dict[Proof, _Judged] = {}
+
+    async def user_of(self, proof: Proof) -> User:
+        """Return the user whom this admits. Raises MayNotSee."""
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(proof)
+        if known is None:
+            if len(self._known) >= MAX_JUDGED:
+                self._known.clear()
+            known = self._known[proof] = _Judged(-math.inf, now, None)
+        if now - known.at >= JUDGED_SECONDS:
+            if known.asking is None:
+                known.asking = asyncio.create_task(self._ask(proof, known))
+            # It is shared: one reader who leaves ends it for no other one.
+            await asyncio.shield(known.asking)
+        late = asyncio.get_running_loop().time() - known.known_at
+        if known.user is None or late >= UNKNOWN_SECONDS:
+            raise MayNotSee
+        return known.user
+
+    def knows(self, proof: Proof, user: User) -> None:
+        """Note what a request was just admitted by."""
+        now = asyncio.get_running_loop().time()
+        self._known[proof] = _Judged(now, now, user)
+
+    async def _ask(self, proof: Proof, known: _Judged) -> None:
+        try:
+            known.user = await self._look(proof)
+            known.known_at = asyncio.get_running_loop().time()
+        except StoreError:
+            pass  # what was known last holds for a while
+        finally:
+            known.at = asyncio.get_running_loop().time()
+            known.asking = None
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Who watches. `owner`: of the run that is watched; None: he watches what he may see of all.
+    `user`: as he was when the watch began."""
+
+    proof: Proof
+    user: User
+    owner: str | None
+
+
+def may_go_on(reader: Reader, user: User) -> bool:
+    """Return whether a watch may go on for this user, as he is now."""
+    if sees_all(user) != sees_all(reader.user):
+        return False  # a watch of all that he sees would be another one
+    return reader.owner is None or sees_all(user) or user.name == reader.owner
+
+
+def to_send(events: Sequence[KeptEvent], reader: Reader, run_id: str | None) -> bytes:
+    """Return the lines of the events that the reader asked for and may see."""
+    everyone = sees_all(reader.user)
+    return b"".join(
+        event.line
+        for event in events
+        if (run_id is None or event.run_id == run_id)
+        and (everyone or event.owner == reader.user.name)
+    )
+
+
+class WatchReads(LogReads):
+    """Answers watches too. `feed`: the leader's word about what changes."""
+
+    def __init__(
+        self,
+        store: StoreReader,
+        clock: Clock,
+        feed: LeaderFeed,
+        logs: FinalLogs | None = None,
+        live: LiveLogs | None = None,
+    ) -> None:
+        super().__init__(store, clock, logs, live)
+        self._feed = feed
+        self._tail = EventTail(store, feed)
+        self._at_once = asyncio.Semaphore(READS_AT_ONCE)
+        self._judge = Judge(self._user_of)
+
+    @property
+    def routes(self) -> Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        return {
+            **super().routes,
+            "/v1/runs/{run}/watch": self._watch_run,
+            "/v1/events/watch": self._watch_events,
+        }
+
+    async def close(self) -> None:
+        await self._tail.close()
+        await self._feed.close()
+
+    async def _user_of(self, proof: Proof) -> User | None:
+        """Raises StoreError."""
+        try:
+            async with self._at_once, self._store.moment() as moment:
+                return await proof.user(moment, self._clock)
+        except Unauthenticated:
+            return None
+
+    def _reader(self, request: web.Request, user: User, owner: str | None) -> Reader:
+        proof = self._proof(request)
+        self._judge.knows(proof, user)
+        return Reader(proof, user, owner)
+
+    async def _watch_run(self, request: web.Request) -> web.StreamResponse:
+        async with self._at_once, self._begun(request) as read:
+            state = await read.run()
+            read.query(NoQuery)
+        reader = self._reader(request, read.user, state.run.user)
+        changed = Flag()
+        async with self._feed.used(), self._feed.watched(state.run.id, changed) as run:
+            return await self._send(request, reader, _lines(run, changed))
+
+    async def _watch_events(self, request: web.Request) -> web.StreamResponse:
+        async with self._at_once, self._begun(request) as read:
+            query = read.query(EventsWatchQuery)
+            state = None if query.run is None else await read.runs.seen(query.run, read.user)
+        reader = self._reader(request, read.user, None if state is None else state.run.user)
+        run_id = None if state is None else state.run.id
+        moved = Flag()
+        async with self._feed.used(), self._tail.used(moved):
+            events = self._event_lines(reader, run_id, query.cursor, moved)
+            return await self._send(request, reader, events)
+
+    async def _send(
+        self, request: web.Request, reader: Reader, lines: AsyncIterator[bytes]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
+        with registered(request, cancel_this()), reader_may_leave():
+            await response.prepare(request)
+            try:
+                async for line in lines:
+                    await self._require(reader)
+                    await response.write(line)
+            except (FeedLost, MayNotSee, ServiceError, StoreError):
+                # The client must not take what it has for the whole.
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            await response.write_eof()
+        return response
+
+    async def _require(self, reader: Reader) -> None:
+        """Raises MayNotSee."""
+        if not may_go_on(reader, await self._judge.user_of(reader.proof)):
+            raise MayNotSee
+
+    async def _event_lines(
+        self, reader: Reader, run_id: str | None, position: int, moved: Flag
+    ) -> AsyncIterator[bytes]:
+        """Yield the lines of events after `position`; of one run until it has ended. Raises
+        FeedLost, StoreError."""
+        # The first page is always read: it has what was committed before the request.
+        events: list[KeptEvent] | None = None
+        while True:
+            moved.clear()
+            if events is None:
+                # Before the page is read: all events up to here were committed then.
+                known = self._tail.end
+                page, ended = await self._page(reader, run_id, position)
+                if found := to_send(page, reader, run_id):
+                    yield found
+                is_last = len(page) < PAGE
+                position = max(page[-1].seq if page else 0, known if is_last else position)
+                if is_last and ended:
+                    return
+            else:
+                if found := to_send(events, reader, run_id):
+                    yield found
+                position = max(events[-1].seq if events else 0, position)
+                if any(event.ends and event.run_id == run_id for event in events):
+                    return
+                is_last = True
+            if is_last and (quiet := await self._moved(moved)):
+                yield quiet
+            events = self._tail.after(position)
+
+    async def _moved(self, moved: Flag) -> bytes:
+        """Return when the tail has moved, or the line that says that nothing came. Raises
+        FeedLost."""
+        if self._feed.is_lost:
+            raise FeedLost
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await moved.wait()
+        except TimeoutError:
+            return _QUIET_EVENTS
+        return b""
+
+    async def _page(
+        self, reader: Reader, run_id: str | None, position: int
+    ) -> tuple[list[KeptEvent], bool]:
+        """Return events from the database, and whether the run has ended. Raises StoreError."""
+        user = None if sees_all(reader.user) else reader.user.name
+        query = EventQuery(run=run_id, after=position, limit=PAGE, user=user)
+        async with self._at_once, self._store.moment() as moment:
+            state = None if run_id is None else await moment.find_run(run_id)
+            found = await moment.events(query)
+        ended = state is not None and state.run.status in FINAL_RUN_STATUSES
+        # All of them may be seen: the query asks for no others.
+        owner = reader.user.name if reader.owner is None else reader.owner
+        return [kept(one, owner) for one in found], ended
+
+
+async def _lines(run: WatchedRun, changed: Flag) -> AsyncIterator[bytes]:
+    """Yield the run's present line, then the latest one after each change. Raises FeedLost."""
+    given: bytes | None = None
+    while True:
+        changed.clear()
+        if run.is_lost:
+            raise FeedLost
+        if run.line is not None and run.line != given:
+            given = run.line
+            yield given + b"\n"
+            continue  # another one may have come meanwhile
+        if run.is_over:
+            return
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await changed.wait()
+        except TimeoutError:
+            yield _QUIET_RUN

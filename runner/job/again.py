@@ -1,0 +1,146 @@
+"""The job starts again in its container, with what changed (docs/rules.md 2.15).
+
+A start is asked for by number. What it needs arrives while the job still runs; with the last of it
+the start is due. The newest one wins, so a start that was overtaken never happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fairlead.wire.again import code_changes, why_not_in_place
+from fairlead.wire.errors import Refused
+from fairlead.wire.runner import AgainAnswer, AgainRequest, ExitReason, SubmitRequest
+from runner.code.store import CodeStore
+from runner.job.outcome import Verdict
+from runner.processes.spawn import Ending
+from runner.status import Bell
+
+GRACE = 10.0
+"""Seconds between stop signal and SIGKILL when a job starts again; fewer with a shorter
+`stop_duration`."""
+WAIT = 20.0
+"""Seconds for which the answer to a request waits for the start."""
+_LIMITS = frozenset({ExitReason.MAX_DURATION_EXCEEDED, ExitReason.LOG_QUOTA_EXCEEDED})
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A start that is due, since `asked_at` by the loop's clock."""
+
+    number: int
+    request: SubmitRequest
+    code: CodeStore
+    asked_at: float
+
+
+class Again:
+    """The starts of one job after its first. `present`: what its container has now."""
+
+    def __init__(self, task: Path, present: SubmitRequest, keeps_for: float) -> None:
+        self._task = task
+        self._present = present
+        self.keeps_for = keeps_for
+        self._offered: AgainRequest | None = None
+        self._code: CodeStore | None = None
+        self._due: Start | None = None
+        self._accepted = 0
+        self._begun = 0
+        self._closed = False
+        self._bell = Bell()
+
+    @property
+    def is_due(self) -> bool:
+        return self._due is not None
+
+    def offer(self, request: AgainRequest) -> AgainAnswer:
+        """Return what is missing for the start; once nothing is, it is due. Raises Refused."""
+        if request.number <= self._accepted:
+            return AgainAnswer()
+        self._require_open()
+        old, new = self._present.job, request.submission.job
+        before, after = (old.repos, old.files), (new.repos, new.files)
+        if (why := why_not_in_place(before, after)) is not None:
+            raise Refused(409, "not_in_place", why)
+        if self._code is None or self._offered != request:
+            self._offered = request
+            self._code = CodeStore(self._task, f"code-{request.number}")
+        wanted = code_changes(before, after).blobs
+        self._code.expect(wanted)
+        if missing := self._code.missing:
+            return AgainAnswer(missing=tuple(one for one in wanted if one in missing))
+        self._accepted = request.number
+        now = asyncio.get_running_loop().time()
+        self._due = Start(request.number, request.submission, self._code, now)
+        self._code = None
+        self._bell.ring()
+        return AgainAnswer()
+
+    def wants(self, digest: str) -> bool:
+        return self._code is not None and digest in self._code.missing
+
+    async def receive(self, digest: str, pieces: AsyncIterable[bytes]) -> None:
+        """Raises Refused, OSError."""
+        assert self._code is not None
+        await self._code.receive(digest, pieces)
+
+    async def next(self) -> Start | None:
+        """Return the start that is due, or becomes due while the container waits for one; None: the
+        job stays ended, and no start is accepted any more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.keeps_for):
+                while self._due is None and not self._closed:
+                    await self._bell.wait()
+        due, self._due = self._due, None
+        if due is None or self._closed:
+            self.close()
+            return None
+        self._present = due.request
+        return due
+
+    def begun(self, number: int) -> None:
+        """Note that this start has begun."""
+        self._begun = number
+        self._bell.ring()
+
+    async def until_begun(self, number: int) -> bool:
+        """Wait for that start, or a later one; return whether it has begun. Raises Refused when it
+        never will."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT):
+                while self._begun < number and not self._closed:
+                    await self._bell.wait()
+        if self._begun < number:
+            self._require_open()
+        return self._begun >= number
+
+    def close(self) -> None:
+        """Accept no start any more."""
+        self._closed = True
+        self._bell.ring()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Refused(409, "ended", "this runner's job has ended")
+
+
+def may_start_again(verdict: Verdict) -> bool:
+    """Return whether a job with this end is one that its user goes on with."""
+    return verdict.reason not in _LIMITS
+
+
+def end_line(ending: Ending, *, stopped: bool, keeps_for: float) -> str:
+    """Return the line of the log after one start of the job."""
+    how = f"ended by {ending.signal}" if ending.signal else f"exit code {ending.code}"
+    if stopped:
+        return f"stopped to start again ({how})"
+    minutes = f"{keeps_for / 60:g} min" if keeps_for >= 60 else f"{keeps_for:g} s"
+    return f"{how}; its container waits {minutes} for changed files"
+
+
+def start_line(seconds: float) -> str:
+    return f"started again in the same container ({seconds:.1f} s)"

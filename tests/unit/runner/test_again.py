@@ -1,0 +1,153 @@
+"""A job that starts again in its container, for real, behind a real socket."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlead.wire.runner import AgainRequest, RunnerState, SubmitRequest
+from runner.client import RunnerClient, RunnerError
+from runner.job.outcome import process_table
+from tests.unit.runner.harness import (
+    a_job,
+    a_runner,
+    exit_of,
+    followed,
+    payload,
+    until,
+    until_output,
+)
+
+
+def packed(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content.encode()))
+    return buffer.getvalue()
+
+
+def with_files(folder: Path, code: bytes, *commands: str, **fields: Any) -> SubmitRequest:
+    files = [{"path": str(folder / "code"), "archive": hashlib.sha256(code).hexdigest()}]
+    place = {"working_dir": str(folder), "keeps_for": 60.0, "stop_duration": 5.0}
+    return a_job(*commands, files=files, **{**place, **fields})
+
+
+async def start(client: RunnerClient, job: SubmitRequest, code: bytes) -> None:
+    await client.submit(job)
+    await client.put_code(hashlib.sha256(code).hexdigest(), code)
+    await client.run()
+    await until(client, RunnerState.RUNNING)
+
+
+async def again(client: RunnerClient, number: int, job: SubmitRequest, *code: bytes) -> None:
+    request = AgainRequest(number=number, submission=job)
+    known = {hashlib.sha256(one).hexdigest(): one for one in code}
+    for digest in (await client.again(request)).missing:
+        await client.put_code(digest, known[digest])
+    assert (await client.again(request)).begun
+
+
+async def test_changed_files_come_and_what_the_job_made_stays(tmp_path: Path) -> None:
+    old, new = packed(a="one", gone="x"), packed(a="two", b="three")
+    show = "touch made; ls code; cat code/a; echo; exit 3"
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, with_files(tmp_path, old, show), old)
+        await until_output(client, b"exit code 3; its container waits 1 min")
+        await again(client, 1, with_files(tmp_path, new, f"ls; {show}"), new)
+        output = await until_output(client, b"two")
+        assert b"started again in the same container" in output
+        assert b"\na\nb\ntwo" in output
+        assert b"code\nmade\n" in output
+        assert output.count(b"gone") == 1
+        await client.stop(grace=1)
+        assert (await exit_of(client)).exit_code == 3
+
+
+async def test_a_job_that_runs_is_stopped_when_its_code_is_there(tmp_path: Path) -> None:
+    old, new = packed(a="1"), packed(a="2")
+    command = "trap 'echo saved; exit 9' TERM; cat code/a; sleep 1000 & wait"
+    async with a_runner(tmp_path) as (_, client):
+        job = with_files(tmp_path, new, command)
+        await start(client, with_files(tmp_path, old, command), old)
+        missing = (await client.again(AgainRequest(number=1, submission=job))).missing
+        assert missing == (hashlib.sha256(new).hexdigest(),)
+        await until_output(client, b"1")
+        await again(client, 1, job, new)
+        output = await until_output(client, b"2")
+        assert b"saved\n" in output
+        assert b"stopped to start again (exit code 9)" in output
+        # The same request again starts nothing.
+        assert (await client.again(AgainRequest(number=1, submission=job))).begun
+        await client.stop(grace=5)
+        await exit_of(client)
+        assert payload(await followed(client)).count(b"started again") == 1
+
+
+async def test_a_process_that_a_start_left_does_not_live_on(tmp_path: Path) -> None:
+    code = packed(a="1")
+    async with a_runner(tmp_path) as (_, client):
+        job = with_files(tmp_path, code, "sleep 1000 & echo $! > pid")
+        await start(client, job, code)
+        await until_output(client, b"exit code 0")
+        left = int((tmp_path / "pid").read_text())
+        await again(client, 1, with_files(tmp_path, code, "echo second; exit 1"))
+        await until_output(client, b"exit code 1")
+        assert left not in process_table()
+        await client.stop(grace=0)
+
+
+async def test_a_container_that_nobody_starts_again_ends_as_its_last_start(tmp_path: Path) -> None:
+    code = packed(a="1")
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, with_files(tmp_path, code, "exit 4", keeps_for=0.1), code)
+        assert (await exit_of(client)).exit_code == 4
+        with pytest.raises(RunnerError, match="has ended"):
+            await again(client, 1, with_files(tmp_path, code, "exit 5"))
+
+
+async def test_what_cannot_change_in_place_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
+    code = packed(a="1")
+    async with a_runner(tmp_path) as (_, client):
+        job = with_files(tmp_path, code, "sleep 1000")
+        await start(client, job, code)
+        other = msgspec.structs.replace(job, job=msgspec.structs.replace(job.job, files=()))
+        with pytest.raises(RunnerError, match="other folders"):
+            await again(client, 1, other)
+        assert (await client.health()).state is RunnerState.RUNNING
+        await client.stop(grace=0)
+
+
+async def test_a_job_without_keeps_for_does_not_start_again(tmp_path: Path) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        await client.submit(a_job("sleep 1000"))
+        await client.run()
+        await until(client, RunnerState.RUNNING)
+        with pytest.raises(RunnerError, match="does not start again"):
+            await again(client, 1, a_job("true"))
+
+
+async def test_a_folder_that_the_job_has_replaced_is_not_written_to(tmp_path: Path) -> None:
+    old, new = packed(a="1"), packed(a="2")
+    (tmp_path / "other").mkdir()
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, with_files(tmp_path, old, "mv code c; ln -s other code"), old)
+        await until_output(client, b"exit code 0")
+        job = with_files(tmp_path, new, "true")
+        request = AgainRequest(number=1, submission=job)
+        await client.again(request)
+        await client.put_code(hashlib.sha256(new).hexdigest(), new)
+        with pytest.raises(RunnerError, match="has ended"):
+            await client.again(request)
+        record = await exit_of(client)
+        assert record.reason == "executor_error"
+        assert "another folder in the place" in (record.message or "")
+        assert not list((tmp_path / "other").iterdir())
