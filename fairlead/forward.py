@@ -320,7 +320,7 @@ class _Carrier:
 
     async def _connect(self) -> ClientConnection:
         """Connect to the first address that answers. The local program has sent nothing yet."""
-        tries = self._client.addresses.tries(repeatable=True)
+        tries = self._client.addresses.tries(repeatable=True, waits=False)
         for address in tries:
             try:
                 stream = await self._connect_there(address)

@@ -27,6 +27,11 @@ class Body:
         return self.data is not None or not self._is_begun
 
     @property
+    def size(self) -> int | None:
+        """Its bytes; None: nobody knows before its end."""
+        return self._length
+
+    @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         if self.data is None and self._length is None:
             return (("Transfer-Encoding", "chunked"),)

@@ -20,6 +20,7 @@ from common.proxy.forwarding import FROM_REPLICA
 from controller import API_VERSIONS, __version__
 from controller.api.accounts import secrets, service_keys, users
 from controller.api.http.errors import as_response, encoded, leads_no_more
+from controller.api.http.holding import Holding, Lead
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
@@ -55,17 +56,18 @@ def make_app(
     proxy: Proxy | None = None,
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
-    leads: Callable[[], bool] = lambda: True,
+    lead: Lead | None = None,
     first: Sequence[Middleware] = (),
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
     those whose pages may use the API; `mounts` add routes that are not the API's; changes are
-    refused while `leads` is false; `first` comes before all of it."""
+    held while `lead` is not sure, None: it always is; `first` comes before all of it."""
     origins = origins or Origins()
     # Services first: their pages have origins of their own, and their errors are not the API's.
     before = [] if proxy is None else [to_services(proxy)]
+    last = [] if lead is None else [_only_while(lead)]
     app = web.Application(
-        middlewares=[*first, *before, _errors_as_json, origins.middleware, _only_while(leads)],
+        middlewares=[*first, *before, _errors_as_json, origins.middleware, *last],
         client_max_size=MAX_BODY_BYTES,
     )
     app[STREAMS] = set()
@@ -124,7 +126,7 @@ def make_runner(
     proxy: Proxy | None = None,
     origins: Origins | None = None,
     mounts: Sequence[Mount] = (),
-    leads: Callable[[], bool] = lambda: True,
+    lead: Lead | None = None,
     first: Sequence[Middleware] = (),
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
@@ -134,7 +136,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins, mounts, leads, first),
+        make_app(service, proxy, origins, mounts, lead, first),
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=HEAD_SECONDS,
@@ -170,10 +172,12 @@ async def _errors_as_json(request: web.Request, handler: _Endpoint) -> web.Strea
         return as_response(request, error)
 
 
-def _only_while(leads: Callable[[], bool]) -> Middleware:
+def _only_while(lead: Lead) -> Middleware:
+    holding = Holding(lead)
+
     @web.middleware
     async def only_while_it_leads(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method in _READING or leads():
+        if request.method in _READING or await holding.may_go_on(request):
             return await handler(request)
         return leads_no_more()
 

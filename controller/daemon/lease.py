@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LEASE_RENEWAL_SECONDS = 5.0
 SHARED_RENEWAL_SECONDS = 1.0
 SURE_SECONDS = 1.0
-"""A change that comes later than this before the lease's end is refused."""
+"""A change that comes later than this before the lease's end is held until the lease is renewed."""
 
 
 class Leading:
@@ -29,12 +29,40 @@ class Leading:
         self.now = now
         self._seconds = lease_seconds - SURE_SECONDS
         self._renewed_at = -math.inf
+        self._is_over = False
+        self._known: asyncio.Future[None] | None = None
+        """Of those who wait for the next word about the lease."""
 
     def renewed(self, at: float) -> None:
         self._renewed_at = at
+        if self.is_sure():
+            self._tell()
+
+    def end(self) -> None:
+        """Nobody needs to wait for a renewal any more; what is sure by now stays so."""
+        self._is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._known is not None and not self._known.done():
+            self._known.set_result(None)
+        self._known = None
 
     def is_sure(self) -> bool:
         return self.now() - self._renewed_at < self._seconds
+
+    async def until_known(self, seconds: float) -> bool:
+        """Return whether it surely leads, as soon as that is known, or after so long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not self.is_sure() and not self._is_over:
+            if self._known is None:
+                self._known = loop.create_future()
+            # Not wait_for(), which would cancel the future of all others.
+            await asyncio.wait((self._known,), timeout=until - loop.time())
+            if loop.time() >= until:
+                break
+        return self.is_sure()
 
 
 async def keep_lease(store: Store, every: float, leading: Leading) -> None:

@@ -153,7 +153,7 @@ async def _controller(
             proxy=proxy,
             origins=Origins(options.allowed_origins),
             mounts=(opened.dashboard.mount, *(one.mount for one in links)),
-            leads=leading.is_sure,
+            lead=None if options.peers is None else leading,
             first=[one.middleware for one in links],
         )
         for one in links:
@@ -167,7 +167,7 @@ async def _controller(
             await listen_for_nodes(joining, opened.join)
         ready(await listen(api, options, certificate, listening))
         if take_back is not None:
-            closing.push_async_callback(_leave_address, api, links, take_back)
+            closing.push_async_callback(_leave_address, leading, api, links, take_back)
         yield work
 
 
@@ -197,6 +197,7 @@ async def _unless_stopped(opening: Coroutine[None, None, Opened], stop: asyncio.
 
 
 async def _leave_address(
+    leading: Leading,
     api: web.AppRunner,
     links: Sequence[FollowerLinks],
     take_back: Callable[[], Awaitable[None]],
@@ -205,5 +206,8 @@ async def _leave_address(
     for site in api.sites:
         await site.stop()
     await take_back()
+    # What is held here does not wait for this lease any more. That of followers meets links that
+    # leave, and goes to the next leader.
+    leading.end()
     for one in links:
         await one.leave()

@@ -24,6 +24,7 @@ from controller.shipping.shipper import Shipper
 from controller.store import peers
 from controller.store.base import Boot, Store
 from controller.store.lease import LEASE_SECONDS
+from controller.store.sessions import Patience
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 
@@ -40,6 +41,7 @@ async def open_store(options: Options, closing: contextlib.AsyncExitStack) -> St
         options.database or SqliteDatabase(options.data),
         lease_seconds=LEASE_SECONDS if options.peers is None else peers.LEASE_SECONDS,
         installation_id=await asyncio.to_thread(installation_of, options),
+        patience=None if options.database is None else Patience(),
     )
     closing.push_async_callback(store.close)
     return store

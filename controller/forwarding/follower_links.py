@@ -19,7 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from common.proxy.forwarding import HangUps
 from common.proxy.headers import CLIENT
-from controller.api.http.errors import leads_no_more
+from controller.api.http.errors import NOTHING_DONE, leads_no_more
 from controller.api.http.routes import FRAMES, NDJSON
 from controller.api.http.streams import cancel_this, reader_may_leave, registered
 from controller.forwarding.feed import FEED_PATH
@@ -36,7 +36,11 @@ BY_ITSELF = "follower"
 passes on has the address there, also if the follower is of an earlier version and the client
 asks for LOGS_PATH."""
 NOT_DONE = "Fairlead-Not-Done"
-"""Of an answer on a link: nothing of the request was done, and another controller may do it."""
+"""Of an answer on a link: nothing of the request was done, and another controller may do it. This
+one leads no more."""
+HELD = "Fairlead-Held"
+"""Of an answer on a link: nothing of the request was done. This controller could not renew its
+lease; it may lead again, or another one leads already."""
 HANDSHAKE_SECONDS = 10.0
 LEAVE_SECONDS = 0.1
 """Time for followers to hear that this controller leads no more: a request that meets the end of
@@ -96,6 +100,9 @@ class FollowerLinks:
             scheme, _, address = request.headers.get(CLIENT, "").partition(" ")
             seen = request.clone(scheme=scheme, remote=address)
             answer = await handler(seen)
+            if NOTHING_DONE in answer:
+                # It was held. This controller may have left meanwhile.
+                answer.headers[NOT_DONE if self._is_leaving else HELD] = "1"
             # With the request that the handler saw: what it noted there is for the answer's head.
             await answer.prepare(seen)
             return answer

@@ -19,13 +19,18 @@ from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
 from controller.api.http.errors import body_too_slow, nobody_leads
-from controller.forwarding.follower_links import NOT_DONE
+from controller.api.http.holding import Room, held_size
+from controller.forwarding.follower_links import HELD, NOT_DONE
 from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
 from controller.relay import HOLD_SECONDS
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
+_MAX_HELD = 10_000
+"""As many as there may be connections."""
+_MAX_HELD_BYTES = 64 << 20
+_OF_LINKS = frozenset((NOT_DONE.lower(), HELD.lower()))
 _SET_HERE = frozenset((CLIENT.lower(), "content-length", "expect"))
 _OF_SEVERAL = frozenset(("/v1/runs:batch", "/v1/runs/together"))
 
@@ -79,6 +84,7 @@ class Forwarder:
         self._links = links
         self._hold_seconds = hold_seconds
         self._hang_ups = HangUps()
+        self._room = Room(_MAX_HELD, _MAX_HELD_BYTES)
         self.is_leading = False
 
     async def forward(
@@ -99,8 +105,7 @@ class Forwarder:
         with self._hang_ups.watched(request):
             while True:
                 try:
-                    left = until - asyncio.get_running_loop().time()
-                    link = await self._links.get(max(left, 0.0))
+                    link = await self._link(body, until)
                 except (NobodyLeads, NoLink):
                     answer: web.StreamResponse = nobody_leads()
                     # The next connection may be carried in another way.
@@ -120,6 +125,13 @@ class Forwarder:
                 except ConnectionError:
                     return web.Response(status=CLIENT_GONE)
 
+    async def _link(self, body: Body, until: float) -> Link:
+        """Return a connection to the leader, for which the request is held. Raises NobodyLeads,
+        NoLink."""
+        with self._room.place(held_size(body.size)) as has_place:
+            left = until - asyncio.get_running_loop().time()
+            return await self._links.get(max(left, 0.0) if has_place else 0.0)
+
     async def _exchange(self, exchange: _Exchange) -> web.StreamResponse:
         try:
             try:
@@ -128,10 +140,13 @@ class Forwarder:
                 if _may_be_sent_again(exchange):
                     raise _MayBeSentAgain from error
                 return _cut(exchange.request)
-            if _was_not_done(head):
+            if _has(head, NOT_DONE):
                 self._links.leave(exchange.link)
                 if exchange.body.can_be_sent:
                     raise _MayBeSentAgain
+            elif _has(head, HELD) and exchange.link.over.is_set() and exchange.body.can_be_sent:
+                # The next one leads since then. If nobody does, the request was held long enough.
+                raise _MayBeSentAgain
             if head.status == 101 and exchange.is_upgrade:
                 return await tunnel(
                     exchange.request, _for_client(head), exchange.connection.upgraded
@@ -225,7 +240,7 @@ def _headers(exchange: _Exchange) -> list[tuple[str, str]]:
 
 
 def _for_client(head: ResponseHead) -> ResponseHead:
-    pairs = [pair for pair in end_to_end(head.headers) if pair[0].lower() != NOT_DONE.lower()]
+    pairs = [pair for pair in end_to_end(head.headers) if pair[0].lower() not in _OF_LINKS]
     return ResponseHead(head.status, head.reason, pairs)
 
 
@@ -235,8 +250,8 @@ def _is_websocket(request: web.Request) -> bool:
     return is_named and request.headers.get("Upgrade", "").lower() == "websocket"
 
 
-def _was_not_done(head: ResponseHead) -> bool:
-    return any(name.lower() == NOT_DONE.lower() for name, _ in head.headers)
+def _has(head: ResponseHead, name: str) -> bool:
+    return any(found.lower() == name.lower() for found, _ in head.headers)
 
 
 def _may_be_sent_again(exchange: _Exchange) -> bool:

@@ -13,11 +13,13 @@ from aiohttp import web
 
 from common.http import json_response
 from common.refusals import ServiceError
+from controller.api.app import token_of
 from controller.api.jobs.log_windows import wanted_by
 from controller.api.jobs.logs import FollowQuery, LogsQuery, send_log, stream_log
 from controller.clock import Clock
 from controller.forwarding.final_logs import FinalLogs, WholeLog
 from controller.forwarding.live_logs import LiveLogs
+from controller.forwarding.reader_rights import UNKNOWN_SECONDS, ReaderRights
 from controller.forwarding.reads import NeedsLeader, Reads
 from controller.lifecycle.model import Attempt
 from controller.store.errors import StoreError
@@ -30,8 +32,6 @@ T = TypeVar("T")
 
 ALLOWED_SECONDS = 5.0
 """A log that is sent for longer is sent on only after another look at the reader's rights."""
-UNKNOWN_SECONDS = 60.0
-"""A log is not sent on when the database has told nothing about rights for so long."""
 
 
 class _Found(msgspec.Struct, Generic[T], frozen=True):
@@ -57,6 +57,7 @@ class LogReads(Reads):
         super().__init__(store, clock)
         self._logs = logs
         self._live = live
+        self._rights = ReaderRights(self._is_allowed)
 
     @property
     def routes(self) -> Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
@@ -85,7 +86,9 @@ class LogReads(Reads):
         if self._live is None:
             raise NeedsLeader
         async with self._live.held(run_id, attempt.id, query.offset, request) as frames:
-            return await stream_log(request, query, self._while_allowed(request, run_id, frames))
+            # It may be quiet for hours, so its pieces can't be the time to look.
+            with self._rights.watched(request, token_of(request), run_id):
+                return await stream_log(request, query, frames)
 
     async def _window(self, request: web.Request) -> web.StreamResponse:
         async with self._held(request, WindowQuery, lambda query: query) as (query, log, _):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +17,7 @@ from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import StoredEvent
 from controller.store.errors import StoreHangs, StoreUnavailable
+from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
@@ -45,7 +43,7 @@ class StoreReader:
         self._engine: sa.Engine | None = None
         # A connection serves one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-follower")
-        self._session = _Session()
+        self._session = Session()
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._away_until = -math.inf
@@ -125,11 +123,7 @@ class StoreReader:
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:
-            engine = self._make_engine()
-            # Before SQLAlchemy's own first queries on a connection, which may be hung as well.
-            sa.event.listen(engine, "connect", self._session.opened, insert=True)
-            sa.event.listen(engine, "close", self._session.closed)
-            self._engine = engine
+            self._engine = self._session.of(self._make_engine())
         return self._engine
 
     async def close(self) -> None:
@@ -138,37 +132,6 @@ class StoreReader:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.dispose)
-
-
-class _Session:
-    """The way to end the wait of a thread for its database: the end of the connection below it.
-
-    Closing the driver's connection from another thread would free what its thread uses. The
-    descriptor is a second one, so that it is never one that the driver has closed and the kernel
-    has given to something else.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-
-    def opened(self, connection: Any, _record: object) -> None:
-        """`connection`: the driver's. One without a descriptor (SQLite) waits for nobody."""
-        self.closed()
-        if hasattr(connection, "fileno"):
-            with self._lock:
-                self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-
-    def closed(self, *_: object) -> None:
-        with self._lock:
-            session, self._socket = self._socket, None
-            if session is not None:
-                session.close()
-
-    def cut(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class Moment:

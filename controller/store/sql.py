@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from controller.store.errors import (
 )
 from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
+from controller.store.sessions import Patience
 from controller.store.sql_errors import as_store_error, is_about_values, sentence
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
 
@@ -109,7 +110,8 @@ class SqlStore:
 
     `now` gives Unix seconds. `lease_seconds` matters only for a database that several machines
     reach: renew well before it has passed. `installation_id`: the only installation whose database
-    is opened; None: any.
+    is opened; None: any. `patience`: that of reads for a database that may not answer; None: it
+    is a file.
     """
 
     def __init__(
@@ -119,8 +121,10 @@ class SqlStore:
         now: Callable[[], float] = time.time,
         lease_seconds: float = LEASE_SECONDS,
         installation_id: str | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.database = database
+        self._patience = patience
         self._installation_id = installation_id
         self._lease = Lease(
             holder=_holder(),
@@ -159,7 +163,8 @@ class SqlStore:
     def _open(self) -> Boot:
         self.database.enter(self._lease.holder)
         self._writer = self.database.writer()
-        self._reader = self.database.reader()
+        reader = self.database.reader()
+        self._reader = reader if self._patience is None else self._patience.session.of(reader)
         try:
             with self._writer.begin() as connection:
                 boot = self._begin_life(connection)
@@ -201,8 +206,9 @@ class SqlStore:
 
     async def load(self) -> Snapshot:
         used_since = self._now() - USE_SECONDS
-        return await self._read(
-            lambda connection: queries.snapshot(connection, used_since=used_since)
+        return await self._in(
+            self._opened(self._reader_thread),
+            self._reading(lambda connection: queries.snapshot(connection, used_since=used_since)),
         )
 
     async def commit(self, changes: Changes) -> None:
@@ -262,7 +268,8 @@ class SqlStore:
         return await self._read(lambda connection: queries.find_submissions(connection, keys))
 
     async def submission_marks(self) -> array[int]:
-        return await self._read(queries.submission_marks)
+        thread = self._opened(self._reader_thread)
+        return await self._in(thread, self._reading(queries.submission_marks))
 
     async def list_runs(self, query: RunQuery) -> list[RunState]:
         return await self._read(lambda connection: queries.list_runs(connection, query))
@@ -291,6 +298,9 @@ class SqlStore:
         reader_thread, self._reader_thread = self._reader_thread, None
         if writer_thread is None or reader_thread is None:
             return
+        if self._patience is not None:
+            # A read that hangs would keep the lease from the next leader.
+            self._patience.session.cut()
         try:
             await self._in(reader_thread, self._dispose_reader)
             await self._in(writer_thread, self._leave)
@@ -318,13 +328,18 @@ class SqlStore:
             self.database.leave()
 
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        thread = self._opened(self._reader_thread)
+        """What takes long by itself, as `load`, has no limit."""
+        thread, read = self._opened(self._reader_thread), self._reading(query)
+        if self._patience is None:
+            return await self._in(thread, read)
+        return await self._answer(self._patience.read(thread, read))
 
+    def _reading(self, query: Callable[[sa.Connection], T]) -> Callable[[], T]:
         def read() -> T:
             with self._opened(self._reader).begin() as connection:
                 return query(connection)
 
-        return await self._in(thread, read)
+        return read
 
     async def _write(self, change: Callable[[sa.Connection], None]) -> None:
         thread = self._opened(self._writer_thread)
@@ -371,8 +386,12 @@ class SqlStore:
 
     @staticmethod
     async def _in(thread: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        return await SqlStore._answer(asyncio.get_running_loop().run_in_executor(thread, call))
+
+    @staticmethod
+    async def _answer(asked: Awaitable[T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, call)
+            return await asked
         except StoreError:
             raise
         except OSError as error:

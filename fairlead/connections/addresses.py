@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ from fairlead.errors import ApiError, ConnectionLost, FairleadError, NotLoggedIn
 from fairlead.wire.errors import LEADS_NO_MORE
 
 Tell = Callable[[str], None]
+PAUSES_SECONDS = (0.5, 1.5)
+"""Before a request is tried again that no controller could do: they look for the next leader."""
 
 
 class Address(NamedTuple):
@@ -32,10 +35,18 @@ class Addresses:
     """Parses `URL[,URL…]`. Threads and clients may share one. Raises SettingsError, which names
     `field`."""
 
-    def __init__(self, text: str, tell: Tell | None = None, *, field: str = "FAIRLEAD_URL") -> None:
+    def __init__(
+        self,
+        text: str,
+        tell: Tell | None = None,
+        *,
+        field: str = "FAIRLEAD_URL",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         # A dict keeps the order; an address that is given twice is tried once.
         self.all = tuple(dict.fromkeys(_parsed(one, text, field) for one in text.split(",")))
         self._tell = _to_stderr if tell is None else tell
+        self.sleep = sleep
         self._current = 0
         self._passed_over: set[Address] = set()
         self._lock = threading.Lock()
@@ -65,30 +76,42 @@ class Addresses:
             if self.current == address:
                 self._current = (self._current + 1) % len(self.all)
 
-    def tries(self, *, repeatable: bool) -> Tries:
-        """Return one try of each address, for one request."""
-        return Tries(self, repeatable=repeatable)
+    def tries(self, *, repeatable: bool, waits: bool = True) -> Tries:
+        """Return one try of each address, for one request; more if a controller says that it did
+        nothing, and `waits`: pauses block."""
+        return Tries(self, repeatable=repeatable, waits=waits)
 
 
 class Tries:
     """Iterate over it: call `answered` or `failed` for each address, and raise `lost()` behind the
     loop."""
 
-    def __init__(self, addresses: Addresses, *, repeatable: bool) -> None:
+    def __init__(self, addresses: Addresses, *, repeatable: bool, waits: bool = True) -> None:
         self._addresses = addresses
+        self._pauses = PAUSES_SECONDS if waits else ()
         self._repeatable = repeatable
         self._failures: dict[Address, FairleadError] = {}
 
     def __iter__(self) -> Iterator[Address]:
+        yield from self._each()
+        for pause in self._pauses:
+            # After each failure that is noted, the request may be sent again.
+            if not any(map(_leads_no_more, self._failures.values())):
+                return
+            self._addresses.sleep(pause)
+            yield from self._each()
+
+    def _each(self) -> Iterator[Address]:
         first = self._addresses.all.index(self._addresses.current)
         yield from self._addresses.all[first:] + self._addresses.all[:first]
 
     def answered(self, address: Address) -> None:
+        self._failures.pop(address, None)
         self._addresses.answered(address, self._failures)
 
     def failed(self, address: Address, error: FairleadError) -> None:
         """Return when the next address is worth a try. Raises the error otherwise."""
-        if not self._addresses.are_several:
+        if not (self._addresses.are_several or _leads_no_more(error)):
             raise error
         if isinstance(error, ConnectionLost):
             self._addresses.leave(address)

@@ -218,6 +218,7 @@ class Process(ControllerLife):
                 yield work
             finally:
                 self.assembly = None
+                self.leading.end()
                 await end(work)
                 await end(keeping)
         finally:

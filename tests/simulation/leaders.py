@@ -8,6 +8,7 @@ somebody can.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from controller import following
+from controller.api.http.holding import HELD_SECONDS
 from controller.assembly import Assembly
 from controller.pipelines.run_pipeline import NameTaken
 from controller.relay import Leader
@@ -69,6 +71,8 @@ class Controllers(World):
         self.touched_at = 0.0
         """When a controller was last harmed, or a harm ended."""
         self._keyed: list[KeyedUser] = []
+        self.held = 0
+        """Changes that came to a controller in doubt."""
 
     def outcome(self) -> Outcome:
         return replace(super().outcome(), controllers=self.around.led)
@@ -123,26 +127,33 @@ class Controllers(World):
         await self._carried(work)
 
     async def _carried(self, work: Callable[[Process], Coroutine[Any, Any, None]]) -> bool:
-        """Return whether the leader has done it."""
-        leader = await self._leader_at(self._dispatch.choice(self.machines))
-        if leader is None:
-            await asyncio.sleep(_RETRY_SECONDS)
-            return False
-
-        async def request() -> bool:
-            # As the API does for a change.
-            if not leader.leads():
-                return False
-            await work(leader)
-            return True
-
-        try:
-            if await leader.perform(request()):
-                return True
-        except (Gone, StoreUnavailable, LeaseLost, NameTaken):
-            pass
+        """Return whether a leader has done it. It goes to the next one if the first says that
+        nothing was done."""
+        machine, until = self._dispatch.choice(self.machines), self.loop.time() + HOLD_SECONDS
+        with contextlib.suppress(Gone, StoreUnavailable, LeaseLost, NameTaken):
+            while self.loop.time() < until:
+                leader = await self._leader_at(machine)
+                if leader is None:
+                    break
+                if await leader.perform(self._changed(leader, work)):
+                    return True
+                await asyncio.sleep(_RETRY_SECONDS)
         await asyncio.sleep(_RETRY_SECONDS)
         return False
+
+    async def _changed(
+        self, leader: Process, work: Callable[[Process], Coroutine[Any, Any, None]]
+    ) -> bool:
+        """Hold a change as the API does, while it is in doubt whether its controller leads."""
+        if not leader.leading.is_sure():
+            self.held += 1
+            if not await leader.leading.until_known(HELD_SECONDS):
+                return False
+        # Else it has ended meanwhile, and its last word was that it leads.
+        if leader.assembly is None:
+            return False
+        await work(leader)
+        return True
 
     async def _leader_at(self, machine: Machine) -> Process | None:
         """Return where a connection to this machine arrives; None: nowhere."""

@@ -35,11 +35,22 @@ def _answer(status: int, code: str, message: str, field: str | None = None) -> w
     return error_response(Refused(status, code, message, field))
 
 
+NOTHING_DONE: web.ResponseKey[bool] = web.ResponseKey("nothing_done", bool)
+"""Of a refusal: another controller, or this one later, may do the same request."""
+_RETRY_AFTER_SECONDS = 1
+
+
+def _nothing_done(message: str) -> web.Response:
+    answer = _answer(503, LEADS_NO_MORE, message)
+    # RFC 9110, 10.2.3: what other clients wait before they ask again.
+    answer.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
+    answer[NOTHING_DONE] = True
+    return answer
+
+
 def leads_no_more() -> web.Response:
     """Return the refusal of a change, of which nothing was done."""
-    return _answer(
-        503,
-        LEADS_NO_MORE,
+    return _nothing_done(
         "this controller can't renew its lease in the database, so that another one may lead: "
         "try again, or at the address of another controller",
     )
@@ -47,9 +58,7 @@ def leads_no_more() -> web.Response:
 
 def nobody_leads() -> web.Response:
     """Return the refusal of a request that no leader could take in time. Nothing was done."""
-    return _answer(
-        503,
-        LEADS_NO_MORE,
+    return _nothing_done(
         "no controller leads at the moment: try again, or at the address of another controller "
         "(`fairlead controller doctor` there tells what is wrong)",
     )

@@ -17,6 +17,7 @@ from common.http import is_our_failure
 from controller.api import app
 from controller.api.app import make_runner
 from controller.api.http import errors as errors_of_requests
+from controller.daemon.lease import Leading
 from controller.store.errors import StoreRefused, StoreUnavailable
 from tests.support import waiting
 from tests.unit.api.asking import shape_of, submit
@@ -45,12 +46,16 @@ async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) ->
 async def test_one_that_may_have_been_replaced_answers_questions_and_refuses_changes(
     controller: Controller,
 ) -> None:
-    server = TestServer(app.make_app(controller.service, leads=lambda: False))
+    lead = Leading(5.0)
+    # Nobody renews it any more.
+    lead.end()
+    server = TestServer(app.make_app(controller.service, lead=lead))
     async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:
         async with client.get("/v1/runs") as answer:
             assert answer.status == 200
         async with client.post("/v1/runs", json={"configuration": {}}) as answer:
             assert await shape_of(answer) == (503, "leads_no_more", None)
+            assert answer.headers["Retry-After"] == "1"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fairlead import settings
-from fairlead.connections.addresses import Addresses
+from fairlead.connections.addresses import PAUSES_SECONDS, Addresses
 from fairlead.errors import ApiError, ConnectionLost, NotFound, NotLoggedIn, SettingsError
 from fairlead.rest import ControllerClient
 from fairlead.wire.errors import LEADS_NO_MORE
@@ -217,5 +217,39 @@ def test_one_that_leads_no_more_did_nothing_so_the_next_one_is_asked(
 def test_when_nobody_leads_the_refusal_says_so(play: Callable[[], _Played]) -> None:
     former = play()
     former.refuses(503, LEADS_NO_MORE)
+    slept: list[float] = []
+    addresses = Addresses(f"{former.url},{nobody()}", Told(), sleep=slept.append)
     with pytest.raises(ApiError, match="it is leads_no_more"):
-        of(former.url, nobody()).get("/v1/x")
+        ControllerClient(addresses, "token").get("/v1/x")
+    assert slept == list(PAUSES_SECONDS)
+
+
+@pytest.mark.parametrize("are_several", [False, True])
+def test_a_change_that_nobody_could_do_is_sent_again_after_a_moment(
+    play: Callable[[], _Played], *, are_several: bool
+) -> None:
+    former, told = play(), Told()
+    former.refuses(503, LEADS_NO_MORE)
+
+    def leads_again(_: float) -> None:
+        former.status = 200
+
+    urls = f"{former.url},{nobody()}" if are_several else former.url
+    client = ControllerClient(Addresses(urls, told, sleep=leads_again), "token")
+    client.post("/v1/x", {})
+    assert len(former.requests) == 2
+    assert not any(former.url + " is passed over" in one for one in told)
+
+
+def test_a_change_whose_connection_broke_is_not_sent_again(play: Callable[[], _Played]) -> None:
+    broken, former = play(), play()
+    former.refuses(503, LEADS_NO_MORE)
+
+    def breaks(_: float) -> None:
+        former.status = CUT
+
+    addresses = Addresses(f"{former.url},{broken.url}", Told(), sleep=breaks)
+    broken.refuses(503, LEADS_NO_MORE)
+    with pytest.raises(ConnectionLost):
+        ControllerClient(addresses, "token").post("/v1/x", {})
+    assert (len(former.requests), len(broken.requests)) == (2, 1)

@@ -17,15 +17,24 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
 from common.proxy.upstream import ReplicaConnection
+from controller.api.http.errors import leads_no_more
+from controller.api.http.holding import Room
+from controller.daemon.lease import Leading
 from controller.forwarding import forwarder
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.follower import Follower
-from controller.forwarding.follower_links import LINK_PATH, NOT_DONE, PROTOCOL, FollowerLinks
+from controller.forwarding.follower_links import (
+    HELD,
+    LINK_PATH,
+    NOT_DONE,
+    PROTOCOL,
+    FollowerLinks,
+)
 from controller.forwarding.leader_links import LeaderLinks
 from controller.relay import Leader, Relay, leader_at
 from controller.tls import own_certificate
 from controller.web.assets import Assets
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 BIG = b"x" * (1 << 20)
 
@@ -36,6 +45,7 @@ class ALeader:
     def __init__(self, tls: LinkTls | None, name: str = "one") -> None:
         self.name = name
         self.links = None if tls is None else FollowerLinks(tls.leader)
+        self.lead: Leading | None = None
         self.writes = 0
         self.goes_on = asyncio.Event()
         self.begun = asyncio.Event()
@@ -100,6 +110,8 @@ class ALeader:
         return web.Response(text=self.name)
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
+        if self.lead is not None and not await self.lead.until_known(LONG):
+            return leads_no_more()
         await request.read()
         self.writes += 1
         self.begun.set()
@@ -464,6 +476,95 @@ async def test_a_leader_that_leaves_does_nothing_more_and_its_requests_go_to_the
     assert await answer.text() == "two"
     assert NOT_DONE not in answer.headers
     assert (first.writes, second.writes) == (1, 1)
+
+
+async def in_doubt(bed: Bed, name: str = "one") -> tuple[ALeader, Leading]:
+    """Return a leader that could not renew its lease for a while."""
+    leader, lead = await bed.leader(name), Leading(5.0, lambda: 0.0)
+    leader.lead = lead
+    leader.goes_on.set()
+    return leader, lead
+
+
+async def test_a_change_that_a_leader_in_doubt_holds_is_done_there_when_it_is_sure_again(
+    bed: Bed,
+) -> None:
+    first, lead = await in_doubt(bed)
+    bed.lead_to(first)
+    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: lead._known is not None)
+    assert first.writes == 0
+    lead.renewed(0.0)
+    assert await (await held).text() == "one"
+    # It is still the leader to its follower.
+    async with bed.session.post(bed.url + "/v1/stop", data=b"{}") as answer:
+        assert await answer.text() == "one"
+
+
+async def test_a_change_that_a_leader_held_to_its_end_goes_to_the_next_one(bed: Bed) -> None:
+    """It has no client key: the leader says that nothing of it was done."""
+    first, lead = await in_doubt(bed)
+    second = await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: lead._known is not None)
+    bed.lead_to(second)
+    lead.end()
+    answer = await held
+    assert await answer.text() == "two"
+    assert HELD not in answer.headers
+    assert (first.writes, second.writes) == (0, 1)
+
+
+async def test_a_change_that_was_held_for_long_is_refused_if_nobody_else_leads(bed: Bed) -> None:
+    first, lead = await in_doubt(bed)
+    bed.lead_to(first)
+    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: lead._known is not None)
+    lead.end()
+    answer = await held
+    assert answer.status == 503
+    assert (await answer.json())["error"]["code"] == "leads_no_more"
+    assert HELD not in answer.headers
+
+
+async def test_a_change_that_a_leader_held_until_it_left_waits_for_the_next_one(bed: Bed) -> None:
+    first, lead = await in_doubt(bed)
+    second = await bed.leader("two")
+    second.goes_on.set()
+    bed.lead_to(first)
+    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: lead._known is not None)
+    assert first.links is not None
+    leaving = asyncio.create_task(first.links.leave())
+    await asyncio.sleep(0)
+    lead.end()
+    await eventually(lambda: bed.follower._links._left == at(first))
+    await leaving
+    bed.lead_to(second)
+    assert await (await held).text() == "two"
+    assert first.writes == 0
+
+
+async def test_what_waits_for_a_leader_at_a_follower_is_bounded(bed: Bed) -> None:
+    leader = await bed.leader()
+    bed.lead_to(leader)
+    # Two connections that the follower serves: a new one is held before it can say anything.
+    both = [asyncio.create_task(bed.session.get(bed.url + "/wait")) for _ in range(2)]
+    await eventually(lambda: bed.follower.forwarder._hang_ups.in_flight == 2)
+    leader.goes_on.set()
+    for task in both:
+        await (await task).read()
+    bed.relay.lead_to(None)
+    room = bed.follower.forwarder._room = Room(1)
+    held = asyncio.create_task(bed.session.get(bed.url + "/seen"))
+    await eventually(lambda: room.held == 1)
+    async with bed.session.post(bed.url + "/v1/runs") as answer:
+        assert answer.status == 503
+        assert (await answer.json())["error"]["code"] == "leads_no_more"
+    held.cancel()
+    await eventually(lambda: room.held == 0)
 
 
 async def test_an_answer_that_is_cut_is_cut_for_the_client_too(bed: Bed) -> None:

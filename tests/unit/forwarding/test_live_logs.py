@@ -14,13 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 
 from controller.clock import SystemClock
-from controller.forwarding import live_logs
+from controller.forwarding import live_logs, reader_rights
 from controller.forwarding.live_logs import LiveLogs, StreamLost
 from controller.forwarding.log_reads import LogReads
 from controller.forwarding.reads import NeedsLeader
 from controller.logs.store import LogStore
 from fairlead.wire.frames import Decoder, Frame, Stream, encode
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
 from tests.unit.forwarding.test_log_reads import attempt_of, write
 from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, bearer, opened_bed
@@ -334,3 +334,87 @@ async def test_without_a_bucket_a_final_log_is_left_to_the_leader(live: LiveBed)
     await live.bed.stop("live")
     assert await messages(live.bed.follower, "", USER_TOKEN) == TO_THE_LEADER
     assert live.opened == 0
+
+
+async def test_who_loses_the_right_to_a_quiet_log_is_cut_at_a_follower(
+    live: LiveBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is written to the log."""
+    looks = Looks(monkeypatch)
+    own, again, other = (
+        asyncio.create_task(messages(live.bed.follower, "", token))
+        for token in (USER_TOKEN, USER_TOKEN, ADMIN_TOKEN)
+    )
+    await eventually(lambda: readers_of(live.logs) == 3)
+    await looks.once()
+    assert readers_of(live.logs) == 3
+    async with live.bed.leader.delete("/v1/tokens/t2", headers=bearer(ADMIN_TOKEN)) as answer:
+        assert answer.status == 200
+    await looks.once()
+    for cut in (own, again):
+        _, code = cast(tuple[bytes, int | None], await cut)
+        assert code != aiohttp.WSCloseCode.OK
+    await eventually(lambda: readers_of(live.logs) == 1)
+    live.bed.controller.logs.finish(live.attempt_id)
+    _, code = cast(tuple[bytes, int | None], await other)
+    assert code == aiohttp.WSCloseCode.OK
+
+
+class FakeRequest:
+    """A reader's request, whose connection may be cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+
+    @property
+    def transport(self) -> FakeRequest:
+        return self
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+async def test_the_rights_of_a_token_are_looked_up_once_and_unknown_ones_hold_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, asked = Looks(monkeypatch), list[str]()
+    told: dict[str, bool | None] = {"a": True, "b": None}
+
+    async def is_allowed(_: object, run_id: str) -> bool | None:
+        asked.append(run_id)
+        return told[run_id]
+
+    rights = reader_rights.ReaderRights(is_allowed)
+    one, two, three = FakeRequest(), FakeRequest(), FakeRequest()
+    with contextlib.ExitStack() as reading:
+        for request, run_id in ((one, "a"), (two, "a"), (three, "b")):
+            reading.enter_context(rights.watched(cast(web.Request, request), "t", run_id))
+        await looks.once()
+        assert asked == ["a", "b"]
+        assert [request.is_cut for request in (one, two, three)] == [False] * 3
+        monkeypatch.setattr(reader_rights, "UNKNOWN_SECONDS", 0.0)
+        told["a"] = False
+        await looks.once()
+        assert [request.is_cut for request in (one, two, three)] == [True] * 3
+    assert rights._looking is None
+
+
+class Looks:
+    """Lets followers look at rights only when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._turn = asyncio.Semaphore(0)
+        self._waits = asyncio.Semaphore(0)
+        monkeypatch.setattr(reader_rights, "_pause", self._pause)
+
+    async def _pause(self) -> None:
+        self._waits.release()
+        await self._turn.acquire()
+
+    async def once(self) -> None:
+        """Return when it has looked at all."""
+        async with asyncio.timeout(LONG):
+            await self._waits.acquire()
+            self._turn.release()
+            await self._waits.acquire()
+        self._waits.release()

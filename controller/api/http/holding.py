@@ -1,0 +1,85 @@
+"""Holds requests that can't be done at the moment, within bounds, until it is known who does them.
+
+A held request has done nothing, so it may go on here or at another controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from aiohttp import web
+
+from common.proxy.body import KEPT_BYTES
+from common.proxy.forwarding import HangUps
+
+HELD_SECONDS = 8.0
+"""A lease of 5 s ends in this time, and another controller leads."""
+MAX_HELD = 2048
+MAX_HELD_BYTES = 32 << 20
+_READ_AHEAD = 2 * KEPT_BYTES
+"""aiohttp keeps so much of a body that nobody reads."""
+_OVERHEAD_BYTES = 4 << 10
+"""Of a request with its head."""
+
+
+class Lead(Protocol):
+    """Whether this controller leads."""
+
+    def is_sure(self) -> bool: ...
+
+    async def until_known(self, seconds: float) -> bool:
+        """Return whether it surely leads, as soon as that is known, or after so long."""
+
+
+class Room:
+    """Counts what is held at the same time."""
+
+    def __init__(self, most: int = MAX_HELD, most_bytes: int = MAX_HELD_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self.held = 0
+        self.held_bytes = 0
+
+    @contextlib.contextmanager
+    def place(self, size: int) -> Iterator[bool]:
+        """Yield whether a request of this size has a place, for the time of this block."""
+        has_place = self.held < self._most and self.held_bytes + size <= self._most_bytes
+        taken = (1, size) if has_place else (0, 0)
+        self._count(*taken)
+        try:
+            yield has_place
+        finally:
+            self._count(-taken[0], -taken[1])
+
+    def _count(self, requests: int, size: int) -> None:
+        self.held += requests
+        self.held_bytes += size
+
+
+class Holding:
+    """Holds changes that come while it is in doubt whether this controller leads."""
+
+    def __init__(self, lead: Lead, room: Room | None = None, seconds: float = HELD_SECONDS) -> None:
+        self._lead = lead
+        self._room = Room() if room is None else room
+        self._seconds = seconds
+        self._hang_ups = HangUps()
+
+    async def may_go_on(self, request: web.Request) -> bool:
+        """Return whether the change may be done here; hold it until that is known. This task is
+        cancelled if the client leaves."""
+        if self._lead.is_sure():
+            return True
+        with self._room.place(held_size(request.content_length)) as has_place:
+            if not has_place:
+                return False
+            with self._hang_ups.watched(request):
+                return await self._lead.until_known(self._seconds)
+
+
+def held_size(body_bytes: int | None) -> int:
+    """Return what a request takes whose body is not read. `body_bytes`: None: nobody knows."""
+    ahead = _READ_AHEAD if body_bytes is None else min(body_bytes, _READ_AHEAD)
+    return _OVERHEAD_BYTES + ahead
