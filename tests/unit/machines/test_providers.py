@@ -383,9 +383,9 @@ async def test_a_check_names_regions_whose_prices_were_not_told() -> None:
     await cloud.catalog.replace(
         Reading(read_at=NOW, regions=("north",), types=(), unpriced={"north": "not allowed"})
     )
-    found = await ProviderService(
-        system_chance(), ManualClock(NOW), service_of(cloud)[1]
-    ).check("lab", ADMIN)
+    found = await ProviderService(system_chance(), ManualClock(NOW), service_of(cloud)[1]).check(
+        "lab", ADMIN
+    )
     notes = {one.what: one.note for one in found}
     assert notes["prices in north"] == "of the release: not allowed"
 
