@@ -305,10 +305,11 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 def _hidden(text: str, secret: str) -> str:
     """Return the text without the long words of the secret, such as keys: a program's traceback may
-    show what the program was given."""
+    show what the program was given. Nor has it what moves a terminal's cursor, or breaks a line of
+    the log."""
     for word in set(_SECRET_WORD.findall(secret)):
         text = text.replace(word, "***")
-    return text
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def _error(answer: _ErrorAnswer, hides: str) -> CloudError:

@@ -61,8 +61,8 @@ class GangTurns:
         return [next(turns[_class(one)]) if one.kind is Kind.TOGETHER else one for one in units]
 
     def gives_way(self, unit: Unit, offers: Sequence[Offer]) -> bool:
-        """Return whether the gang was refused one of these, which it would order now: it comes after
-        those behind it."""
+        """Return whether the gang was refused one of these, which it would order now: it comes
+        after those behind it."""
         run_id = unit.run.id
         if not any((run_id, offer.key) in self._refused_keys for offer in offers):
             return False
@@ -78,8 +78,8 @@ class GangTurns:
         return since >= min(self._gave_way_at)
 
     def second_round(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return those that gave way, the one that was refused last as the last, and then those that
-        came too late."""
+        """Return those that gave way, the one that was refused last as the last, and then those
+        that came too late."""
         last = float("inf")
         return sorted(units, key=lambda one: self._refused_at.get(one.run.id, last))
 
