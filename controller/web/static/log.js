@@ -31,6 +31,7 @@ export class LogView {
     this.sought = null; // the offset that the reader went to last
     this.filling = null; // the generation that `fill` asks windows for
     this.generation = 0; // goes up with each part of a log that is asked for
+    this.isPlacing = false; // whether the reader holds the slider
     this.closed = new AbortController();
     this.listen();
     this.open();
@@ -121,8 +122,16 @@ export class LogView {
     });
     on("start", "click", () => this.show({ offset: 0 }));
     on("end", "click", () => this.showEnd());
-    on("place", "input", () => this.unfollow()); // new rows would move the slider under the reader's hand
-    on("place", "change", (event) => this.show({ near: event.target.value }));
+    on("place", "input", () => {
+      this.isPlacing = true;
+      this.unfollow(); // new rows would hide what the reader looks at
+    });
+    on("place", "change", (event) => {
+      this.isPlacing = false;
+      this.show({ near: event.target.value });
+    });
+    // A slider that is let go where it was taken tells of no change.
+    for (const end of ["pointerup", "pointercancel", "blur"]) on("place", end, () => (this.isPlacing = false));
     on("time", "focus", (event) => (event.target.value ||= this.timeShown()));
     on("time", "change", (event) => this.showTime(event.target.value));
     on("next", "click", () => this.step(1));
@@ -419,7 +428,9 @@ export class LogView {
     this.place(isEnd ? this.logEnd : shown.start + within * (shown.end - shown.start));
   }
 
+  // Under the reader's hand it stays: the event of a scroll comes with the next picture of the browser.
   place(offset) {
+    if (this.isPlacing) return;
     const place = this.part("place");
     place.max = this.logEnd;
     place.value = offset;

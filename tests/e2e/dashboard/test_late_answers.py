@@ -286,6 +286,8 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     await page.evaluate("drawNow()")
     await place.evaluate("one => { one.value = 7; one.dispatchEvent(new Event('input')); }")
     await expect(follow).not_to_be_checked()
+    # The browser tells of the scroll of a drawing with its next picture, maybe only now.
+    await log.view.evaluate("view => view.dispatchEvent(new Event('scroll'))")
     await place.evaluate("one => one.dispatchEvent(new Event('change'))")
     await give(page, await log.windows.next("near=7"), window("line", log_end=2210))
 
@@ -306,6 +308,11 @@ async def test_a_log_is_followed_until_the_reader_goes_up(log: Log) -> None:
     await expect(follow).not_to_be_checked()  # although it is not connected yet
     await give(page, above, window("line", 62, log_end=2220))
     assert log.sockets.empty()
+
+    await place.evaluate("one => { one.value = 7; one.dispatchEvent(new Event('input')); }")
+    await place.dispatch_event("pointerup")  # where it was taken: no change
+    await log.view.evaluate("view => view.dispatchEvent(new Event('scroll'))")
+    await expect(place).not_to_have_value("7")
 
 
 async def test_a_list_shows_what_the_reader_chose_last(log: Log) -> None:
