@@ -77,15 +77,20 @@ class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Percent | None = None
 
 
+class _UserBudgetFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As a fleet's; its fields are not explained again."""
+
+
 class _BudgetOfAllFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Of its own: an error says what is allowed only of fields that are not inherited.
     per_hour: PerHour = None
     per_month: PerMonth = None
-    each_user: Annotated[BudgetFields, Field("a mapping of per_hour and per_month")] = (
-        BudgetFields()
+    each_user: Annotated[_UserBudgetFields, Field("a mapping of per_hour and per_month")] = (
+        _UserBudgetFields()
     )
     users: Annotated[
-        dict[str, BudgetFields], Field("a mapping of users to mappings of per_hour and per_month")
+        dict[str, _UserBudgetFields],
+        Field("a mapping of users to mappings of per_hour and per_month"),
     ] = msgspec.field(default_factory=dict)
 
 
