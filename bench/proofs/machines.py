@@ -289,8 +289,9 @@ def _first_lines(controller: Controller) -> tuple[str, object]:
     it, as a client sees it."""
     controller.apply(_NEAR.format(machines=_RENTS_NEAR))
     waits: list[float] = []
+    names: list[str] = []
     known: set[str] = set()
-    load, names = os.getloadavg()[0], []
+    load = os.getloadavg()[0]
     with Client(controller.process.url, controller.process.token) as client:
         # Each goes on, so that a later one needs a machine of its own. A shim has all cores of this
         # host, so more than one may go onto it: those did not wait for a node.
