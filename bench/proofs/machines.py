@@ -31,6 +31,7 @@ from typing import Any
 import botocore.session
 
 from bench.proofs._table import conclude
+from controller.clouds.aws import VISIBLE_AFTER_SECONDS
 from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
@@ -273,6 +274,11 @@ def _vanished(controller: Controller, account: Account) -> tuple[str, object]:
     """Time until a machine that the provider lost is noticed."""
     live = [one for one in controller.machines() if one["status"] == "provisioning"]
     instance = live[0]["instance_id"].rpartition("/")[2]
+    ordered_at = datetime.fromisoformat(live[0]["ordered_at"]).timestamp()
+    # Before that, its absence from a list tells nothing.
+    wait_until(
+        lambda: time.time() - ordered_at > VISIBLE_AFTER_SECONDS, _PATIENCE, "lists to have it"
+    )
     account.lose(instance)
     began = time.monotonic()
 
