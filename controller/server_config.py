@@ -21,7 +21,7 @@ from fairlead.configuration.plan import Defaults
 from fairlead.configuration.text import source
 from fairlead.configuration.text.source import SourceError
 from fairlead.configuration.values.images import IMAGE_ALLOWED, ImageName, default_image_name
-from fairlead.configuration.values.machines import BudgetFields
+from fairlead.configuration.values.machines import BudgetFields, PerHour, PerMonth
 from fairlead.configuration.values.units import (
     DURATION_ALLOWED,
     Duration,
@@ -77,12 +77,20 @@ class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Percent | None = None
 
 
-class _BudgetOfAllFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    each_user: Annotated[BudgetFields, Field("a mapping of per_hour and per_month")] = (
-        BudgetFields()
+class _UserBudgetFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As a fleet's; its fields are not explained again."""
+
+
+class _BudgetOfAllFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # Of its own: an error says what is allowed only of fields that are not inherited.
+    per_hour: PerHour = None
+    per_month: PerMonth = None
+    each_user: Annotated[_UserBudgetFields, Field("a mapping of per_hour and per_month")] = (
+        _UserBudgetFields()
     )
     users: Annotated[
-        dict[str, BudgetFields], Field("a mapping of users to mappings of per_hour and per_month")
+        dict[str, _UserBudgetFields],
+        Field("a mapping of users to mappings of per_hour and per_month"),
     ] = msgspec.field(default_factory=dict)
 
 
@@ -146,7 +154,7 @@ def _spending(written: _BudgetOfAllFields) -> Spending:
     )
 
 
-def _budget(written: BudgetFields, field: str) -> Budget:
+def _budget(written: BudgetFields | _BudgetOfAllFields, field: str) -> Budget:
     """Raises ConfigurationError."""
     hour, month = written.per_hour, written.per_month
     if hour is not None and month is not None and hour > month:

@@ -124,8 +124,14 @@ class AwsCloud:
 
     async def refresh(self) -> None:
         told, refused = await each_region(self._config.regions, self._told)
+        prices, unpriced = await self._prices_told(told)
+        before = self.catalog.reading
+        for region in [one for one in unpriced if before is not None and before.has_prices_of(one)]:
+            # Prices that were once read are nearer to the truth than the release's.
+            refused[region] = unpriced.pop(region)
+            del told[region]
         regions = tuple(told)
-        prices, notes = await self._prices_told(regions)
+        notes = [f"{one}: {why}; it has those of the release" for one, why in unpriced.items()]
         release = self.catalog.begun(regions)
         found = aws_types.merged(
             {region: types for region, (types, _) in told.items()},
@@ -135,8 +141,14 @@ class AwsCloud:
             self._config.prices.keys(),
         )
         types, more = completed(found, release, regions, self._config.prices)
-        reading = Reading(read_at=time.time(), regions=regions, types=types, notes=(*notes, *more))
-        await keep_reading(self.catalog, with_older(reading, self.catalog.reading, refused))
+        reading = Reading(
+            read_at=time.time(),
+            regions=regions,
+            types=types,
+            notes=(*notes, *more),
+            unpriced=unpriced,
+        )
+        await keep_reading(self.catalog, with_older(reading, before, refused))
 
     async def _told(self, region: str) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
         """Return the types of the region, and the zones of each by its name."""
@@ -153,11 +165,11 @@ class AwsCloud:
         return [one for page in pages for one in page.get("InstanceTypes", ())], zones
 
     async def _prices_told(
-        self, regions: Sequence[str]
-    ) -> tuple[dict[str, dict[str, float]], list[str]]:
-        """Return the prices by region and type, and why some are missing."""
+        self, regions: Iterable[str]
+    ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+        """Return the prices by region and type, and why some regions told none."""
         prices: dict[str, dict[str, float]] = {}
-        notes: list[str] = []
+        unpriced: dict[str, str] = {}
         for region in regions:
             try:
                 entries = await self._calls.price_list(aws_types.price_filters(region))
@@ -165,11 +177,11 @@ class AwsCloud:
             except CloudError as error:
                 # Types and zones are worth something without it.
                 prices[region] = {}
-                notes.append(f"{region}: the price list was not told: {error}")
+                unpriced[region] = f"the price list was not told: {error}"
             except (msgspec.MsgspecError, ValueError) as error:
                 prices[region] = {}
-                notes.append(f"{region}: the price list cannot be read: {error}")
-        return prices, notes
+                unpriced[region] = f"the price list cannot be read: {error}"
+        return prices, unpriced
 
     def _price(self, one: MachineType, region: str) -> float | None:
         return self._config.prices.get(one.name, one.prices.get(region))

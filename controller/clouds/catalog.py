@@ -43,13 +43,20 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider's API told about these regions. `notes`: what it did not tell, as
-    sentences. `older`: when those regions were read that refused at `read_at`, by their name."""
+    sentences. `older`: when those regions were read that refused at `read_at`, by their name.
+    `unpriced`: why the regions told no prices that have only those of the release, by their name.
+    """
 
     read_at: float
     regions: tuple[str, ...]
     types: tuple[MachineType, ...]
     notes: tuple[str, ...] = ()
     older: Mapping[str, float] = {}
+    unpriced: Mapping[str, str] = {}
+
+    def has_prices_of(self, region: str) -> bool:
+        """Return whether the API once told the region's prices."""
+        return region in self.regions and region not in self.unpriced
 
 
 Keep = Callable[[str], Awaitable[None]]
@@ -152,7 +159,15 @@ def with_older(new: Reading, before: Reading | None, refused: Mapping[str, str])
         types=tuple(types.values()),
         notes=(*notes, *new.notes),
         older=older,
+        unpriced={
+            **{one: why for one, why in _unpriced(before).items() if one in older},
+            **new.unpriced,
+        },
     )
+
+
+def _unpriced(reading: Reading | None) -> Mapping[str, str]:
+    return {} if reading is None else reading.unpriced
 
 
 def _joined(newer: MachineType, older: MachineType) -> MachineType:

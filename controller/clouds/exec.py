@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -38,31 +39,39 @@ from fairlead.wire.decoders import decoder_of
 VERSION = 1
 DEFAULT_TIMEOUT_SECONDS = 300.0
 _MAX_ANSWER = 16 << 20
+_MAX_COMPLAINTS = 64 << 10
+_CHUNK = 64 << 10
+_SECRET_WORD = re.compile(r"[A-Za-z0-9+/=_]{20,}")
 _MAX_SHOWN = 300
 _MAX_MESSAGE = 500
 _GIB = 1 << 30
 T = TypeVar("T")
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
+_Price = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 """A price below 0 would make room in each budget."""
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""It becomes an attribute of a node, and is shown in terminals."""
+_Words = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class _GpuAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    name: _Name
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     memory_gib: _Amount
 
 
 class _OfferAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    instance_type: str
-    region: str
-    zone: str | None = None
+    instance_type: _Name
+    region: _Name
+    zone: _Name | None = None
     spot: bool = False
-    price: _Amount
+    price: _Price
     cpu: _Amount
     memory_gib: _Amount
     disk_gib: _Amount
-    gpus: tuple[_GpuAnswer, ...] = ()
-    reservation: str | None = None
+    gpus: Annotated[tuple[_GpuAnswer, ...], msgspec.Meta(max_length=16)] = ()
+    reservation: _Name | None = None
 
 
 class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +81,13 @@ class _OffersAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`machine`: the id that `create` was given, of a list."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1)]
-    machine: str | None = None
+    id: _Id
+    machine: _Words | None = None
     created_at: float = 0.0
-    host: str | None = None
-    port: int = 22
-    user: str | None = None
-    socket: str | None = None
+    host: _Words | None = None
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 22
+    user: _Words | None = None
+    socket: _Words | None = None
 
     def place(self) -> Place | None:
         if self.host is None and self.socket is None:
@@ -161,6 +170,7 @@ class ExecCloud:
         made = await self._call(
             _MachineAnswer,
             "create",
+            hides=order.user_data,
             machine=order.machine_id,
             name=order.name,
             token=order.token,
@@ -199,23 +209,29 @@ class ExecCloud:
 
     # -- the program ------------------------------------------------------------------------
 
-    async def _call(self, type_: type[T], call: str, **arguments: object) -> T:
+    async def _call(self, type_: type[T], call: str, hides: str = "", **arguments: object) -> T:
+        """`hides`: what no message may show."""
         wish = msgspec.json.encode({"version": VERSION, "call": call, **arguments})
         status, answer, complaints = await self._run(call, wish)
         lines = complaints.decode(errors="replace").strip().splitlines()
         try:
             content: Any = msgspec.json.decode(answer)
             if isinstance(content, dict) and "error" in content:
-                raise _error(decoder_of(_ErrorAnswer).decode(answer))
+                raise _error(decoder_of(_ErrorAnswer).decode(answer), hides)
             if status == 0:
                 return decoder_of(type_).decode(answer)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if status == 0:
                 raise CloudAway(f"{self._shown(call)} gave a wrong answer: {error}") from None
-        last = lines[-1][:_MAX_SHOWN] if lines else "it wrote nothing to standard error"
+        last = (
+            _hidden(lines[-1], hides)[:_MAX_SHOWN]
+            if lines
+            else "it wrote nothing to standard error"
+        )
         raise CloudAway(f"{self._shown(call)} ended with status {status}: {last}")
 
     async def _run(self, call: str, wish: bytes) -> tuple[int, bytes, bytes]:
+        """Return the exit status, the standard output, and the end of the standard error."""
         # Else the failed start would wait for its child in the event loop.
         if not os.access(self._command[0], os.X_OK):
             raise CloudAway(f"{self._shown(call)} is no program that can be run")
@@ -225,31 +241,80 @@ class ExecCloud:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                limit=_MAX_ANSWER,
                 start_new_session=True,
             )
         except OSError as error:
             raise CloudAway(f"{self._shown(call)} cannot be started: {error.strerror}") from None
         try:
             async with asyncio.timeout(self._timeout):
-                answer, complaints = await process.communicate(wish)
+                answer, complaints = await _exchanged(process, wish)
+                status = await process.wait()
         except TimeoutError:
             raise CloudAway(f"{self._shown(call)} took more than {self._timeout:g} s") from None
+        except _TooLong:
+            raise CloudAway(f"{self._shown(call)} answers more than {_MAX_ANSWER} bytes") from None
         finally:
             if process.returncode is None:
                 # With what it has started itself, which holds its standard output open.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        return process.returncode or 0, answer, complaints
+        return status, answer, complaints
 
     def _shown(self, call: str) -> str:
         return f"{self._command[0]} ({call})"
 
 
-def _error(answer: _ErrorAnswer) -> CloudError:
+class _TooLong(Exception):
+    """The program writes more than any answer has."""
+
+
+async def _exchanged(process: asyncio.subprocess.Process, wish: bytes) -> tuple[bytes, bytes]:
+    """Write the wish, and return the standard output and the end of the standard error. A program
+    that never ceases to write must not fill the controller's memory. Raises _TooLong."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = asyncio.gather(_whole(process.stdout), _end_of(process.stderr))
+    try:
+        # A program may answer, or end, before it has read everything.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(wish)
+            await process.stdin.drain()
+        process.stdin.close()
+        return await reading
+    finally:
+        reading.cancel()
+
+
+async def _whole(stream: asyncio.StreamReader) -> bytes:
+    found = bytearray()
+    while chunk := await stream.read(_CHUNK):
+        found += chunk
+        if len(found) > _MAX_ANSWER:
+            raise _TooLong
+    return bytes(found)
+
+
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    found = b""
+    while chunk := await stream.read(_CHUNK):
+        found = (found + chunk)[-_MAX_COMPLAINTS:]
+    return found
+
+
+def _hidden(text: str, secret: str) -> str:
+    """Return the text without the long words of the secret, such as keys: a program's traceback may
+    show what the program was given. Nor has it what moves a terminal's cursor, or breaks a line of
+    the log."""
+    for word in set(_SECRET_WORD.findall(secret)):
+        text = text.replace(word, "***")
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def _error(answer: _ErrorAnswer, hides: str) -> CloudError:
     # It is stored with the machine and with each job that waits.
-    message = (answer.message or answer.error)[:_MAX_MESSAGE]
+    message = _hidden(answer.message or answer.error, hides)[:_MAX_MESSAGE]
     if answer.error == "throttled":
         return Throttled(message, answer.after)
     return _ERRORS.get(answer.error, CloudAway)(message)

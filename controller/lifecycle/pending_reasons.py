@@ -200,6 +200,7 @@ Lack = (
 
 
 class Obstacle(StrEnum):
+    EXPECTED = "expected"
     CONNECTING = "connecting"
     UNREACHABLE = "unreachable"
     LOST = "lost"

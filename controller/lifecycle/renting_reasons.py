@@ -94,7 +94,7 @@ class QuotaOfProvider(_Reason, frozen=True, kw_only=True, tag="quota"):
 
 
 class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
-    """One more machine would cost more than its fleet, its user or this installation may.
+    """What is needed would cost more than its fleet, its user or this installation may.
     `owner`: which, in words; `limit`: its time."""
 
     owner: str
@@ -106,7 +106,7 @@ class OverBudget(_Reason, frozen=True, kw_only=True, tag="over_budget"):
     def sentence(self) -> str:
         return (
             f"{self.owner} may cost {self.allowed:g} {self.limit}; its machines cost "
-            f"{self.spent:.2f}, and one more would add {self.asked:g}"
+            f"{self.spent:.2f}, and what is needed would add {self.asked:g}"
         )
 
 

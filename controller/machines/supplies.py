@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from controller.clock import Clock
@@ -71,4 +72,6 @@ class Supplies:
         if away:
             barred = f"machine {away[0].name}: {elsewhere(away[0], account)}"
             return Supply(account=account, barred=barred)
-        return Supply(offers=known.offers, account=account, unknown=known.unknown)
+        # No comparison with a price that is no number refuses it, so no budget would.
+        offers = tuple(one for one in known.offers if 0 <= one.price < math.inf)
+        return Supply(offers=offers, account=account, unknown=known.unknown)

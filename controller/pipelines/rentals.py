@@ -32,6 +32,7 @@ from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from controller.lifecycle.reports import MachineAnswered
 from controller.scheduling.demand import Demand, Order, demand, offering
 from controller.scheduling.index import CapacityIndex
+from controller.scheduling.never_rented import why_never
 from controller.scheduling.queue import Unit
 from fairlead.model.answers import OfferedPlace, PlannedRent
 from fairlead.model.reasons import Reason
@@ -151,6 +152,14 @@ class Rentals:
     def offers_of(self, provider: str) -> Sequence[Offer]:
         known = self._supplies.get(provider)
         return () if known is None else known.offers
+
+    def why_never(self, fleet: Fleet) -> str | None:
+        """Return why the fleet rents nothing at all, or never its least; None: it may, or that is
+        not known."""
+        provider = None if fleet.machines is None else fleet.machines.provider
+        if provider is None or (known := self._supplies.get(provider)) is None:
+            return None
+        return why_never(fleet, known.offers, known.unknown)
 
     def account_of(self, provider: str) -> str | None:
         """Return the account in which the provider's offers make machines."""

@@ -180,6 +180,8 @@ class _Look:
         }
         self._purses = Purses(self._fleets.values(), shop.spending, machines, now, shop.month_began)
         self._turns = GangTurns(machines, now)
+        self._behind: list[Unit] = []
+        """Gangs that are served once all others were."""
         self._offers = {one.id: one.offer for one in machines if one.is_live}
         self._bins = [
             bin_
@@ -221,8 +223,14 @@ class _Look:
         every = (unit for units in self._index.units.values() for unit in units)
         if self._fleets:
             for unit in self._turns.in_order(in_order(every, self._index.use, self._now)):
-                if not unit.nominated:
+                if unit.nominated:
+                    continue
+                if self._turns.is_too_late(unit):
+                    self._behind.append(unit)
+                else:
                     self._serve(unit)
+            for unit in self._turns.second_round(self._behind):
+                self._serve(unit, is_second=True)
             for fleet in self._fleets.values():
                 self._keep_least(fleet)
         else:
@@ -274,7 +282,7 @@ class _Look:
         refusal = self._purses.refuses(fleet.name, user, [offer])
         return None if refusal is None else refusal.sentence()
 
-    def _serve(self, unit: Unit) -> None:
+    def _serve(self, unit: Unit, *, is_second: bool = False) -> None:
         fleets = [fleet for fleet in self._fleets.values() if _is_asked(unit, fleet)]
         if not fleets:
             self._answer(unit, None)
@@ -282,7 +290,7 @@ class _Look:
         if unit.kind is Kind.RESERVED:
             return  # It goes where the ranks are, and takes over what they leave.
         if unit.kind is Kind.TOGETHER:
-            reason = self._serve_together(unit, fleets)
+            reason = self._serve_together(unit, fleets, is_second=is_second)
         else:
             reason = self._serve_one(unit, unit.members[0], fleets)
         if reason is not None:
@@ -422,19 +430,27 @@ class _Look:
 
     # -- a gang -----------------------------------------------------------------------------
 
-    def _serve_together(self, unit: Unit, fleets: list[Fleet]) -> MachineReason | None:
+    def _serve_together(
+        self, unit: Unit, fleets: list[Fleet], *, is_second: bool
+    ) -> MachineReason | None:
         whole = whole_of(unit)
         if has_room(self._trial, unit):
             return None
         if not all(member.job.spec.rent.buys for member in unit.members):
             return ReusesOnly()
         refusal: MachineReason | None = None
+        gives_way = False
         for fleet in fleets:
             result = self._cheapest_zone(whole, fleet)
-            if isinstance(result, _Plan):
+            if not isinstance(result, _Plan):
+                refusal = _first_or_away(refusal, result)
+            elif not is_second and self._turns.gives_way(unit, result.offers):
+                gives_way = True
+            else:
                 self._take_plan(whole, fleet, result)
                 return self._buys_all(result) if result.is_incomplete else None
-            refusal = _first_or_away(refusal, result)
+        if gives_way:
+            self._behind.append(unit)
         return refusal
 
     def _buys_all(self, plan: _Plan) -> BuysMachine | None:
@@ -468,10 +484,9 @@ class _Look:
             return NoOffer(fleet=fleet.name, lacks=lacks, unknown=self._unknown(_policy(fleet)))
         refusal = None
         for plan in sorted(plans, key=lambda one: one.price):
-            offers_ = [one.offer for one in plan.new]
-            refusal = self._purses.refuses(fleet.name, unit.run.user, offers_)
+            refusal = self._purses.refuses(fleet.name, unit.run.user, plan.offers)
             if refusal is None:
-                where = self._turns.waits(offers_)
+                where = self._turns.waits(plan.offers)
                 return plan if where is None else GangsInTurn(fleet=fleet.name, where=where)
         assert refusal is not None
         return refusal
@@ -527,9 +542,8 @@ class _Look:
         self._groups += 1
         group = self._groups if len(plan.new) > 1 else None
         self._bins += plan.new
-        offers = [one.offer for one in plan.new]
-        self._turns.take(offers)
-        self._note(fleet, offers, group, unit)
+        self._turns.take(plan.offers)
+        self._note(fleet, plan.offers, group, unit)
 
     # -- orders -----------------------------------------------------------------------------
 
@@ -607,8 +621,12 @@ class _Plan:
         self.rooms: list[tuple[_Bin, Room]] = []
 
     @property
+    def offers(self) -> list[Offer]:
+        return [one.offer for one in self.new]
+
+    @property
     def price(self) -> float:
-        return sum(one.offer.price for one in self.new)
+        return sum(one.price for one in self.offers)
 
     @property
     def is_incomplete(self) -> bool:

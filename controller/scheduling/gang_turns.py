@@ -1,7 +1,8 @@
 """Turns: gangs that were refused machines order one at a time (docs/rules.md 12.5).
 
 Two gangs that order together where only one of them has room each get a part, give it back, wait
-equally long and order together again, for ever.
+equally long and order together again, for ever. And a gang for which there is never room enough
+would go first for ever, so a refused one gives way to those behind it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class GangTurns:
         self._refused: set[_Place] = set()
         self._refused_at: dict[str, float] = {}
         """The time of a run's latest order that was refused, by the run's id."""
+        self._refused_keys: set[tuple[str, str]] = set()
+        """Which run was refused which offer."""
+        self._gave_way_at: list[float] = []
+        """When those were refused that gave way in this look."""
         self._asking: set[_Place] = set()
         """Where requests for gangs are not answered yet."""
         for one in machines:
@@ -34,6 +39,7 @@ class GangTurns:
             if _is_refused(one) and now - one.ordered_at < TURNS_SECONDS:
                 at = max(one.ordered_at, self._refused_at.get(one.run_id, 0.0))
                 self._refused_at[one.run_id] = at
+                self._refused_keys.add((one.run_id, one.offer.key))
                 is_quota = one.end is MachineEnd.QUOTA_REACHED
                 self._refused.add((one.offer.provider, None if is_quota else one.offer.region))
             elif one.status is MachineStatus.PROVISIONING and one.instance_id is None:
@@ -53,6 +59,29 @@ class GangTurns:
             for name, found in gangs.items()
         }
         return [next(turns[_class(one)]) if one.kind is Kind.TOGETHER else one for one in units]
+
+    def gives_way(self, unit: Unit, offers: Sequence[Offer]) -> bool:
+        """Return whether the gang was refused one of these, which it would order now: it comes
+        after those behind it."""
+        run_id = unit.run.id
+        if not any((run_id, offer.key) in self._refused_keys for offer in offers):
+            return False
+        self._gave_way_at.append(self._refused_at[run_id])
+        return True
+
+    def is_too_late(self, unit: Unit) -> bool:
+        """Return whether the gang came only after one before it was refused: that one's next try is
+        first. Else ever new gangs would pass it."""
+        if unit.kind is not Kind.TOGETHER or not self._gave_way_at:
+            return False
+        since = min(member.attempt.submitted_at for member in unit.members)
+        return since >= min(self._gave_way_at)
+
+    def second_round(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return those that gave way, the one that was refused last as the last, and then those
+        that came too late."""
+        last = float("inf")
+        return sorted(units, key=lambda one: self._refused_at.get(one.run.id, last))
 
     def waits(self, offers: Sequence[Offer]) -> str | None:
         """Return where a gang must wait for another one's turn before it orders these; None: it may

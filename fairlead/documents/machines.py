@@ -8,7 +8,8 @@ from fairlead.model.costs import CostRow
 
 class FleetMachinesView(View, frozen=True):
     """What machines a fleet may rent. Prices are per machine and hour; `per_hour` and `per_month`
-    are its budget, and `month_cost` what its machines have cost in this month of UTC."""
+    are its budget, and `month_cost` what its machines have cost in this month of UTC. `why_never`:
+    why it rents nothing at all of what its provider has now, or never its least."""
 
     provider: str
     min: int
@@ -19,6 +20,7 @@ class FleetMachinesView(View, frozen=True):
     per_hour: float | None
     per_month: float | None
     month_cost: float
+    why_never: str | None = None
 
 
 class MachineView(View, frozen=True):

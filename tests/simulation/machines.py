@@ -423,6 +423,7 @@ class MachineWorld(World):
             groups=[PlannedGroup(group=group, spec=spec)],
             now=self.clock.now(),
             new_id=seeded_chance(chance).new_id,
+            policy=RunPolicy(priority=100),
         )
         strict = self.fleets[0].placement is not None
         (self._must_fail if strict else self._may_fail).add("large-gang")

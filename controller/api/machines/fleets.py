@@ -102,6 +102,7 @@ def fleet_view(call: Call, fleet: Fleet) -> FleetView:
         per_hour=fleet.budget.per_hour,
         per_month=fleet.budget.per_month,
         month_cost=call.service.rented.month_cost(fleet.name),
+        why_never=call.service.rented.why_never(fleet),
     )
     return derived(FleetView, fleet, nodes=nodes, machines=machines)
 

@@ -191,18 +191,19 @@ class NodesApi:
         rents = "" if machines is None else f"fleet {name} rents {what}"
         if before is None:
             body = {"name": name, "placement": placement, "attributes": attributes, **sections}
-            self._client.post("/v1/fleets", body)
-            return [f"added fleet {name}", *([rents] if rents else [])]
+            made = decode(self._client.post("/v1/fleets", body), FleetView)
+            return [f"added fleet {name}", *([rents] if rents else []), *_never_rents(made)]
         path = f"/v1/fleets/{quote(name, safe='')}"
+        changed = before
         if machines is not None:
-            self._client.put(f"{path}/machines", sections)
+            changed = decode(self._client.put(f"{path}/machines", sections), FleetView)
         new = {
             key: value for key, value in attributes.items() if before.attributes.get(key) != value
         }
         if new or placement not in (None, before.placement):
             self._client.patch(path, {"placement": placement, "attributes": new})
             changes.append(f"changed fleet {name}")
-        return [*changes, *([rents] if rents else [])]
+        return [*changes, *([rents] if rents else []), *_never_rents(changed)]
 
     def set_images(self, name: str, images: list[object], registry_auth: object) -> bool:
         """Say what the fleet's nodes pull ahead; return whether that changed their list."""
@@ -255,6 +256,11 @@ class NodesApi:
             return []
         self._client.patch(node_path(plan.name), body)
         return [f"changed node {plan.name}: {', '.join(sorted(body))}"]
+
+
+def _never_rents(fleet: FleetView) -> list[str]:
+    why = None if fleet.machines is None else fleet.machines.why_never
+    return [] if why is None else [f"note: fleet {fleet.name}: {why}"]
 
 
 def no_fleet(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -114,6 +114,7 @@ class ProviderService:
         found.append(await _listed(name, cloud, manager.installation))
         if isinstance(cloud, Refreshes):
             found.append(self._aged(name, cloud))
+            found += _unpriced(cloud)
         if isinstance(cloud, Examines):
             try:
                 found += await answer_of(name, cloud.examine())
@@ -183,6 +184,13 @@ class ProviderService:
                 f"there is no provider {name!r}; this controller has {known}", field="provider"
             )
         return self._manager, cloud
+
+
+def _unpriced(cloud: Refreshes) -> Iterator[Examined]:
+    """Yield the regions whose prices are the release's although others were read."""
+    reading = cloud.catalog.reading
+    for region, why in () if reading is None else reading.unpriced.items():
+        yield Examined(what=f"prices in {region}", note=f"of the release: {why}")
 
 
 def _cheapest(offers: Sequence[Offer], instance_type: str | None) -> Offer | None:

@@ -155,6 +155,11 @@ class RentedService:
             raise Unavailable("this controller has no providers of machines")
         return self._manager.orphans
 
+    def why_never(self, fleet: Fleet) -> str | None:
+        """Return why the fleet rents nothing at all, or never its least, as a sentence."""
+        rentals = self._pipeline.rentals
+        return None if rentals is None else rentals.why_never(fleet)
+
     def cost_of(self, machine: Machine) -> float:
         """Return what the machine has cost so far."""
         return cost_between(machine, 0.0, self._clock.now())

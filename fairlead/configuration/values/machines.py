@@ -84,14 +84,17 @@ class MachinesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_price: Annotated[Positive | None, Field("a price an hour, more than 0")] = None
 
 
+PerHour = Annotated[
+    Positive | None, Field("a price of more than 0: what all machines together may cost an hour")
+]
+PerMonth = Annotated[
+    Positive | None, Field("a price of more than 0: what they may cost in a month of UTC")
+]
+
+
 class BudgetFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    per_hour: Annotated[
-        Positive | None,
-        Field("a price of more than 0: what all machines together may cost an hour"),
-    ] = None
-    per_month: Annotated[
-        Positive | None, Field("a price of more than 0: what they may cost in a month of UTC")
-    ] = None
+    per_hour: PerHour = None
+    per_month: PerMonth = None
 
 
 def check_machines(machines: MachinesFields, budget: BudgetFields) -> None:

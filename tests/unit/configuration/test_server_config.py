@@ -142,6 +142,14 @@ def test_the_budgets_of_users_and_of_all_are_read() -> None:
     assert found.of("ada") == Budget()
 
 
+@pytest.mark.parametrize("field", ["per_hour", "per_month"])
+def test_a_budget_of_nothing_is_refused_with_what_is_allowed(field: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        server_config.parse({"budget": {field: 0}})
+    assert refused.value.field == f"budget.{field}"
+    assert str(refused.value.allowed).startswith("a price of more than 0")
+
+
 def test_a_budget_that_contradicts_itself_is_refused_by_its_field() -> None:
     written = {"budget": {"users": {"ada": {"per_hour": 5, "per_month": 2}}}}
     with pytest.raises(ConfigurationError) as refused:

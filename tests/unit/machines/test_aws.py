@@ -406,7 +406,26 @@ async def test_without_the_price_list_the_releases_prices_stay(
     reading = world.cloud.catalog.reading
     assert reading is not None
     assert reading.notes[0].startswith(f"{REGION}: the price list was not told: get_products")
+    assert set(reading.unpriced) == {REGION, OTHER}
     assert {(one.key, one.price) for one in (await world.cloud.offers()).offers} <= before
+
+
+async def test_prices_that_were_read_once_outlast_a_price_list_that_fails(
+    world: Ec2World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", world.front.url)
+    world.front.prices = {REGION: {"g6.xlarge": 1.5}, OTHER: {"t3.medium": 0.05}}
+    await world.cloud.refresh()
+    first = world.cloud.catalog.reading
+    before = {(one.key, one.price) for one in (await world.cloud.offers()).offers}
+    world.front.prices = None
+    await world.cloud.refresh()
+    reading = world.cloud.catalog.reading
+    assert first is not None
+    assert reading is not None
+    assert reading.older == dict.fromkeys((REGION, OTHER), first.read_at)
+    assert f"{REGION}: it was not read (the price list was not told" in reading.notes[0]
+    assert {(one.key, one.price) for one in (await world.cloud.offers()).offers} == before
 
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.clouds.base import (
@@ -204,7 +205,17 @@ async def test_an_answer_that_makes_no_sense_leaves_the_outcome_open(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"price": -1.0}, {"memory_gib": -1}, {"gpus": [{"name": "L4", "count": 0}]}]
+    "wrong",
+    [
+        {"price": -1.0},
+        {"price": 1e300},
+        {"memory_gib": -1},
+        {"memory_gib": 1e300},
+        {"region": "\x1b[31mnorth"},
+        {"instance_type": "x" * 101},
+        {"gpus": [{"name": "L4", "count": 0, "memory_gib": 24}]},
+        {"gpus": [{"name": "L4", "count": 10**9, "memory_gib": 24}]},
+    ],
 )
 async def test_an_offer_that_no_machine_can_have_is_no_offer(
     tmp_path: Path, wrong: dict[str, Any]
@@ -221,6 +232,49 @@ async def test_a_long_message_is_cut_and_a_long_wait_is_wrong(tmp_path: Path) ->
     assert len(str(caught.value)) == 500
     with pytest.raises(CloudAway, match=r"wrong answer: .*\$\.after"):
         await answering(tmp_path, {"error": "throttled", "after": 1e9}).offers()
+
+
+@pytest.mark.parametrize(
+    "body", ["print('[' * 200_000)", "sys.stdout.buffer.write(b'{\"\\xff\"}')"]
+)
+async def test_an_answer_that_cannot_be_read_is_a_wrong_one(tmp_path: Path, body: str) -> None:
+    with pytest.raises(CloudAway, match="gave a wrong answer"):
+        await cloud(tmp_path, body).offers()
+
+
+async def test_a_program_that_never_ceases_to_write_is_ended(tmp_path: Path) -> None:
+    body = "while True: print('x' * 2**20)"
+    with pytest.raises(CloudAway, match="answers more than 16777216 bytes"):
+        await cloud(tmp_path, body).offers()
+
+
+async def test_of_a_long_complaint_the_end_is_shown(tmp_path: Path) -> None:
+    body = "sys.stderr.write('x' * 2**20 + chr(10) + 'no money'); sys.exit(1)"
+    with pytest.raises(CloudAway, match="ended with status 1: no money"):
+        await cloud(tmp_path, body).offers()
+
+
+async def test_a_program_may_answer_before_it_reads(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('{\"machines\": []}')")
+    lab = ExecCloud("lab", [sys.executable, str(program)], abilities=Abilities())
+    assert await lab.describe(["i" * 100] * 20_000) == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sys.exit(wish['user_data'].replace(chr(10), ' '))",
+        "print(json.dumps({'error': 'refused', 'message': wish['user_data']}))",
+    ],
+)
+async def test_no_message_shows_a_key_that_the_program_was_given(tmp_path: Path, body: str) -> None:
+    key = "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU"
+    order = msgspec.structs.replace(ORDER, user_data=f"#cloud-config\nkey: {key}\n")
+    with pytest.raises(CloudError) as caught:
+        await cloud(tmp_path, body).create(order)
+    assert key not in str(caught.value)
+    assert "***" in str(caught.value)
 
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.model import Band, Group, RunPolicy
+from controller.lifecycle.renting_reasons import BuysMachine, MachineReason
 from controller.scheduling.demand import Demand, demand
 from controller.scheduling.gang_turns import TURNS_SECONDS
 from tests.unit.machines.parts import NOW, fleet, machine, offer, shop
@@ -85,13 +86,59 @@ def test_the_gang_that_was_refused_last_comes_last() -> None:
     assert ordering(cluster, look(cluster, *every)) == ["a"]
 
 
-def test_a_gang_of_a_higher_band_or_priority_keeps_its_place() -> None:
-    cluster = gangs("b", policy=RunPolicy(priority=100))
+RANK_AHEAD: list[dict[str, Any]] = [
+    {"policy": RunPolicy(priority=100)},
+    {"band": Band.PRODUCTION},
+]
+
+
+@pytest.mark.parametrize("more", RANK_AHEAD)
+def test_a_refused_gang_of_a_higher_rank_gives_way_to_those_that_waited_then(
+    more: dict[str, Any],
+) -> None:
+    cluster = gangs("large", **more)
     cluster.submit("a", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
-    assert ordering(cluster, look(cluster, refused(run_id(cluster, "b")))) == ["b"]
-    cluster = gangs("b", band=Band.PRODUCTION)
+    found = look(cluster, refused(run_id(cluster, "large")))
+    assert ordering(cluster, found) == ["a"]
+    (waits,) = {one.sentence() for one in found.reasons.values() if not _buys(one)}
+    assert "another one has its turn" in waits
+
+
+def _buys(reason: MachineReason) -> bool:
+    return isinstance(reason, BuysMachine)
+
+
+@pytest.mark.parametrize("more", RANK_AHEAD)
+def test_a_gang_that_came_after_the_refusal_does_not_pass_one_of_a_higher_rank(
+    more: dict[str, Any],
+) -> None:
+    cluster = gangs("large", **more)
+    cluster.now = NOW
+    cluster.submit("late", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    assert ordering(cluster, look(cluster, refused(run_id(cluster, "large")))) == ["large"]
+
+
+def test_of_refused_gangs_the_one_that_waits_longest_for_its_turn_is_first() -> None:
+    cluster = gangs("large", policy=RunPolicy(priority=100))
     cluster.submit("a", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
-    assert ordering(cluster, look(cluster, refused(run_id(cluster, "b")))) == ["b"]
+    large, other = run_id(cluster, "large"), run_id(cluster, "a")
+    assert ordering(cluster, look(cluster, refused(large, 60.0), refused(other, 90.0))) == ["a"]
+    found = look(cluster, refused(large, 90.0), refused(other, 60.0))
+    assert ordering(cluster, found) == ["large"]
+
+
+def test_a_gang_keeps_its_place_while_an_offer_is_left_that_it_was_not_refused() -> None:
+    cluster = gangs("large", policy=RunPolicy(priority=100))
+    cluster.submit("a", Group(name="main", nodes=2, gang_size=2), cpu=4.0)
+    elsewhere = offer(zone="north-2")
+    machine_ = refused(run_id(cluster, "large"), offer=elsewhere)
+    assert ordering(cluster, look(cluster, machine_)) == ["large"]
+
+
+def test_a_refused_gang_orders_at_once_when_no_other_can() -> None:
+    cluster = gangs("large", policy=RunPolicy(priority=100))
+    cluster.submit("huge", Group(name="main", nodes=2, gang_size=2), cpu=400.0)
+    assert ordering(cluster, look(cluster, refused(run_id(cluster, "large")))) == ["large"]
 
 
 @pytest.mark.parametrize(

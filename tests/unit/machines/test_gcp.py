@@ -33,7 +33,7 @@ from tests.unit.machines.parts import GIB
 
 __all__ = ["installation"]
 
-REGION = "us-central1"
+REGION, OTHER = "us-central1", "europe-west4"
 SUBNETWORK = f"projects/{PROJECT}/regions/{REGION}/subnetworks/default"
 AT_ONCE: dict[type[CloudError], GoogleFailure] = {
     Refused: GoogleFailure(400, "invalid"),
@@ -608,6 +608,42 @@ async def test_a_refresh_that_fails_keeps_what_was_known(world: GcpWorld) -> Non
     assert reading is not None
     assert "g2-standard-4" in reading.notes[0]
     assert "that of the release is kept" in reading.notes[0]
+
+
+async def test_a_region_that_refuses_keeps_its_former_figures(
+    world: GcpWorld, tmp_path: Path
+) -> None:
+    regions = {
+        REGION: GcpRegion(zones=(f"{REGION}-a",), subnetwork=SUBNETWORK),
+        OTHER: GcpRegion(zones=(f"{OTHER}-a", f"{OTHER}-b"), subnetwork=SUBNETWORK),
+    }
+    cloud = cloud_of(world.other_side, config(world.other_side, tmp_path, regions=regions))
+    parts = [("E2 Instance Core", 0.02), ("E2 Instance Ram", 0.003)]
+    world.other_side.skus = [
+        sku(name, price, region=region) for name, price in parts for region in regions
+    ]
+    await cloud.refresh()
+    first = cloud.catalog.reading
+    world.other_side.skus = [
+        sku(name, 2 * price, region=region) for name, price in parts for region in regions
+    ]
+    world.other_side.fails["types"] = [GoogleFailure(403, "forbidden")]
+    await cloud.refresh()
+    reading = cloud.catalog.reading
+    assert first is not None
+    assert reading is not None
+    ((refused, read_at),) = reading.older.items()
+    assert read_at == first.read_at
+    assert reading.notes[0].startswith(f"{refused}: it was not read (")
+    prices = {
+        one.region: one.price
+        for one in (await cloud.offers()).offers
+        if one.instance_type == "e2-standard-4" and not one.spot
+    }
+    (read,) = regions.keys() - {refused}
+    former = 4 * 0.02 + 16 * 0.003
+    assert prices == {refused: pytest.approx(former), read: pytest.approx(2 * former)}
+    await cloud.close()
 
 
 def test_a_controller_without_such_a_provider_loads_nothing_of_it() -> None:

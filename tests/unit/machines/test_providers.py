@@ -378,6 +378,18 @@ async def test_a_check_says_how_old_the_prices_are(days: int, what: str, note: s
     assert (found.what, found.note, found.fault) == (what, note, None)
 
 
+async def test_a_check_names_regions_whose_prices_were_not_told() -> None:
+    cloud = Stocked(Catalog("gcp"))
+    await cloud.catalog.replace(
+        Reading(read_at=NOW, regions=("north",), types=(), unpriced={"north": "not allowed"})
+    )
+    found = await ProviderService(system_chance(), ManualClock(NOW), service_of(cloud)[1]).check(
+        "lab", ADMIN
+    )
+    notes = {one.what: one.note for one in found}
+    assert notes["prices in north"] == "of the release: not allowed"
+
+
 def test_prices_that_the_api_does_not_tell_are_kept_or_missing_and_said() -> None:
     def type_(name: str, **prices: float) -> MachineType:
         zones = {"north": ("north-a",)}
@@ -421,6 +433,8 @@ def test_what_a_region_told_before_is_kept_while_it_refuses() -> None:
     )
     again = with_older(told, after, {"south": "not allowed"})
     assert again.older == {"south": 86400.0}
+    unpriced = msgspec.structs.replace(before, unpriced={"south": "why", "gone": "why"})
+    assert with_older(told, unpriced, {"south": "503"}).unpriced == {"south": "why"}
     assert with_older(told, again, {}) == told
 
 

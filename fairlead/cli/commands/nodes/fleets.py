@@ -43,6 +43,7 @@ def list_(*, json: Json = False) -> int:
     if json:
         output.emit_json(data)
         return 0
+    fleets = decode(data, _Fleets).fleets
     output.emit_table(
         ("NAME", "PLACEMENT", "NODES", "ATTRIBUTES"),
         [
@@ -52,9 +53,12 @@ def list_(*, json: Json = False) -> int:
                 str(len(fleet.nodes)),
                 ", ".join(f"{name}={value}" for name, value in fleet.attributes.items()),
             )
-            for fleet in decode(data, _Fleets).fleets
+            for fleet in fleets
         ],
     )
+    for fleet in fleets:
+        if fleet.machines is not None and fleet.machines.why_never is not None:
+            output.emit(f"note  fleet {fleet.name}: {fleet.machines.why_never}")
     return 0
 
 

@@ -1,0 +1,61 @@
+"""Whether a fleet's file can rent anything of what its provider has.
+
+So a region that is misspelt is told when the file is applied, and not by the first job that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from controller.lifecycle.inventory import Fleet
+from controller.lifecycle.machines.market import allowed, unknown_for, why_none_allowed
+from controller.lifecycle.machines.model import Offer, node_of
+from controller.scheduling.fitting.fit import room, shortfalls
+
+
+def why_never(fleet: Fleet, offers: Sequence[Offer], unknown: Mapping[str, str]) -> str | None:
+    """Return why the fleet rents nothing at all, or never its least, and the fix; None: it may.
+
+    `offers`: the present ones of its provider; `unknown`: as in its supply.
+    """
+    policy = fleet.machines
+    if policy is None or unknown_for(policy, unknown) is not None:
+        return None
+    open_ = [one for one in offers if one.reservation is None]
+    found = allowed(policy, open_)
+    if not found:
+        return f"it rents nothing: {why_none_allowed(policy, open_)}"
+    enough = [one for one in found if _has_least(fleet, one)]
+    if not enough:
+        return "it rents nothing: no offer has the `machines.resources` of its file"
+    return _over_budget(fleet, enough)
+
+
+def _has_least(fleet: Fleet, offer: Offer) -> bool:
+    least = None if fleet.machines is None else fleet.machines.resources
+    if least is None:
+        return True
+    return not shortfalls(least, room(node_of(offer, fleet, offer.key, offer.key), ()))
+
+
+def _over_budget(fleet: Fleet, offers: Iterable[Offer]) -> str | None:
+    assert fleet.machines is not None
+    price, least = min(one.price for one in offers), fleet.machines.min
+    for field, most in (
+        ("per_hour", fleet.budget.per_hour),
+        ("per_month", fleet.budget.per_month),
+    ):
+        if most is None:
+            continue
+        if price > most:
+            return (
+                f"it rents nothing: its cheapest machine costs {price:g} an hour, and "
+                f"`budget.{field}` is {most:g}"
+            )
+        if price * least > most:
+            return (
+                f"it never has its least machines: {least} of the cheapest ones cost "
+                f"{price * least:g} an hour, and `budget.{field}` is {most:g}; raise it, or lower "
+                f"`machines.nodes.min`"
+            )
+    return None

@@ -1,0 +1,46 @@
+"""What is said of a fleet that can rent nothing of what its provider has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.lifecycle.inventory import Budget, Spot
+from controller.lifecycle.model import Resources
+from controller.scheduling.never_rented import why_never
+from fairlead.model.needs import GpuNeed
+from tests.unit.machines.parts import fleet, offer
+
+OFFERS = (offer(price=1.0), offer("dear", price=3.0))
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ({}, None),
+        ({"regions": ("nowhere",)}, "`machines.regions` of its file allows no offer"),
+        ({"instance_types": ("smal",)}, "which has dear, small"),
+        ({"spot": Spot.ONLY}, "`machines.spot` of its file allows no offer"),
+        ({"max_price": 0.5}, "`machines.max_price` of its file allows no offer"),
+        ({"resources": Resources(gpu=GpuNeed(count=8))}, "`machines.resources` of its file"),
+        ({"budget": Budget(per_hour=0.5)}, "costs 1 an hour, and `budget.per_hour` is 0.5"),
+        ({"budget": Budget(per_month=0.5)}, "costs 1 an hour, and `budget.per_month` is 0.5"),
+        ({"budget": Budget(per_hour=2.0), "min": 2}, None),
+        ({"budget": Budget(per_hour=2.0), "min": 3}, "lower `machines.nodes.min`"),
+    ],
+)
+def test_a_fleet_that_can_rent_nothing_says_why(file: dict[str, Any], why: str | None) -> None:
+    found = why_never(fleet(**file), OFFERS, {})
+    assert found is None if why is None else why in str(found)
+
+
+def test_nothing_is_said_while_an_offer_may_be_unknown() -> None:
+    elsewhere = fleet(regions=("south",))
+    assert why_never(elsewhere, OFFERS, {}) is not None
+    assert why_never(elsewhere, OFFERS, {"south-1": "it is away"}) is None
+
+
+def test_what_is_reserved_is_no_offer_for_all() -> None:
+    reserved = (offer(reservation="cr-1"),)
+    assert why_never(fleet(), reserved, {}) == "it rents nothing: its provider has no offers"
