@@ -15,7 +15,7 @@ from controller.api.runs.events import event_view
 from controller.forwarding.leader_feed import LeaderFeed
 from controller.lifecycle.events import EventKind
 from controller.store.base import StoredEvent
-from controller.store.errors import StoreError
+from controller.store.errors import StoreError, StoreUnavailable
 from controller.store.reading import StoreReader
 from fairlead.documents.runs import EventLine
 from fairlead.model.statuses import FINAL_RUN_STATUSES
@@ -46,6 +46,10 @@ def kept(stored: StoredEvent, owner: str | None) -> KeptEvent:
     return KeptEvent(stored.seq, event.run_id, owner, ends, line)
 
 
+class _Regressed(Exception):
+    """The database lacks events that were read before: a standby was promoted."""
+
+
 class EventTail:
     """The events after `start`, up to `end`; it moves while somebody uses it."""
 
@@ -55,17 +59,25 @@ class EventTail:
         self._kept: deque[KeptEvent] = deque()
         self._users: set[Flag] = set()
         self._moving: asyncio.Task[None] | None = None
+        self._changed = Flag()
+        self._leader: str | None = None
         self.start = self.end = 0
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it still moves; if not, its users must come again."""
+        return self._moving is not None
+
     async def close(self) -> None:
-        if self._moving is not None:
-            self._moving.cancel()
-            await asyncio.wait((self._moving,))
+        moving = self._moving
+        if moving is not None:
+            moving.cancel()
+            await asyncio.wait((moving,))
 
     @asynccontextmanager
     async def used(self, moved: Flag) -> AsyncIterator[None]:
-        """Let it move. `moved` is set when it has moved. Within `LeaderFeed.used`. Raises
-        StoreError."""
+        """Let it move. `moved` is set when it has moved, and when it moves no more. Within
+        `LeaderFeed.used`. Raises StoreError."""
         self._users.add(moved)
         try:
             if self._moving is None:
@@ -73,17 +85,20 @@ class EventTail:
             yield
         finally:
             self._users.discard(moved)
-            if not self._users and self._moving is not None:
-                self._moving.cancel()
-                self._moving = None
+            if not self._users:
+                # It ends by itself: one that is cancelled while it reads would end the session in
+                # which all others read.
+                self._changed.set()
 
     async def _begin(self) -> None:
+        leader = self._feed.started
         async with self._store.moment() as moment:
             last = await moment.last_event()
         # Another one may have begun it meanwhile.
         if self._moving is None:
             self._kept.clear()
             self.start = self.end = last
+            self._leader = leader
             self._moving = asyncio.create_task(self._move())
 
     def after(self, position: int) -> list[KeptEvent] | None:
@@ -98,19 +113,31 @@ class EventTail:
         return found[::-1]
 
     async def _move(self) -> None:
-        async with self._feed.changes(None) as changed:
-            while True:
-                changed.clear()
-                try:
-                    await self._read()
-                except StoreError as error:
-                    log.debug("events could not be read: %s", error)
-                    await asyncio.sleep(RETRY_SECONDS)
-                    continue
-                await changed.wait()
+        """Until nobody uses it, or it can't go on."""
+        try:
+            async with self._feed.changes(None) as self._changed:
+                while self._users:
+                    self._changed.clear()
+                    try:
+                        await self._read()
+                    except StoreUnavailable as error:
+                        log.debug("events could not be read: %s", error)
+                        await asyncio.sleep(RETRY_SECONDS)
+                        continue
+                    await self._changed.wait()
+        except (StoreError, _Regressed) as error:
+            log.warning("those who follow events here must come again: %s", error)
+        finally:
+            self._moving = None
+            self._wake()
+
+    def _wake(self) -> None:
+        for moved in tuple(self._users):
+            moved.set()
 
     async def _read(self) -> None:
-        """Read what was committed by now. Raises StoreError."""
+        """Read what was committed by now. Raises StoreError, _Regressed."""
+        await self._require_the_same()
         while True:
             async with self._store.moment() as moment:
                 page = await moment.events_with_owners(self.end, PAGE)
@@ -120,7 +147,18 @@ class EventTail:
             while len(self._kept) > MAX_KEPT:
                 self.start = self._kept.popleft().seq
             if page:
-                for moved in tuple(self._users):
-                    moved.set()
+                self._wake()
             if len(page) < PAGE:
                 return
+
+    async def _require_the_same(self) -> None:
+        """Raises _Regressed, StoreError."""
+        leader = self._feed.started
+        if leader == self._leader:
+            return
+        async with self._store.moment() as moment:
+            last = await moment.last_event()
+        if last < self.end:
+            # The numbers of events that are gone are given again.
+            raise _Regressed(f"the last event is {last}, and was {self.end}")
+        self._leader = leader

@@ -165,7 +165,9 @@ class LeaderFeed:
                     while run.answered < number and not run.is_over and not run.is_lost:
                         await changed.wait()
                         changed.clear()
-            if run.line is None or run.is_lost:
+            is_answered = run.answered >= number or run.is_over
+            # Others may have a line here that is older than what this one has written.
+            if run.line is None or run.is_lost or not is_answered:
                 raise NeedsLeader
             yield run
         finally:

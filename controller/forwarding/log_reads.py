@@ -13,7 +13,6 @@ from aiohttp import web
 
 from common.http import json_response
 from common.refusals import ServiceError
-from controller.api.app import token_of
 from controller.api.jobs.log_windows import wanted_by
 from controller.api.jobs.logs import FollowQuery, LogsQuery, send_log, stream_log
 from controller.clock import Clock
@@ -87,7 +86,7 @@ class LogReads(Reads):
             raise NeedsLeader
         async with self._live.held(run_id, attempt.id, query.offset, request) as frames:
             # It may be quiet for hours, so its pieces can't be the time to look.
-            with self._rights.watched(request, token_of(request), run_id):
+            with self._rights.watched(request, self._proof(request), run_id):
                 return await stream_log(request, query, frames)
 
     async def _window(self, request: web.Request) -> web.StreamResponse:

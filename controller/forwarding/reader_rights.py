@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 from aiohttp import web
 
+from controller.forwarding.reads import Proof
+
 LOOK_SECONDS = 5.0
 """Between two looks at the rights of all readers."""
 UNKNOWN_SECONDS = 60.0
-"""A log is not sent on when the database has told nothing about rights for so long."""
+"""A log or a watch does not go on when the database has told nothing about rights for so long."""
 
 IsAllowed = Callable[[web.Request, str], Awaitable[bool | None]]
-"""Returns whether the request's token may see the run with this id; None: nobody knows now."""
+"""Returns whether the request's user may see the run with this id; None: nobody knows now."""
 
 
 async def _pause() -> None:
@@ -23,7 +25,7 @@ async def _pause() -> None:
 
 
 class _Readers(msgspec.Struct):
-    """Those who follow logs of one run with one token: their right is looked up once."""
+    """Those who follow logs of one run with one proof: their right is looked up once."""
 
     run_id: str
     known_at: float
@@ -41,13 +43,13 @@ class ReaderRights:
 
     def __init__(self, is_allowed: IsAllowed) -> None:
         self._is_allowed = is_allowed
-        self._readers: dict[Hashable, _Readers] = {}
+        self._readers: dict[tuple[Proof, str], _Readers] = {}
         self._looking: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
-    def watched(self, request: web.Request, token: str | None, run_id: str) -> Iterator[None]:
+    def watched(self, request: web.Request, proof: Proof, run_id: str) -> Iterator[None]:
         """Cut the request's connection within some seconds of the loss of its right."""
-        key = (token, run_id)
+        key = (proof, run_id)
         readers = self._readers.get(key)
         if readers is None:
             now = asyncio.get_running_loop().time()
@@ -76,7 +78,7 @@ class ReaderRights:
 
     async def _look_at(self, readers: _Readers) -> None:
         asked_at = asyncio.get_running_loop().time()
-        # All of these requests have the same token.
+        # All of these requests have the same proof.
         is_allowed = await self._is_allowed(readers.requests[0], readers.run_id)
         if is_allowed:
             readers.known_at = asked_at

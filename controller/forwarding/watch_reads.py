@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -16,7 +16,7 @@ from aiohttp import web
 from common.refusals import ServiceError, Unauthenticated
 from controller.aio import Flag
 from controller.api.http.routes import NDJSON, NoQuery
-from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.api.http.streams import Heartbeat, cancel_this, reader_may_leave, registered
 from controller.api.runs.events import EventsWatchQuery
 from controller.clock import Clock
 from controller.forwarding.event_tail import PAGE, EventTail, KeptEvent, kept
@@ -24,7 +24,8 @@ from controller.forwarding.final_logs import FinalLogs
 from controller.forwarding.leader_feed import FeedLost, LeaderFeed, WatchedRun
 from controller.forwarding.live_logs import LiveLogs
 from controller.forwarding.log_reads import LogReads
-from controller.forwarding.reads import Proof
+from controller.forwarding.reader_rights import UNKNOWN_SECONDS
+from controller.forwarding.reads import NeedsLeader, Proof
 from controller.service.accounts.rights import sees_all
 from controller.store.accounts import User
 from controller.store.errors import StoreError
@@ -35,11 +36,12 @@ from fairlead.queries import EventQuery
 
 JUDGED_SECONDS = 5.0
 """A watch goes on only after another look at the rights of its reader, if the last is older."""
-UNKNOWN_SECONDS = 60.0
-"""It ends when the database has told nothing about rights for so long."""
 READS_AT_ONCE = 8
 """Of all watches: other reads must find room at the database."""
 MAX_JUDGED = 10_000
+"""More are known only while all of them watch."""
+EVENTS_AT_ONCE = 100
+"""So much of what a slow reader has not taken yet is in memory for him."""
 _QUIET_RUN = msgspec.json.encode(WatchLine(run=None)) + b"\n"
 _QUIET_EVENTS = msgspec.json.encode(EventLine(event=None)) + b"\n"
 
@@ -72,9 +74,7 @@ class Judge:
         now = asyncio.get_running_loop().time()
         known = self._known.get(proof)
         if known is None:
-            if len(self._known) >= MAX_JUDGED:
-                self._known.clear()
-            known = self._known[proof] = _Judged(-math.inf, now, None)
+            known = self._noted(proof, _Judged(-math.inf, now, None))
         if now - known.at >= JUDGED_SECONDS:
             if known.asking is None:
                 known.asking = asyncio.create_task(self._ask(proof, known))
@@ -88,7 +88,15 @@ class Judge:
     def knows(self, proof: Proof, user: User) -> None:
         """Note what a request was just admitted by."""
         now = asyncio.get_running_loop().time()
-        self._known[proof] = _Judged(now, now, user)
+        self._noted(proof, _Judged(now, now, user))
+
+    def _noted(self, proof: Proof, judged: _Judged) -> _Judged:
+        if len(self._known) >= MAX_JUDGED and proof not in self._known:
+            # A watch asks at each heartbeat at the latest.
+            since = asyncio.get_running_loop().time() - UNKNOWN_SECONDS
+            self._known = {known: one for known, one in self._known.items() if one.at > since}
+        self._known[proof] = judged
+        return judged
 
     async def _ask(self, proof: Proof, known: _Judged) -> None:
         try:
@@ -117,15 +125,17 @@ def may_go_on(reader: Reader, user: User) -> bool:
     return reader.owner is None or sees_all(user) or user.name == reader.owner
 
 
-def to_send(events: Sequence[KeptEvent], reader: Reader, run_id: str | None) -> bytes:
-    """Return the lines of the events that the reader asked for and may see."""
+def to_send(events: Sequence[KeptEvent], reader: Reader, run_id: str | None) -> Iterator[bytes]:
+    """Yield the lines of the events that the reader asked for and may see, some at once."""
     everyone = sees_all(reader.user)
-    return b"".join(
+    lines = [
         event.line
         for event in events
         if (run_id is None or event.run_id == run_id)
         and (everyone or event.owner == reader.user.name)
-    )
+    ]
+    for begin in range(0, len(lines), EVENTS_AT_ONCE):
+        yield b"".join(lines[begin : begin + EVENTS_AT_ONCE])
 
 
 class WatchReads(LogReads):
@@ -195,8 +205,15 @@ class WatchReads(LogReads):
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
         with registered(request, cancel_this()), reader_may_leave():
+            try:
+                # Before the answer begins: what fails is the leader's.
+                first = await anext(lines, b"")
+            except FeedLost as error:
+                raise NeedsLeader from error
             await response.prepare(request)
             try:
+                if first:
+                    await response.write(first)
                 async for line in lines:
                     await self._require(reader)
                     await response.write(line)
@@ -216,8 +233,9 @@ class WatchReads(LogReads):
     async def _event_lines(
         self, reader: Reader, run_id: str | None, position: int, moved: Flag
     ) -> AsyncIterator[bytes]:
-        """Yield the lines of events after `position`; of one run until it has ended. Raises
-        FeedLost, StoreError."""
+        """Yield the lines of events after `position`; of one run until it has ended; first
+        an empty piece once some were read. Raises FeedLost, StoreError."""
+        heartbeat, has_begun = Heartbeat(), False
         # The first page is always read: it has what was committed before the request.
         events: list[KeptEvent] | None = None
         while True:
@@ -226,34 +244,32 @@ class WatchReads(LogReads):
                 # Before the page is read: all events up to here were committed then.
                 known = self._tail.end
                 page, ended = await self._page(reader, run_id, position)
-                if found := to_send(page, reader, run_id):
+                if not has_begun:
+                    has_begun = True
+                    yield b""
+                for found in to_send(page, reader, run_id):
                     yield found
+                    heartbeat.told()
                 is_last = len(page) < PAGE
                 position = max(page[-1].seq if page else 0, known if is_last else position)
                 if is_last and ended:
                     return
             else:
-                if found := to_send(events, reader, run_id):
+                for found in to_send(events, reader, run_id):
                     yield found
+                    heartbeat.told()
                 position = max(events[-1].seq if events else 0, position)
                 if any(event.ends and event.run_id == run_id for event in events):
-                    return
+                    # Others of the same commit may come in the tail's next page.
+                    events = None
+                    continue
                 is_last = True
-            if is_last and (quiet := await self._moved(moved)):
-                yield quiet
+            if self._feed.is_lost or not self._tail.is_moving:
+                raise FeedLost
+            if is_last and not await heartbeat.wait(moved):
+                yield _QUIET_EVENTS
+                heartbeat.told()
             events = self._tail.after(position)
-
-    async def _moved(self, moved: Flag) -> bytes:
-        """Return when the tail has moved, or the line that says that nothing came. Raises
-        FeedLost."""
-        if self._feed.is_lost:
-            raise FeedLost
-        try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
-                await moved.wait()
-        except TimeoutError:
-            return _QUIET_EVENTS
-        return b""
 
     async def _page(
         self, reader: Reader, run_id: str | None, position: int
@@ -273,6 +289,7 @@ class WatchReads(LogReads):
 async def _lines(run: WatchedRun, changed: Flag) -> AsyncIterator[bytes]:
     """Yield the run's present line, then the latest one after each change. Raises FeedLost."""
     given: bytes | None = None
+    heartbeat = Heartbeat()
     while True:
         changed.clear()
         if run.is_lost:
@@ -280,11 +297,10 @@ async def _lines(run: WatchedRun, changed: Flag) -> AsyncIterator[bytes]:
         if run.line is not None and run.line != given:
             given = run.line
             yield given + b"\n"
+            heartbeat.told()
             continue  # another one may have come meanwhile
         if run.is_over:
             return
-        try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
-                await changed.wait()
-        except TimeoutError:
+        if not await heartbeat.wait(changed):
             yield _QUIET_RUN
+            heartbeat.told()

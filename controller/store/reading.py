@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
 from controller.store import queries, schema
 from controller.store.accounts import StoredToken, User
 from controller.store.base import StoredEvent
-from controller.store.errors import StoreHangs, StoreUnavailable
+from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.sessions import Session
 from controller.store.sql_errors import as_store_error
 from fairlead.queries import AttemptQuery, EventQuery, RunQuery
@@ -135,7 +136,8 @@ class StoreReader:
 
 
 class Moment:
-    """One transaction that only reads. Each method may raise StoreUnavailable. `until`: nobody
+    """One transaction that only reads. Each method may raise StoreUnavailable, and StoreUnusable
+    for what a leader of another version has written. `until`: nobody
     waits for an answer for longer, by the loop's clock."""
 
     def __init__(self, thread: ThreadPoolExecutor, until: float) -> None:
@@ -207,7 +209,10 @@ class Moment:
         def read() -> T:
             if self._connection is None:
                 raise StoreUnavailable("this moment is over")
-            return query(self._connection)
+            try:
+                return query(self._connection)
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise StoreUnusable("the database has what this version does not know") from error
 
         return await self.do(read)
 

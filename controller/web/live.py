@@ -17,7 +17,13 @@ from aiohttp import web
 
 from common.refusals import Invalid, NotFound
 from controller.aio import Flag, Watch
-from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.api.http.streams import (
+    HEARTBEAT_SECONDS,
+    Heartbeat,
+    cancel_this,
+    reader_may_leave,
+    registered,
+)
 from controller.clock import Clock
 from controller.service import ControllerService
 from controller.service.runs.lookup import RunReader
@@ -144,15 +150,22 @@ async def stream(
             for topic, mark in topics.items():
                 if marks.changed_since(topic, mark):
                     await response.write(_line("changed", Changed(topic, hello.mark)))
+            heartbeat = Heartbeat()
             async for changed, mark in _changes(events, marks):
                 if before_line is not None:
                     await before_line()
+                lines = []
                 if shown != (shown := source.broken):
-                    await response.write(_line("broken", Broken(shown)))
-                for topic in (one for one in changed if one in topics):
-                    await response.write(_line("changed", Changed(topic, mark)))
-                if not changed:
-                    await response.write(_line("beat", Beat(mark, clock.now())))
+                    lines.append(_line("broken", Broken(shown)))
+                lines += [
+                    _line("changed", Changed(topic, mark)) for topic in changed if topic in topics
+                ]
+                # Others' changes may come all the time, and a page is told nothing of them.
+                if not lines and (not changed or heartbeat.is_due):
+                    lines.append(_line("beat", Beat(mark, clock.now())))
+                if lines:
+                    await response.write(b"".join(lines))
+                    heartbeat.told()
     return response
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
+from controller.aio import Flag
+
 # Reverse proxies cut quiet streams: nginx after 60 s (proxy_read_timeout).
 HEARTBEAT_SECONDS = 10.0
 # A reader that answers no close must not hold up the controller's end.
@@ -27,6 +29,33 @@ async def end_streams(app: web.Application) -> None:
     endings = app[STREAMS]
     # A copy: each stream that ends takes itself out of the set.
     await asyncio.gather(*(end() for end in tuple(endings)))
+
+
+class Heartbeat:
+    """When a line is due on a stream that has told nothing, however often its writer was woken."""
+
+    def __init__(self, seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._seconds = seconds
+        self._now = asyncio.get_running_loop().time
+        self._due = self._now() + seconds
+
+    def told(self) -> None:
+        self._due = self._now() + self._seconds
+
+    @property
+    def is_due(self) -> bool:
+        return self._now() >= self._due
+
+    async def wait(self, changed: Flag) -> bool:
+        """Return when `changed` is set; False: a line is due."""
+        if self.is_due:
+            return False
+        try:
+            async with asyncio.timeout_at(self._due):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,7 +9,7 @@ from aiohttp import web
 
 from controller.api.http.paging import cut, one_more
 from controller.api.http.routes import NDJSON, Call, Route
-from controller.api.http.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
+from controller.api.http.streams import Heartbeat, cancel_this, reader_may_leave, registered
 from controller.api.views import derived
 from controller.lifecycle.events import sentence_of_cause
 from controller.store.base import StoredEvent
@@ -65,7 +64,7 @@ async def watch_events(call: Call) -> web.StreamResponse:
 
 async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[EventView | None]:
     """Yield events; None is a heartbeat."""
-    runs = call.service.runs
+    runs, heartbeat = call.service.runs, Heartbeat()
     async with runs.changes(run_id) as changed:
         while True:
             # Both before the page is read: it then has all events of the end, and what comes
@@ -77,15 +76,14 @@ async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[E
             for stored in page:
                 yield event_view(stored)
                 after = stored.seq
+                heartbeat.told()
             if len(page) == _PAGE:
                 continue
             if ended:
                 return
-            try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await changed.wait()
-            except TimeoutError:
+            if not await heartbeat.wait(changed):
                 yield None
+                heartbeat.told()
 
 
 async def _has_ended(call: Call, run_id: str) -> bool:

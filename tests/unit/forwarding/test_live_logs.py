@@ -17,7 +17,7 @@ from controller.clock import SystemClock
 from controller.forwarding import live_logs, reader_rights
 from controller.forwarding.live_logs import LiveLogs, StreamLost
 from controller.forwarding.log_reads import LogReads
-from controller.forwarding.reads import NeedsLeader
+from controller.forwarding.reads import NeedsLeader, Proof
 from controller.logs.store import LogStore
 from fairlead.wire.frames import Decoder, Frame, Stream, encode
 from tests.support.waiting import LONG, eventually
@@ -257,6 +257,14 @@ async def test_the_stream_ends_with_its_last_reader(
 # -- over HTTP ------------------------------------------------------------------------------
 
 
+class _OfLogins(LogReads):
+    """Knows logins of the dashboard by a header, which names their token."""
+
+    def _proof(self, request: web.Request) -> Proof:
+        token_id = request.headers.get("Login")
+        return super()._proof(request) if token_id is None else Proof(None, token_id, "login")
+
+
 class LiveBed:
     """A run whose log grows, at a leader and a follower."""
 
@@ -279,7 +287,7 @@ async def live(tmp_path: Path) -> AsyncIterator[LiveBed]:
 
     logs = LiveLogs(tmp_path / "follower", stream)
     async with opened_bed(
-        tmp_path, lambda reader: LogReads(reader, SystemClock(), None, logs)
+        tmp_path, lambda reader: _OfLogins(reader, SystemClock(), None, logs)
     ) as bed:
         attempt_id = await attempt_of(bed, await bed.submit("live"))
         await write(bed, attempt_id)
@@ -360,6 +368,28 @@ async def test_who_loses_the_right_to_a_quiet_log_is_cut_at_a_follower(
     assert code == aiohttp.WSCloseCode.OK
 
 
+async def test_logins_of_the_dashboard_are_judged_one_by_one(
+    live: LiveBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They send no token, so they can't be told apart by it."""
+    looks = Looks(monkeypatch)
+    path = "/v1/runs/live/logs/ws"
+    async with (
+        live.bed.follower.ws_connect(path, headers={"Login": "t1"}) as of_admin,
+        live.bed.follower.ws_connect(path, headers={"Login": "t2"}) as of_owner,
+    ):
+        await eventually(lambda: readers_of(live.logs) == 2)
+        async with live.bed.leader.delete("/v1/tokens/t2", headers=bearer(ADMIN_TOKEN)) as answer:
+            assert answer.status == 200
+        await looks.once()
+        await eventually(lambda: readers_of(live.logs) == 1)
+        assert [one async for one in of_owner], "what came before"
+        assert of_owner.close_code != aiohttp.WSCloseCode.OK
+        live.bed.controller.logs.finish(live.attempt_id)
+        assert [one async for one in of_admin]
+        assert of_admin.close_code == aiohttp.WSCloseCode.OK
+
+
 class FakeRequest:
     """A reader's request, whose connection may be cut."""
 
@@ -388,7 +418,7 @@ async def test_the_rights_of_a_token_are_looked_up_once_and_unknown_ones_hold_fo
     one, two, three = FakeRequest(), FakeRequest(), FakeRequest()
     with contextlib.ExitStack() as reading:
         for request, run_id in ((one, "a"), (two, "a"), (three, "b")):
-            reading.enter_context(rights.watched(cast(web.Request, request), "t", run_id))
+            reading.enter_context(rights.watched(cast(web.Request, request), Proof("t"), run_id))
         await looks.once()
         assert asked == ["a", "b"]
         assert [request.is_cut for request in (one, two, three)] == [False] * 3

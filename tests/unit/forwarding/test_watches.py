@@ -12,7 +12,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
-from controller.forwarding import event_tail, watch_reads
+from controller.aio import Flag
+from controller.forwarding import event_tail, leader_feed, watch_reads
+from controller.forwarding.event_tail import KeptEvent
 from controller.forwarding.feed import (
     FEED_PATH,
     Beat,
@@ -26,9 +28,10 @@ from controller.forwarding.feed import (
 from controller.forwarding.follower import make_app
 from controller.forwarding.follower_links import BY_ITSELF
 from controller.forwarding.forwarder import Forwarder
-from controller.forwarding.reads import Proof
-from controller.forwarding.watch_reads import Judge, MayNotSee, Reader, may_go_on
+from controller.forwarding.reads import NeedsLeader, Proof
+from controller.forwarding.watch_reads import Judge, MayNotSee, Reader, may_go_on, to_send
 from controller.lifecycle.model import Role
+from controller.store import queries
 from controller.store.accounts import User
 from controller.store.errors import StoreUnavailable
 from tests.support.waiting import eventually
@@ -298,3 +301,94 @@ def test_rights_that_changed_end_a_watch() -> None:
     assert not may_go_on(Reader(_PROOF, admin, "eve"), user)
     assert not may_go_on(Reader(_PROOF, user, None), admin), "he would see more, and comes again"
     assert not may_go_on(Reader(_PROOF, user, "eve"), user)
+
+
+async def test_an_old_line_of_others_is_nobodys_first_one(
+    watched: WatchBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await watched.bed.submit("live")
+    async with watched.watch(f"/v1/runs/{run}/watch") as first:
+        await line_of(first)
+        async with watched.feed.used():
+            await watched.leading.stop()
+            await act(watched.bed, run, "suspend")
+            monkeypatch.setattr(leader_feed, "BEGIN_SECONDS", 0.0)
+            with pytest.raises(NeedsLeader):
+                async with watched.feed.watched(run, Flag()):
+                    raise AssertionError("it is older than the write")
+
+
+async def test_events_that_cannot_be_read_here_are_left_to_the_leader(
+    watched: WatchBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is of the next version, and has events that this one does not know."""
+    run = await watched.bed.submit("live")
+    async with watched.watch("/v1/events/watch") as events:
+        await line_of(events)
+
+        def unknown(*_: object) -> None:
+            raise msgspec.ValidationError("Invalid enum value 'new'")
+
+        for name in ("events", "events_with_owners"):
+            monkeypatch.setattr(queries, name, unknown)
+        await act(watched.bed, run, "suspend")
+        with pytest.raises(aiohttp.ClientError):
+            await events.read()
+    for path in ("/v1/events/watch", "/v1/events"):
+        assert await watched.status(path) == TO_THE_LEADER
+
+
+async def test_numbers_of_events_that_a_promoted_server_gives_again_are_told(
+    watched: WatchBed,
+) -> None:
+    run = await watched.bed.submit("live")
+    async with watched.watch("/v1/events/watch?cursor=1") as events:
+        await line_of(events)
+        tail = watched.reads._tail
+        await watched.leading.stop()
+        # What the server before had.
+        tail.end += 1_000
+        watched.leading.service.started = "another0"
+        await watched.leading.start()
+        with pytest.raises(aiohttp.ClientError):
+            await events.read()
+    async with watched.watch("/v1/events/watch?cursor=1") as events:
+        await line_of(events)
+        await act(watched.bed, run, "suspend")
+        assert (await line_of(events))["event"]["run_id"] == run
+
+
+async def test_a_tail_that_nobody_uses_ends_without_a_cut_read(watched: WatchBed) -> None:
+    await watched.bed.submit("live")
+    tail, moved = watched.reads._tail, Flag()
+    async with watched.feed.used(), tail.used(moved):
+        moving = tail._moving
+    assert moving is not None
+    await asyncio.wait((moving,))
+    assert not moving.cancelled()
+    assert not tail.is_moving
+
+
+def test_a_slow_reader_keeps_few_events_in_memory() -> None:
+    user = User(name="ada", role=Role.USER, created_at=0.0)
+    events = [KeptEvent(seq, "r", "ada", False, b"%d\n" % seq) for seq in range(250)]
+    pieces = list(to_send(events, Reader(_PROOF, user, "ada"), "r"))
+    assert [piece.count(b"\n") for piece in pieces] == [100, 100, 50]
+    assert b"".join(pieces) == b"".join(event.line for event in events)
+
+
+async def test_a_judge_forgets_who_watches_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_reads, "MAX_JUDGED", 2)
+    ada = User(name="ada", role=Role.USER, created_at=0.0)
+
+    async def look(_: Proof) -> User | None:
+        raise StoreUnavailable("away")
+
+    judge = Judge(look)
+    for number in range(3):
+        judge.knows(Proof(str(number)), ada)
+    assert await judge.user_of(Proof("0")) == ada, "all three watch"
+    for known in judge._known.values():
+        known.at = -1e9
+    judge.knows(Proof("3"), ada)
+    assert list(judge._known) == [Proof("3")]

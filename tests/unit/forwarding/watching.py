@@ -76,10 +76,11 @@ class Leading:
 
 
 class WatchBed:
-    def __init__(self, bed: Bed, leading: Leading, feed: LeaderFeed) -> None:
+    def __init__(self, bed: Bed, leading: Leading, feed: LeaderFeed, reads: DashboardReads) -> None:
         self.bed = bed
         self.leading = leading
         self.feed = feed
+        self.reads = reads
 
     def watch(self, path: str, token: str = USER_TOKEN) -> Any:
         return self.bed.follower.get(path, headers=bearer(token), timeout=LIMIT)
@@ -104,7 +105,7 @@ async def opened_watch_bed(tmp_path: Path) -> AsyncIterator[WatchBed]:
     async with opened_bed(tmp_path, reads) as bed:
         leading = Leading(bed.controller.service, tls, links)
         await leading.start()
-        yield WatchBed(bed, leading, feed)
+        yield WatchBed(bed, leading, feed, made[0])
         await end_streams(bed.follower.app)
         await made[0].close()
         links.close()

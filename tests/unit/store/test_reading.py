@@ -8,11 +8,12 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from controller.store import queries
-from controller.store.errors import StoreHangs, StoreUnavailable
+from controller.store.errors import StoreHangs, StoreUnavailable, StoreUnusable
 from controller.store.reading import StoreReader
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -180,3 +181,14 @@ async def test_a_database_that_hangs_while_it_is_connected_to_keeps_nobody(
     assert await names(reader) == {}
     await reader.close()
     await store.close()
+
+
+async def test_what_another_version_wrote_is_an_error_of_the_store(
+    reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: sa.Connection) -> None:
+        raise msgspec.ValidationError("Invalid enum value 'new'")
+
+    monkeypatch.setattr(queries, "node_names", unknown)
+    with pytest.raises(StoreUnusable, match="this version does not know"):
+        await names(reader)
