@@ -64,6 +64,7 @@ from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
+from fairlead.model.starts import Starts
 from fairlead.model.statuses import (
     AllocationState,
     AttemptStatus,
@@ -145,6 +146,7 @@ __all__ = [
     "ServiceView",
     "SetStatus",
     "SetView",
+    "Starts",
     "SweepPlanView",
     "SweepView",
     "SwitchView",
