@@ -80,6 +80,7 @@ class Runner:
         self._keeping = Keeping()
         self._again: again.Again | None = None
         self._stopped = False
+        self._interrupted = False
         self._suspended = False
         self._signals: EndSignals | None = None
         self._hurried = False
@@ -148,6 +149,9 @@ class Runner:
         quota = job.log_quota or self._settings.log_quota
 
         def end() -> None:
+            if self._again is not None:
+                # It is told once, also while no start runs.
+                self._again.close()
             if self._execution is not None:
                 self._execution.enforce(of_log_quota(quota))
 
@@ -324,6 +328,7 @@ class Runner:
         if self.state is RunnerState.SERVING_LOGS:
             return
         self._stopped = True
+        self._interrupted |= interrupt
         if self._again is not None:
             self._again.close()
         if grace is not None:
@@ -375,29 +380,43 @@ class Runner:
             if not starts.is_due:
                 await main_ended(ending, verdict)
 
+        last: Ending | None = None
         while True:
-            # One that was overtaken while it was prepared does not begin.
-            while starts.is_due and (start := await starts.next()) is not None:
-                number, launch = start.number, await self._launch_again(start)
-            assert self._execution is not None
-            ending, verdict = await self._execution.run(launch, started, ended)
-            if self._stopped or not again.may_start_again(verdict):
+            try:
+                # One that was overtaken while it was prepared does not begin.
+                while starts.is_due:
+                    start = starts.take()
+                    number, launch = start.number, await self._launch_again(start, starts)
+                assert self._execution is not None
+                last, verdict = await self._execution.run(launch, started, ended)
+            except CannotStart as error:
+                if last is None:
+                    raise
+                # With the last exit code, and what the starts before have left is kept.
+                return last, self._not_started_again(error)
+            if self._stopped or starts.is_closed or not again.may_start_again(verdict):
                 starts.close()
-                return ending, verdict
-            self._say(again.end_line(ending, stopped=starts.is_due, keeps_for=starts.keeps_for))
-            start = await starts.next()
-            if start is None:
-                return ending, verdict
-            number, launch = start.number, await self._launch_again(start)
+                return last, verdict
+            self._say(again.end_line(last, stopped=starts.is_due, keeps_for=starts.keeps_for))
+            if not await starts.comes():
+                return last, verdict
 
-    async def _launch_again(self, start: again.Start) -> Launch:
+    def _not_started_again(self, error: CannotStart) -> Verdict:
+        asked = self._interrupted
+        reason = ExitReason.INTERRUPTED if asked else ExitReason.EXECUTOR_ERROR
+        return Verdict(reason, str(error))
+
+    async def _launch_again(self, start: again.Start, starts: again.Again) -> Launch:
         """Prepare the next start. Raises CannotStart."""
         assert self._execution is not None
         session, self._execution = self._execution.last_session, None
+        await asyncio.to_thread(starts.drop_overtaken)
         if session and await asyncio.to_thread(self._sparing.is_left, session):
             raise CannotStart("a process of its last start cannot be killed")
         if self._signals is not None:
             await self._signals.close()
+        if self._stopped:
+            raise CannotStart(STOPPED_BEFORE_START)
         self._request, self._signals = start.request, self._signals_of(start.request)
         launch = await self._prepared(self._preparation.launch_again(start.request, start.code))
         if self._stopped:
@@ -511,6 +530,8 @@ class Runner:
             await self._signals.close()
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
+        if self._again is not None:
+            await asyncio.to_thread(self._again.drop_all)
         record = await self._with_log_whole(record)
         await self._keep(record)
         self.log.finish()

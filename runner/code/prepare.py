@@ -38,11 +38,17 @@ class Brought:
     def __init__(self) -> None:
         self._folders: dict[str, tuple[int, int]] = {}
         self._names: dict[tuple[str, str], frozenset[Parts]] = {}
+        self.left_alone: set[str] = set()
+        """Folders that had content before the first start, with `if_exists: skip`."""
+
+    def claim(self, target: str) -> None:
+        """Note the folder before something comes into it. Blocking."""
+        found = os.stat(target)
+        self._folders.setdefault(target, (found.st_dev, found.st_ino))
 
     def note(self, target: str, blob: str, names: frozenset[Parts]) -> None:
         """Blocking."""
-        found = os.stat(target)
-        self._folders.setdefault(target, (found.st_dev, found.st_ino))
+        self.claim(target)
         self._names[target, blob] = names
 
     @contextmanager
@@ -98,6 +104,9 @@ class CodePreparer:
             await self._remove(files.archive, place_of(files.path, self._working_dir))
         for was, repo in changes.repos:
             target = place_of(repo.path, self._working_dir)
+            if self._brought is not None and target in self._brought.left_alone:
+                continue
+            await self._require_own(target)
             if was.archive is not None:
                 await self._remove(was.archive, target)
             if was.diff is not None:
@@ -117,12 +126,25 @@ class CodePreparer:
 
         await _in_thread(work, lambda: None, target)
 
+    async def _require_own(self, target: str) -> None:
+        """Raise CannotStart if the job has put another folder there: git would change that one."""
+
+        def work() -> None:
+            with _opened(self._brought, target):
+                pass
+
+        await _in_thread(work, lambda: None, target)
+
     async def _repo(self, repo: Repo, keys: RepoCredentials | None) -> None:
         if repo.archive is None and (wrong := check_repo(repo)) is not None:
             raise CannotStart(wrong)
         target = place_of(repo.path, self._working_dir)
         if not await asyncio.to_thread(self._claim, repo, target):
+            if self._brought is not None:
+                self._brought.left_alone.add(target)
             return
+        if self._brought is not None:
+            await asyncio.to_thread(self._brought.claim, target)
         try:
             if repo.archive is not None:
                 await self._unpack(repo.archive, target, replace=False)
@@ -207,7 +229,8 @@ async def _in_thread(work: Callable[[], None], abandon: Callable[[], None], targ
 def _write_protect(target: str) -> None:
     """Take the right to write from the files. Folders keep it, so that the same job can be tried
     again on the same volume."""
-    for _, _, names, folder in os.fwalk(target):
+    # With the dot, since fwalk does not enter a link, which an open folder's path in /proc is.
+    for _, _, names, folder in os.fwalk(os.path.join(target, ".")):
         for name in names:
             try:
                 # On a volume, another job may have put a link or a pipe there meanwhile.

@@ -48,6 +48,7 @@ class Again:
         self._offered: AgainRequest | None = None
         self._code: CodeStore | None = None
         self._due: Start | None = None
+        self._overtaken: list[CodeStore] = []
         self._accepted = 0
         self._begun = 0
         self._closed = False
@@ -55,7 +56,11 @@ class Again:
 
     @property
     def is_due(self) -> bool:
-        return self._due is not None
+        return self._due is not None and not self._closed
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def offer(self, request: AgainRequest) -> AgainAnswer:
         """Return what is missing for the start; once nothing is, it is due. Raises Refused."""
@@ -66,7 +71,9 @@ class Again:
         before, after = (old.repos, old.files), (new.repos, new.files)
         if (why := why_not_in_place(before, after)) is not None:
             raise Refused(409, "not_in_place", why)
-        if self._code is None or self._offered != request:
+        if self._code is None or self._offered is None or self._offered != request:
+            if self._code is not None and self._offered is not None:
+                self._overtake(self._code, self._offered.number, request.number)
             self._offered = request
             self._code = CodeStore(self._task, f"code-{request.number}")
         wanted = code_changes(before, after).blobs
@@ -75,10 +82,29 @@ class Again:
             return AgainAnswer(missing=tuple(one for one in wanted if one in missing))
         self._accepted = request.number
         now = asyncio.get_running_loop().time()
+        if self._due is not None:
+            self._overtake(self._due.code, self._due.number, request.number)
         self._due = Start(request.number, request.submission, self._code, now)
         self._code = None
         self._bell.ring()
         return AgainAnswer()
+
+    def _overtake(self, code: CodeStore, number: int, by: int) -> None:
+        # The same number has the same folder.
+        if number != by:
+            self._overtaken.append(code)
+
+    def drop_overtaken(self) -> None:
+        """Remove what came for starts that never happen. Blocking."""
+        while self._overtaken:
+            self._overtaken.pop().drop()
+
+    def drop_all(self) -> None:
+        """Remove what came for any start; the job has ended. Blocking."""
+        self.drop_overtaken()
+        for code in (self._code, None if self._due is None else self._due.code):
+            if code is not None:
+                code.drop()
 
     def wants(self, digest: str) -> bool:
         return self._code is not None and digest in self._code.missing
@@ -88,17 +114,21 @@ class Again:
         assert self._code is not None
         await self._code.receive(digest, pieces)
 
-    async def next(self) -> Start | None:
-        """Return the start that is due, or becomes due while the container waits for one; None: the
-        job stays ended, and no start is accepted any more."""
+    async def comes(self) -> bool:
+        """Return whether a start is due, or becomes due while the container waits for one. If not,
+        the job stays ended, and no start is accepted any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.keeps_for):
                 while self._due is None and not self._closed:
                     await self._bell.wait()
-        due, self._due = self._due, None
-        if due is None or self._closed:
+        if self._due is None:
             self.close()
-            return None
+        return self.is_due
+
+    def take(self) -> Start:
+        """Return the start that is due; the container is about to have what it brings."""
+        assert self._due is not None
+        due, self._due = self._due, None
         self._present = due.request
         return due
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from common.files.task_folder import OUTPUT_FOLDER_NAME
+from fairlead.wire.frames import Stream
 from fairlead.wire.runner import AgainRequest, RunnerState, SubmitRequest
 from runner.client import RunnerClient, RunnerError
 from runner.job.outcome import process_table
+from runner.processes.launch import Launch
 from tests.unit.runner.harness import (
     a_job,
     a_runner,
@@ -151,3 +156,138 @@ async def test_a_folder_that_the_job_has_replaced_is_not_written_to(tmp_path: Pa
         assert record.reason == "executor_error"
         assert "another folder in the place" in (record.message or "")
         assert not list((tmp_path / "other").iterdir())
+
+
+async def test_what_the_job_left_is_kept_though_its_next_start_cannot_be_prepared(
+    tmp_path: Path,
+) -> None:
+    old, new = packed(a="1"), packed(a="2")
+    (tmp_path / "other").mkdir()
+    command = "echo found > result; mv code c; ln -s other code; exit 6"
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, with_files(tmp_path, old, command, outputs=["result"]), old)
+        await until_output(client, b"exit code 6")
+        request = AgainRequest(
+            number=1, submission=with_files(tmp_path, new, "true", outputs=["result"])
+        )
+        await client.again(request)
+        await client.put_code(hashlib.sha256(new).hexdigest(), new)
+        with pytest.raises(RunnerError, match="has ended"):
+            await client.again(request)
+        record = await exit_of(client)
+    assert (record.reason, record.exit_code) == ("executor_error", 6)
+    assert (tmp_path / "task" / OUTPUT_FOLDER_NAME / "result").read_text() == "found\n"
+
+
+async def test_a_folder_that_was_there_before_the_job_stays_as_it_is(tmp_path: Path) -> None:
+    """`if_exists: skip`, as on a volume."""
+    old, new = packed(a="1"), packed(a="2")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a").write_text("of the volume")
+
+    def job(code: bytes) -> SubmitRequest:
+        digest = hashlib.sha256(code).hexdigest()
+        repos = [{"path": str(tmp_path / "code"), "archive": digest, "if_exists": "skip"}]
+        return a_job("cat code/a; exit 3", repos=repos, working_dir=str(tmp_path), keeps_for=60.0)
+
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, job(old), old)
+        await until_output(client, b"exit code 3")
+        await again(client, 1, job(new), new)
+        assert (tmp_path / "code" / "a").read_text() == "of the volume"
+        await client.stop(grace=0)
+
+
+async def test_what_came_for_a_start_that_never_happens_is_removed(tmp_path: Path) -> None:
+    old, second, third = packed(a="1"), packed(a="2"), packed(a="3")
+    digests = [hashlib.sha256(one).hexdigest() for one in (second, third)]
+    folder = tmp_path / "task"
+
+    def job(*codes: bytes) -> SubmitRequest:
+        names = [hashlib.sha256(one).hexdigest() for one in codes]
+        files = [{"path": str(tmp_path / "code"), "archive": one} for one in names]
+        return a_job("exit 3", files=files, working_dir=str(tmp_path), keeps_for=60.0)
+
+    async with a_runner(tmp_path) as (_, client):
+        await start(client, job(old), old)
+        await until_output(client, b"exit code 3")
+        offered = await client.again(AgainRequest(number=1, submission=job(second, third)))
+        assert list(offered.missing) == digests
+        await client.put_code(digests[0], second)
+        assert (folder / "code-1").exists()
+        await again(client, 2, job(third), third)
+        assert not list(folder.glob("code-*"))
+        await client.again(AgainRequest(number=3, submission=job(second, third)))
+        await client.put_code(digests[0], second)
+        assert (folder / "code-3").exists()
+        await client.stop(grace=0)
+        await exit_of(client)
+        assert not list(folder.glob("code-*"))
+
+
+async def test_an_interrupt_while_a_start_is_prepared_is_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = packed(a="1")
+    preparing = asyncio.Event()
+
+    async def prepare(*_: object) -> Launch:
+        preparing.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with a_runner(tmp_path) as (runner, client):
+        monkeypatch.setattr(runner._preparation, "launch_again", prepare)
+        await start(client, with_files(tmp_path, code, "exit 3"), code)
+        await until_output(client, b"exit code 3")
+        request = AgainRequest(number=1, submission=with_files(tmp_path, code, "exit 4"))
+        asking = asyncio.create_task(client.again(request))
+        await preparing.wait()
+        await client.stop(grace=1, interrupt=True)
+        record = await exit_of(client)
+        assert (record.reason, record.exit_code) == ("interrupted", 3)
+        with pytest.raises(RunnerError, match="has ended"):
+            await asking
+
+
+async def test_nothing_is_prepared_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop comes between two starts, while nothing runs and nothing is prepared."""
+    code, looking, goes_on = packed(a="1"), threading.Event(), threading.Event()
+    prepared: list[object] = []
+
+    def look(_: int) -> bool:
+        looking.set()
+        goes_on.wait()
+        return False
+
+    async def prepare(*given: object) -> Launch:
+        prepared.append(given)
+        raise AssertionError
+
+    async with a_runner(tmp_path) as (runner, client):
+        await start(client, with_files(tmp_path, code, "exit 3"), code)
+        await until_output(client, b"exit code 3")
+        monkeypatch.setattr(runner._sparing, "is_left", look)
+        monkeypatch.setattr(runner._preparation, "launch_again", prepare)
+        request = AgainRequest(number=1, submission=with_files(tmp_path, code, "exit 4"))
+        asking = asyncio.create_task(client.again(request))
+        await asyncio.to_thread(looking.wait)
+        await client.stop(grace=0)
+        goes_on.set()
+        assert (await exit_of(client)).exit_code == 3
+        with pytest.raises(RunnerError, match="has ended"):
+            await asking
+    assert not prepared
+
+
+async def test_a_log_that_is_full_between_two_starts_ends_the_attempt(tmp_path: Path) -> None:
+    code = packed(a="1")
+    limits = {"log_quota": 1 << 20, "fail_on_log_quota": True}
+    async with a_runner(tmp_path) as (runner, client):
+        await start(client, with_files(tmp_path, code, "exit 3", **limits), code)
+        await until_output(client, b"exit code 3")
+        for _ in range(32):
+            runner.log.append(Stream.STDOUT, b"x" * (1 << 16))
+        assert (await exit_of(client)).exit_code == 3

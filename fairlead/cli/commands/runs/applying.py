@@ -261,7 +261,7 @@ def follow_here(
     return exit_status(final)
 
 
-def interrupted(client: ControllerClient, run: RunView, may_stop: bool) -> int:
+def interrupted(client: ControllerClient, run: RunView, may_stop: bool, also: str = "") -> int:
     """Leave the run after Ctrl-C, or stop it if its user wants that. Return the exit status."""
     with output.alone_on_terminals():
         output.write_all(output.STDERR_FD, b"\n")
@@ -271,7 +271,7 @@ def interrupted(client: ControllerClient, run: RunView, may_stop: bool) -> int:
         else:
             output.note(
                 f"detached; {run.name} goes on (`fairlead attach {run.name}`, "
-                f"`fairlead logs -f {run.name}`, `fairlead stop {run.name}`)"
+                f"`fairlead logs -f {run.name}`, `fairlead stop {run.name}`){also}"
             )
     return EXIT_INTERRUPTED
 

@@ -93,7 +93,10 @@ def _interrupted(client: ControllerClient, iterations: Iterations) -> int:
     if run.status is RunStatus.TERMINATING:
         output.note(f"{run.name} is being stopped; it does not start again")
         return EXIT_INTERRUPTED
-    return applying.interrupted(client, run, may_stop=True)
+    return applying.interrupted(client, run, may_stop=True, also=_WAITS)
+
+
+_WAITS = "; a container that waits for changed files is given back after 10 min, or by a stop"
 
 
 class Watched:
