@@ -238,7 +238,9 @@ def test_the_server_is_told_once_how_it_ended(last: bytes, codes: list[int]) -> 
                     list(pieces)
         found = theirs.recv(100)
     masked = [(found[at + 2 : at + 6], found[at + 6 : at + 8]) for at in range(0, len(found), 8)]
-    unmasked = [bytes(one ^ key for one, key in zip(two, mask)) for mask, two in masked]
+    unmasked = [
+        bytes(one ^ key for one, key in zip(two, mask, strict=False)) for mask, two in masked
+    ]
     assert [struct.unpack("!H", one)[0] for one in unmasked] == codes
 
 
