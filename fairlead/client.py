@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -50,9 +50,6 @@ from fairlead.submission import (
 from fairlead.summaries.offers import Offer, offers
 from fairlead.sweeps import sets_as_written
 from fairlead.task import Task
-
-if TYPE_CHECKING:
-    pass
 
 Source = Task | str | os.PathLike[str] | Mapping[str, object]
 IfExists = Literal["error", "keep", "replace"]

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
@@ -87,6 +87,10 @@ def _counted(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(READ_BYTES):
         yield piece
         sent(content.tell())
+
+
+class _Unread(Exception):
+    """The controller cut a stream that nobody read for some time."""
 
 
 class _Missing(msgspec.Struct, frozen=True):
@@ -330,9 +334,22 @@ class ControllerClient:
             yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
 
     def followed_frames(
-        self, key: str, heard: Callable[[], None], **query: object
+        self, key: str, heard: Callable[[], None], *, offset: int = 0, **query: object
     ) -> Iterator[Frame]:
         """Yield the log from an offset on, as it grows, until its attempt has ended."""
+        while True:
+            try:
+                for frame in self._frames_of_stream(key, heard, query | {"offset": offset}):
+                    offset = frame.end
+                    yield frame
+            except _Unread:
+                continue  # the controller is there, so nothing is told
+            return
+
+    def _frames_of_stream(
+        self, key: str, heard: Callable[[], None], query: dict[str, object]
+    ) -> Iterator[Frame]:
+        """Raises _Unread."""
         from fairlead.connections.websocket import Closed
         from fairlead.wire.websocket import Opcode, Violation
 
@@ -345,6 +362,8 @@ class ControllerClient:
             except Closed:
                 raise self.lost(ConnectionResetError(), address) from None
             except (OSError, Violation) as error:
+                if stream.was_unread and isinstance(error, ConnectionError) and not self._closed:
+                    raise _Unread from None
                 raise self.lost(error, address) from None
 
     @contextmanager
@@ -373,23 +392,22 @@ class ControllerClient:
         connection = self._connected(address, CONNECT_SECONDS)
         plain, key = connection.sock, websocket.new_key()
         connection.sock = websocket.ForHandshake(plain)
-        try:
-            asked = websocket.handshake(key)
-            with closing(
-                self._send(connection, address, "GET", path, query, None, asked)
-            ) as response:
-                if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
-                    raise self.refusal(response.status, self._read(response), address)
-                upgrade = response.getheader("Upgrade")
-                accept = response.getheader("Sec-WebSocket-Accept")
-                websocket.require_accepted(key, upgrade, accept)
-            return websocket.WebSocket(plain)
-        except Violation as error:
-            plain.close()
-            raise self.lost(error, address) from None
-        except FairleadError:
-            plain.close()
-            raise
+        with ExitStack() as unless_accepted:
+            unless_accepted.callback(plain.close)
+            unless_accepted.callback(connection.close)  # and its answer, which keeps it open
+            response = self._send(
+                connection, address, "GET", path, query, None, websocket.handshake(key)
+            )
+            if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+                raise self.refusal(response.status, self._read(response), address)
+            names = ("Upgrade", "Connection", "Sec-WebSocket-Accept")
+            try:
+                websocket.require_accepted(key, *map(response.getheader, names))
+            except Violation as error:
+                raise self.lost(error, address) from None
+            response.close()
+            unless_accepted.pop_all()
+        return websocket.WebSocket(plain)
 
     @property
     def _gone_seconds(self) -> int:

@@ -49,10 +49,14 @@ T = TypeVar("T")
 _Price = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 """A price below 0 would make room in each budget."""
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_LINE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+"""One line without control characters: `$` would also match before a line feed at the end."""
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=_LINE)]
 """It becomes an attribute of a node, and is shown in terminals."""
-_Words = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[^\x00-\x1f\x7f]*$")]
-_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Words = Annotated[str, msgspec.Meta(max_length=253, pattern=_LINE)]
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=_LINE)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Unix seconds; milliseconds would say that an orphan is never to end."""
 
 
 class _GpuAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +87,7 @@ class _MachineAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: _Id
     machine: _Words | None = None
-    created_at: float = 0.0
+    created_at: _Time = 0.0
     host: _Words | None = None
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 22
     user: _Words | None = None

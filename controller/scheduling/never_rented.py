@@ -5,7 +5,7 @@ So a region that is misspelt is told when the file is applied, and not by the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from controller.lifecycle.inventory import Fleet
 from controller.lifecycle.machines.market import allowed, unknown_for, why_none_allowed
@@ -21,14 +21,19 @@ def why_never(fleet: Fleet, offers: Sequence[Offer], unknown: Mapping[str, str])
     policy = fleet.machines
     if policy is None or unknown_for(policy, unknown) is not None:
         return None
-    open_ = [one for one in offers if one.reservation is None]
-    found = allowed(policy, open_)
+    found = allowed(policy, offers)
     if not found:
-        return f"it rents nothing: {why_none_allowed(policy, open_)}"
+        return f"it rents nothing: {why_none_allowed(policy, offers)}"
     enough = [one for one in found if _has_least(fleet, one)]
     if not enough:
         return "it rents nothing: no offer has the `machines.resources` of its file"
-    return _over_budget(fleet, enough)
+    open_ = [one for one in enough if one.reservation is None]
+    if policy.min and not open_:
+        return (
+            "it never has its least machines: its file allows only reserved ones, which are for "
+            "runs that name their reservation; lower `machines.nodes.min`"
+        )
+    return _over_budget(fleet, enough, open_)
 
 
 def _has_least(fleet: Fleet, offer: Offer) -> bool:
@@ -38,24 +43,26 @@ def _has_least(fleet: Fleet, offer: Offer) -> bool:
     return not shortfalls(least, room(node_of(offer, fleet, offer.key, offer.key), ()))
 
 
-def _over_budget(fleet: Fleet, offers: Iterable[Offer]) -> str | None:
+def _over_budget(fleet: Fleet, offers: Sequence[Offer], open_: Sequence[Offer]) -> str | None:
+    """`open_`: the offers that are not reserved, of which alone the least machines are."""
     assert fleet.machines is not None
-    price, least = min(one.price for one in offers), fleet.machines.min
+    cheapest, count = min(one.price for one in offers), fleet.machines.min
+    least = count * min((one.price for one in open_), default=0.0)
     for field, most in (
         ("per_hour", fleet.budget.per_hour),
         ("per_month", fleet.budget.per_month),
     ):
         if most is None:
             continue
-        if price > most:
+        if cheapest > most:
             return (
-                f"it rents nothing: its cheapest machine costs {price:g} an hour, and "
+                f"it rents nothing: its cheapest machine costs {cheapest:g} an hour, and "
                 f"`budget.{field}` is {most:g}"
             )
-        if price * least > most:
+        if least > most:
             return (
-                f"it never has its least machines: {least} of the cheapest ones cost "
-                f"{price * least:g} an hour, and `budget.{field}` is {most:g}; raise it, or lower "
+                f"it never has its least machines: {count} of the cheapest ones cost "
+                f"{least:g} an hour, and `budget.{field}` is {most:g}; raise it, or lower "
                 f"`machines.nodes.min`"
             )
     return None

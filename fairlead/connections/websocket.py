@@ -10,6 +10,7 @@ import binascii
 import io
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,9 @@ from fairlead.wire.websocket import (
 
 QUIET_SECONDS = 30.0
 """Seconds without a byte until a ping is sent, and until its answer is there."""
+UNREAD_SECONDS = 15.0
+"""A controller cuts a connection that answers no ping for so long: nobody reads it, as behind a
+pager, or in a program that works on each line."""
 _MASK_BYTES = 4
 
 
@@ -49,16 +53,20 @@ def handshake(key: str) -> dict[str, str]:
     }
 
 
-def require_accepted(key: str, upgrade: str | None, accept: str | None) -> None:
+def require_accepted(
+    key: str, upgrade: str | None, connection: str | None, accept: str | None
+) -> None:
     """Raises Violation when the answer with status 101 is not one to this key. The others are its
-    headers Upgrade and Sec-WebSocket-Accept."""
-    if (upgrade or "").lower() != "websocket" or accept != accept_of(key):
+    headers Upgrade, Connection and Sec-WebSocket-Accept."""
+    options = [one.strip().lower() for one in (connection or "").split(",")]
+    is_upgrade = (upgrade or "").lower() == "websocket" and "upgrade" in options
+    if not is_upgrade or accept != accept_of(key):
         raise Violation(CloseCode.PROTOCOL_ERROR, "an answer to another handshake")
 
 
 class ForHandshake:
     """A socket for `http.client`, whose reader takes no byte behind the answer's head: what follows
-    are frames."""
+    are frames. It stays open, also where the head says that the connection ends."""
 
     def __init__(self, of: socket.socket) -> None:
         self._of = of
@@ -66,6 +74,9 @@ class ForHandshake:
     def makefile(self, _mode: str) -> io.BufferedReader:
         # A buffer of one byte is filled with what was asked for alone.
         return io.BufferedReader(self._of.makefile("rb", buffering=0), 1)
+
+    def close(self) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
@@ -152,10 +163,15 @@ class Closed(Exception):
 
 
 class WebSocket(Closing):
-    """One WebSocket, after its handshake."""
+    """One WebSocket, after its handshake. `was_unread`: its reader stayed away for so long that the
+    server may have cut it for that alone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        self.was_unread = False
+        self._read_at = time.monotonic()
+        self._close_code: CloseCode | None = CloseCode.OK
+        """What `close` sends; None: the server closed first, and has its answer."""
         connection.settimeout(QUIET_SECONDS)
 
     def pieces(self) -> Iterator[tuple[Opcode, bytes]]:
@@ -165,27 +181,46 @@ class WebSocket(Closing):
         """
         reader = FrameReader()
         while data := self._receive():
-            for opcode, payload in reader.feed(data):
+            for opcode, payload in self._checked(reader, data):
                 if opcode is Opcode.CLOSE:
-                    self.socket.sendall(frame(Opcode.CLOSE, payload[:2]))
+                    self._close_code = None
+                    self._answer(frame(Opcode.CLOSE, payload[:2]))
                     if int.from_bytes(payload[:2], "big") != CloseCode.OK:
                         raise Closed
                     return
                 if opcode is Opcode.PING:
-                    self.socket.sendall(frame(Opcode.PONG, payload))
+                    self._answer(frame(Opcode.PONG, payload))
                 elif opcode is not Opcode.PONG:
                     yield opcode, payload
         raise ConnectionResetError
 
     def _receive(self) -> bytes:
+        if time.monotonic() - self._read_at > UNREAD_SECONDS:
+            self.was_unread = True
         try:
             return self.socket.recv(READ_BYTES)
         except TimeoutError:
             self.socket.sendall(frame(Opcode.PING))
             return self.socket.recv(READ_BYTES)  # bytes of any kind are as good as its answer
+        finally:
+            self._read_at = time.monotonic()
+
+    def _checked(self, reader: FrameReader, data: bytes) -> list[tuple[Opcode, bytes]]:
+        try:
+            return reader.feed(data)
+        except Violation as error:
+            self._close_code = error.code
+            raise
+
+    def _answer(self, data: bytes) -> None:
+        """Answer a control frame. A server that is gone needs no answer, and what it sent before is
+        there to be read."""
+        with suppress(OSError):
+            self.socket.sendall(data)
 
     def close(self) -> None:
         """Leave: the server is told, and not waited for."""
-        with suppress(OSError):
-            self.socket.sendall(frame(Opcode.CLOSE, CloseCode.OK.to_bytes(2, "big")))
+        if self._close_code is not None:
+            with suppress(OSError):
+                self.socket.sendall(frame(Opcode.CLOSE, self._close_code.to_bytes(2, "big")))
         self.socket.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 
 import pytest
@@ -16,7 +18,8 @@ from websockets.frames import Opcode as TheirOpcode
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from fairlead.connections.websocket import FrameReader, require_accepted
+from fairlead.connections import websocket
+from fairlead.connections.websocket import FrameReader, WebSocket, require_accepted
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
 from fairlead.wire.frames import Frame as LogFrame
@@ -87,15 +90,17 @@ def test_a_server_that_breaks_the_protocol_is_refused(raw: bytes) -> None:
 def test_the_key_of_the_standard_is_answered_as_there() -> None:
     key, accept = "dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
     assert accept_of(key) == accept
-    require_accepted(key, "WebSocket", accept)
-    for upgrade, accepted in (
-        (None, None),
-        ("websocket", None),
-        ("websocket", key),
-        (None, accept),
+    require_accepted(key, "WebSocket", "keep-alive, upgrade", accept)
+    for upgrade, connection, accepted in (
+        (None, None, None),
+        ("websocket", "Upgrade", None),
+        ("websocket", "Upgrade", key),
+        ("websocket", "keep-alive", accept),
+        ("websocket", None, accept),
+        (None, "Upgrade", accept),
     ):
         with pytest.raises(Violation):
-            require_accepted(key, upgrade, accepted)
+            require_accepted(key, upgrade, connection, accepted)
 
 
 def log_frame(offset: int, payload: bytes) -> LogFrame:
@@ -160,6 +165,24 @@ def test_a_refused_handshake_tells_why() -> None:
     assert (caught.value.status, caught.value.code) == (410, "log_removed")
 
 
+@contextmanager
+def answering(answer: Callable[[bytes], bytes]) -> Iterator[ControllerClient]:
+    """A server of one connection, which is closed once its answer is sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve_answer() -> None:
+            accepted, _ = listening.accept()
+            with closing(accepted):
+                accepted.sendall(answer(accepted.recv(1 << 16)))
+
+        serving = threading.Thread(target=serve_answer)
+        serving.start()
+        try:
+            yield ControllerClient(f"http://127.0.0.1:{listening.getsockname()[1]}", None)
+        finally:
+            serving.join()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -170,20 +193,74 @@ def test_a_refused_handshake_tells_why() -> None:
     ],
 )
 def test_a_server_of_another_kind_is_told(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    expected = pytest.raises(
+        ConnectionLost, match=r"not like a Fairlead|not answer like a Fairlead"
+    )
+    with answering(lambda _: answer) as client, expected:
+        list(client.followed_frames("run", lambda: None))
 
-        def serve_answer() -> None:
-            accepted, _ = listening.accept()
-            with closing(accepted):
-                accepted.recv(1 << 16)
-                accepted.sendall(answer)
 
-        serving = threading.Thread(target=serve_answer)
-        serving.start()
-        client = ControllerClient(f"http://127.0.0.1:{listening.getsockname()[1]}", None)
-        with pytest.raises(ConnectionLost, match=r"not like a Fairlead|not answer like a Fairlead"):
-            list(client.followed_frames("run", lambda: None))
-        serving.join()
+@pytest.mark.parametrize("options", ["Upgrade", "keep-alive, upgrade", "Upgrade, close"])
+def test_a_whole_log_may_come_with_the_head_of_the_answer(options: str) -> None:
+    def answer(request: bytes) -> bytes:
+        (key,) = re.findall(rb"Sec-WebSocket-Key: (\S+)", request)
+        head = (
+            f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: {options}\r\n"
+            f"Sec-WebSocket-Accept: {accept_of(key.decode())}\r\n\r\n"
+        )
+        frames = sent(1, b"{}") + sent(2, encode(log_frame(0, b"a")))
+        return head.encode() + frames + sent(8, Close(1000, "").serialize())
+
+    with answering(answer) as client:
+        assert list(client.followed_frames("run", lambda: None)) == [log_frame(0, b"a")]
+
+
+def test_a_server_that_is_gone_needs_no_answer() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        theirs.sendall(sent(9, b"there?") + sent(2, b"a") + sent(8, Close(1000, "").serialize()))
+    with WebSocket(ours) as stream:
+        assert list(stream.pieces()) == [(Opcode.BINARY, b"a")]
+
+
+@pytest.mark.parametrize(
+    ("last", "codes"),
+    [(sent(8, Close(1000, "").serialize()), [1000]), (sent(0, b"x"), [1002]), (b"", [1000])],
+)
+def test_the_server_is_told_once_how_it_ended(last: bytes, codes: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        with WebSocket(ours) as stream:
+            theirs.sendall(sent(2, b"a") + last)
+            pieces = stream.pieces()
+            if last:
+                with suppress(Violation):
+                    list(pieces)
+        found = theirs.recv(100)
+    masked = [(found[at + 2 : at + 6], found[at + 6 : at + 8]) for at in range(0, len(found), 8)]
+    unmasked = [
+        bytes(one ^ key for one, key in zip(two, mask, strict=False)) for mask, two in masked
+    ]
+    assert [struct.unpack("!H", one)[0] for one in unmasked] == codes
+
+
+def test_a_log_that_was_left_unread_goes_on_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits answers no ping, and is cut."""
+    monkeypatch.setattr(websocket, "UNREAD_SECONDS", -1.0)
+    frames = [log_frame(0, b"a"), log_frame(1, b"b")]
+    asked: list[str] = []
+
+    def send(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        asked.append(connection.request.path.partition("?")[2])
+        connection.send("{}")
+        connection.send(encode(frames[len(asked) - 1]))
+        if len(asked) == 1:
+            connection.socket.shutdown(socket.SHUT_RDWR)
+
+    with server(send) as client:
+        found = list(client.followed_frames("run", lambda: None, attempt="a1", offset=0))
+    assert (found, asked) == (frames, ["attempt=a1&offset=0", "attempt=a1&offset=1"])
 
 
 def test_the_frames_of_a_known_close_are_read() -> None:

@@ -212,6 +212,8 @@ async def test_an_answer_that_makes_no_sense_leaves_the_outcome_open(
         {"memory_gib": -1},
         {"memory_gib": 1e300},
         {"region": "\x1b[31mnorth"},
+        {"region": "north\n"},
+        {"region": "\x9b31mnorth"},
         {"instance_type": "x" * 101},
         {"gpus": [{"name": "L4", "count": 0, "memory_gib": 24}]},
         {"gpus": [{"name": "L4", "count": 10**9, "memory_gib": 24}]},
@@ -224,6 +226,13 @@ async def test_an_offer_that_no_machine_can_have_is_no_offer(
     one = {"instance_type": "small", "region": "north", **size, **wrong}
     with pytest.raises(CloudAway, match=r"gave a wrong answer: .*\$\.offers"):
         await answering(tmp_path, {"offers": [one]}).offers()
+
+
+@pytest.mark.parametrize("created_at", [1.7e12, 1e300, -1.0])
+async def test_a_machine_was_made_at_a_time_of_this_age(tmp_path: Path, created_at: float) -> None:
+    machines = [{"id": "i-1", "created_at": created_at}]
+    with pytest.raises(CloudAway, match=r"gave a wrong answer: .*\$\.machines"):
+        await answering(tmp_path, {"machines": machines}).list_tagged("here")
 
 
 async def test_a_long_message_is_cut_and_a_long_wait_is_wrong(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ def test_nothing_is_said_while_an_offer_may_be_unknown() -> None:
     assert why_never(elsewhere, OFFERS, {"south-1": "it is away"}) is None
 
 
-def test_what_is_reserved_is_no_offer_for_all() -> None:
-    reserved = (offer(reservation="cr-1"),)
-    assert why_never(fleet(), reserved, {}) == "it rents nothing: its provider has no offers"
+def test_what_is_reserved_is_rented_for_runs_that_name_it_and_never_for_the_least() -> None:
+    reserved = offer(reservation="cr-1", price=0.0)
+    assert why_never(fleet(), (reserved,), {}) is None
+    assert "allows only reserved ones" in str(why_never(fleet(min=1), (reserved,), {}))
+    poor = fleet(budget=Budget(per_hour=0.5), min=1)
+    assert "lower `machines.nodes.min`" in str(why_never(poor, (reserved, *OFFERS), {}))
