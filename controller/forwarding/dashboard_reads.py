@@ -53,7 +53,7 @@ class DashboardReads(WatchReads):
     def routes(self) -> Mapping[str, Answer]:
         plain = super().routes
         for_pages = {API + path: _compressed(answer) for path, answer in plain.items()}
-        return {**plain, **for_pages, PATH + "/stream": self._stream}
+        return {**plain, **for_pages, PATH + "/stream": self._tell_page}
 
     def _proof(self, request: web.Request) -> Proof:
         if not request.path.startswith(PATH + "/"):
@@ -64,7 +64,7 @@ class DashboardReads(WatchReads):
         self._sessions.require_page(request, cookie)
         return Proof(None, token_id, login)
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _tell_page(self, request: web.Request) -> web.StreamResponse:
         asked = live.asked_topics(request)
         try:
             async with self._at_once, self._begun(request) as read:
