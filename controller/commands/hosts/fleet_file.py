@@ -12,7 +12,7 @@ import msgspec
 
 from controller.commands.hosts.bundle import Bundle
 from controller.commands.hosts.connection import Target
-from controller.commands.hosts.install import HostPlan
+from controller.commands.hosts.host_plan import HostPlan
 from controller.commands.hosts.preflight import DockerChoice
 from controller.commands.hosts.ssh_config import target_of
 from fairlead.configuration.convert import ConfigurationError, convert
