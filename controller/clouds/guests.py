@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from common.files.durable import sync_folder, write_durably
-from controller.provider_config import QemuProvider
+from controller.provider_config.qemu import QemuProvider
 
 _MIB = 1 << 20
 _PROGRAM_SECONDS = 120.0
