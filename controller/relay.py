@@ -194,6 +194,7 @@ def _has_left(connection: socket.socket) -> bool:
         # No bytes at a socket that can be read are its end (recv(2)).
         return connection.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
+        # The socket is open and has nothing to read yet (EAGAIN).
         return False
     except OSError:
         return True

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from controller.lifecycle.inventory import Budget, NodeFailure, Spending
-from controller.provider_config import ProviderConfig, read_providers
+from controller.provider_config.reading import ProviderConfig, read_providers
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.plan import Defaults

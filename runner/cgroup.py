@@ -25,6 +25,7 @@ class Cgroup:
             try:
                 return path.read_text()
             except OSError:
+                # The group may not have this controller, or v1 is mounted (cgroups(7)).
                 continue
         return None
 

@@ -39,7 +39,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import AwsProvider, AwsRegion
+from controller.provider_config.aws import AwsProvider, AwsRegion
 
 INSTALLATION_TAG = "fairlead-installation"
 MACHINE_TAG = "fairlead-machine"

@@ -30,7 +30,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import QemuProvider
+from controller.provider_config.qemu import QemuProvider
 
 _ID_LENGTH = 20
 _START_SECONDS = 60.0

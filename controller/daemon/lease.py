@@ -39,7 +39,10 @@ class Leading:
             self._tell()
 
     def end(self) -> None:
-        """Nobody needs to wait for a renewal any more; what is sure by now stays so."""
+        """End the waits for a renewal, because none comes: this controller lets its lease run out.
+
+        It still leads surely until the lease's sure time is over.
+        """
         self._is_over = True
         self._tell()
 

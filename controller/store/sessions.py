@@ -89,6 +89,6 @@ class Patience:
 
     def _answered(self, asked: asyncio.Future[T]) -> None:
         self._waiting -= 1
-        # Nobody may wait for it any more.
+        # The caller may have given up. asyncio logs an error that nothing retrieves.
         if not asked.cancelled():
             asked.exception()

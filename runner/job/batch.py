@@ -40,7 +40,8 @@ from runner.job.execution import Execution, JobLimits
 from runner.job.keeping import Keeping
 from runner.job.outcome import Scope, Verdict, of_log_quota
 from runner.job.setup import PARAMETERS_NAME, Preparation
-from runner.logs.segments import SegmentLog, next_page
+from runner.logs.reading import LogReader, next_page
+from runner.logs.segments import SegmentLog
 from runner.processes.launch import Launch
 from runner.processes.spawn import Children, Ending
 from runner.status import Bell
@@ -344,7 +345,7 @@ class Batch:
             return b"", False
         if job.log_is_damaged:
             return b"", job.is_over
-        reader = job.log.reader(offset)
+        reader = LogReader(job.log, offset)
         try:
             page = next_page(reader, room)
         except (BadFrame, OSError) as error:

@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.provider_config import (
-    AwsProvider,
-    AwsRegion,
-    GcpProvider,
-    GcpRegion,
-    read_provider,
-)
+from controller.provider_config.aws import AwsProvider, AwsRegion
+from controller.provider_config.gcp import GcpProvider, GcpRegion
+from controller.provider_config.reading import read_provider
 from fairlead.configuration.convert import ConfigurationError
 
 REGION = "regions.eu-central-1"

@@ -25,7 +25,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.lifecycle.machines.model import Offer
-from controller.provider_config import AwsProvider, AwsRegion
+from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
 from tests.support.daemons import Daemon
 from tests.support.ec2_front import Ec2Front, Failure, front_of

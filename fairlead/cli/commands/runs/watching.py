@@ -186,6 +186,7 @@ def written_since(path: Path, since: float) -> bool:
     try:
         return path.lstat().st_mtime >= since
     except OSError:
+        # vim moves a file away before it writes the new one (`backupcopy=no`).
         return False
 
 
