@@ -39,7 +39,7 @@ _JOB = (
 _SAMPLE_SECONDS = 10.0
 _MAX_MEMORY_GROWTH = 128 * _MIB
 _SPARE_DISK = 64 * _MIB
-_WAITING = re.compile(r"^fairlead_logs_waiting_bytes (\S+)$", re.MULTILINE)
+_METRIC = r"^fairlead_logs_{} (\S+)$"
 
 
 class Lab:
@@ -113,13 +113,14 @@ class Lab:
                     yield bytes(frame.payload)[max(0, end - frame.offset) :]
                     end = frame.end
 
-    def waiting(self) -> int:
-        """Return the leader's metric; 0 while nobody leads."""
+    def metric(self, name: str) -> int:
+        """Return the leader's metric of logs; 0 while nobody leads."""
         token = {"Authorization": f"Bearer {self.controllers.token}"}
         with suppress(OSError, AssertionError):
             asked = urllib.request.Request(f"{self.controllers.leader().url}/metrics", None, token)
             with urllib.request.urlopen(asked, timeout=10) as answer:
-                found = _WAITING.search(answer.read().decode())
+                page = answer.read().decode()
+                found = re.search(_METRIC.format(name), page, re.MULTILINE)
                 return int(float(found[1])) if found else 0
         return 0
 
@@ -156,7 +157,7 @@ class Watched:
             time.sleep(min(_SAMPLE_SECONDS, max(0.0, end - time.monotonic())))
 
     def _sample(self) -> None:
-        self.waiting = max(self.waiting, waiting := self._lab.waiting())
+        self.waiting = max(self.waiting, waiting := self._lab.metric("waiting_bytes"))
         for name, now in self._memory().items():
             self.memory[name] = max(self.memory.get(name, 0), now)
         for name, folder in self._folders().items():
@@ -203,12 +204,15 @@ def _outage(lab: Lab, watched: Watched, seconds: int) -> tuple[list[str], float]
     lab.submit("late", 20)
     watched.go_on_for(seconds / 2)
     for name in ("ends", "late"):
-        if (status := lab.status(name)) != "terminating":
+        # The next leader cannot take a log, and so an exit, before it has asked the bucket.
+        if (status := lab.status(name)) not in ("running", "terminating"):
             broken.append(f"{name} is {status} while the bucket lacks its log")
     if len(lab.parts.storage.objects()) != before:
         broken.append("something came into the bucket while it was away")
     if watched.waiting < lab.size("ends"):
         broken.append(f"the metric told of {watched.waiting} bytes at most")
+    if (refused := lab.metric("refused")) < len(lab.printed) - len(Mode):
+        broken.append(f"the metric tells of {refused} logs that the bucket refuses")
     return broken, takeover
 
 
@@ -278,7 +282,11 @@ def main() -> None:
         lab.ended("ends")
         recovery = time.monotonic() - back
         broken += _differences(lab, readers)
-        wait_until(lambda: lab.waiting() == 0, what="nothing to wait", timeout=60)
+        wait_until(
+            lambda: not lab.metric("waiting_bytes") and not lab.metric("refused"),
+            what="nothing to wait",
+            timeout=60,
+        )
         broken += _bounds(lab, watched)
     figures = [
         *((f"bucket {mode}: seconds", seconds) for mode, seconds in _phases(given)),
