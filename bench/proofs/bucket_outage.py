@@ -147,7 +147,10 @@ class Watched:
         self._first = self._memory()
 
     def growth(self) -> int:
-        return max(most - self._first[name] for name, most in self.memory.items())
+        return max(self.growths().values())
+
+    def growths(self) -> dict[str, int]:
+        return {name: most - self._first[name] for name, most in self.memory.items()}
 
     def go_on_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Take samples for so long."""
@@ -295,7 +298,10 @@ def main() -> None:
         ("most that waited, in bytes", f"{watched.waiting:,}"),
         ("seconds from the bucket's return to the end of a job that waited", f"{recovery:.1f}"),
         ("seconds until the next one led, while it was away", f"{takeover:.2f}"),
-        ("growth of memory of a process, at most", f"{watched.growth() / _MIB:.0f} MiB"),
+        *(
+            (f"growth of memory of {k}", f"{n / _MIB:.0f} MiB")
+            for k, n in watched.growths().items()
+        ),
         *((f"disk of {name}, at most", f"{n / _MIB:.0f} MiB") for name, n in watched.disk.items()),
         ("requests to the bucket", ", ".join(f"{m}: {n}" for m, n in front.answered.items())),
         ("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"),
