@@ -146,7 +146,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_RETRY_SECONDS", "_FIRST_END_SECONDS", "_RELEASE_RETRY_SECONDS"):
         monkeypatch.setattr(worker, name, 0.01)
     monkeypatch.setattr(worker, "DESCRIBE_EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(worker, "until_next_list", lambda *_, **__: 0.02)
+
+    def soon(began: float, ended: float, now: float, **_: object) -> float:
+        return max(0.0, ended + 0.02 - now)
+
+    monkeypatch.setattr(worker, "until_next_list", soon)
 
 
 @contextlib.asynccontextmanager
