@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from controller.currencies import rates, take_money
 from fairlead.configuration.convert import ConfigurationError, convert
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.values.units import (
@@ -176,7 +177,13 @@ class _QemuFields(_Fields, frozen=True, kw_only=True):
     ] = "closed"
 
 
-class ExecProvider(msgspec.Struct, frozen=True, kw_only=True):
+class _Priced(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider. `rate`: what 1 of its currency is in that of the installation."""
+
+    rate: float = 1.0
+
+
+class ExecProvider(_Priced, frozen=True, kw_only=True):
     """A provider that is a program. Times in seconds. `account`: a name for the account that the
     program uses."""
 
@@ -197,7 +204,7 @@ class AwsRegion(msgspec.Struct, frozen=True, kw_only=True):
     security_groups: tuple[str, ...]
 
 
-class AwsProvider(msgspec.Struct, frozen=True, kw_only=True):
+class AwsProvider(_Priced, frozen=True, kw_only=True):
     """EC2 in some regions. `disk` in bytes; `prices` of an hour on demand, instead of the
     catalog's."""
 
@@ -211,7 +218,7 @@ class AwsProvider(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
 
 
-class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
+class HetznerProvider(_Priced, frozen=True, kw_only=True):
     """A project at Hetzner. `locations`: those in which machines may be. `project` None: it is
     known by its token."""
 
@@ -248,7 +255,7 @@ class GcpRegion(msgspec.Struct, frozen=True, kw_only=True):
     subnetwork: str
 
 
-class GcpProvider(msgspec.Struct, frozen=True, kw_only=True):
+class GcpProvider(_Priced, frozen=True, kw_only=True):
     """Compute Engine in some regions of a project.
 
     `image`: its path, from `projects/` on; of a family, the newest one. `credentials_file` None:
@@ -285,7 +292,7 @@ class QemuPrograms(msgspec.Struct, frozen=True, kw_only=True):
     iso: str
 
 
-class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
+class QemuProvider(_Priced, frozen=True, kw_only=True):
     """A provider that is this host. `types`: by name. `most`: how many machines there may be.
 
     `image`: a qcow2 file; it must stay as it is while machines are layers over it. `user`: the
@@ -308,9 +315,16 @@ class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
 ProviderConfig = ExecProvider | AwsProvider | GcpProvider | HetznerProvider | QemuProvider
 
 
-def read_providers(written: Mapping[str, Mapping[str, Any]]) -> dict[str, ProviderConfig]:
-    """Return the providers of the controller's file. Raises ConfigurationError."""
-    providers = {name: read_provider(name, data) for name, data in written.items()}
+def read_providers(
+    written: Mapping[str, Mapping[str, Any]], currency: str | None = None
+) -> dict[str, ProviderConfig]:
+    """Return the providers of the controller's file; `currency`: of the installation. Raises
+    ConfigurationError."""
+    fields = {name: dict(data) for name, data in written.items()}
+    money = {name: take_money(f"providers.{name}", data) for name, data in fields.items()}
+    providers = {name: read_provider(name, data) for name, data in fields.items()}
+    for name, rate in rates(money, currency).items():
+        providers[name] = msgspec.structs.replace(providers[name], rate=rate)
     folders: dict[Path, str] = {}
     for name, one in providers.items():
         if not isinstance(one, QemuProvider):

@@ -35,6 +35,7 @@ from controller.lifecycle.machines.life import (
     OrderRefused,
     ReleaseAnswered,
     ReleaseUnanswered,
+    holds,
 )
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.machines.reconcile import (
@@ -281,7 +282,7 @@ class Worker:
             async with self._slots:
                 listed = await self._list()
             for one in () if listed is None else listed.found:
-                if one.machine_id == machine_id:
+                if one.machine_id == machine_id and not self._is_of_another(machine, one):
                     self._desk.post(
                         InstanceKnown(
                             machine_id=machine_id, instance_id=one.instance_id, place=one.place
@@ -295,6 +296,9 @@ class Worker:
                     raise ElsewhereNow(elsewhere(machine, listed.account))
                 return None
             await asyncio.sleep(max(_FIRST_RETRY_SECONDS, min(visible_at - begun, 15.0)))
+
+    def _is_of_another(self, machine: Machine, found: Found) -> bool:
+        return any(holds(one, machine, found.instance_id) for one in self._own())
 
     # -- ending one ---------------------------------------------------------------------------
 

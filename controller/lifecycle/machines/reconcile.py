@@ -94,10 +94,15 @@ def reconcile(
 ) -> Reconciled:
     """Return what a whole list tells. `machines`: the committed records, read after the list."""
     listed = list(found)
+    own = [one for one in machines.values() if one.is_live and one.offer.provider == case.provider]
+    holders = {one.instance_id: one.id for one in own if one.instance_id is not None}
     reports: list[InstanceKnown | AccountKnown | InstanceLost | CallFailed] = []
     orphans: list[Orphan] = []
     for one in listed:
         machine = machines.get(one.machine_id or "")
+        if holders.get(one.instance_id, one.machine_id) != one.machine_id:
+            # A program gave one machine to two orders; as an orphan the first one's would end.
+            continue
         if machine is None or not machine.is_live:
             orphans.append(_orphan(one, case, now, is_duplicate=False))
         elif machine.instance_id not in (None, one.instance_id):
@@ -107,7 +112,6 @@ def reconcile(
                 InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
             )
     there = {one.instance_id for one in listed}
-    own = [one for one in machines.values() if one.is_live and one.offer.provider == case.provider]
     # A list that has one machine of an account is a list of that account, whatever its name is now.
     same = {one.account for one in own if one.instance_id in there} | {case.account}
     reports += _placed(own, case.account, same, there)

@@ -41,7 +41,7 @@ def check(
     if instance_type is not None and not boot:
         raise CliError("--instance-type is of the machine that --boot makes: give both", EXIT_USAGE)
     client = settings.client()
-    path = f"/v1/providers/{quote(name, safe='')}"
+    path = _path(name)
     data = client.post(f"{path}/check", {})
     found = list(decode(data, ProviderCheckView).findings)
     if not json:
@@ -91,8 +91,15 @@ def offers_refresh(name: str, /, *, json: Json = False) -> int:
     return 0
 
 
+def _path(name: str) -> str:
+    if not name:
+        problem = "NAME is empty: give a provider's name, as in the controller's file"
+        raise CliError(problem, EXIT_USAGE)
+    return f"/v1/providers/{quote(name, safe='')}"
+
+
 def _offers_path(name: str) -> str:
-    return f"/v1/providers/{quote(name, safe='')}/offers"
+    return f"{_path(name)}/offers"
 
 
 def _show_offers(data: bytes, *, json: bool) -> int:
