@@ -218,7 +218,7 @@ class HetznerCloud:
             for price in one.prices
             if price.location in self._config.locations
         )
-        return KnownOffers(offers=tuple(offers))
+        return KnownOffers(offers=tuple(offers)).at(self._config.rate)
 
     def _offer(self, one: _ServerType, price: _LocalPrice) -> Offer:
         return Offer(

@@ -53,6 +53,7 @@ class QemuCloud:
         self._folder = os.path.normpath(config.folder)
         self._types = config.types
         self._most = config.most
+        self._rate = config.rate
         self._start_seconds = start_seconds
         self._guests = Guests(config)
         self._lock = asyncio.Lock()
@@ -73,7 +74,7 @@ class QemuCloud:
             )
             for name, one in self._types.items()
         )
-        return KnownOffers(offers=tuple(offers))
+        return KnownOffers(offers=tuple(offers)).at(self._rate)
 
     async def create(self, order: Order) -> Created:
         size = self._types.get(order.offer.instance_type)

@@ -96,6 +96,7 @@ def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
         abilities=abilities,
         timeout=config.timeout,
         account=config.account,
+        rate=config.rate,
     )
 
 

@@ -14,6 +14,7 @@ from controller.provider_config.checks import (
     GIB,
     PRICES,
     Fields,
+    Priced,
     check_endpoint,
     check_prices,
     disk_of,
@@ -62,7 +63,7 @@ class AwsRegion(msgspec.Struct, frozen=True, kw_only=True):
     security_groups: tuple[str, ...]
 
 
-class AwsProvider(msgspec.Struct, frozen=True, kw_only=True):
+class AwsProvider(Priced, frozen=True, kw_only=True):
     """EC2 in some regions. `disk` in bytes; `prices` of an hour on demand, instead of the
     catalog's."""
 

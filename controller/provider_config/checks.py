@@ -26,6 +26,12 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is written about a provider."""
 
 
+class Priced(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider. `rate`: what 1 of its currency is in that of the installation."""
+
+    rate: float = 1.0
+
+
 def account_of(field: str, written: str | None) -> str | None:
     """Raises ConfigurationError."""
     if written is not None and not _ACCOUNT.fullmatch(written):

@@ -16,6 +16,7 @@ from controller.provider_config.checks import (
     GIB,
     PRICES,
     Fields,
+    Priced,
     check_endpoint,
     check_prices,
     disk_of,
@@ -76,7 +77,7 @@ class GcpRegion(msgspec.Struct, frozen=True, kw_only=True):
     subnetwork: str
 
 
-class GcpProvider(msgspec.Struct, frozen=True, kw_only=True):
+class GcpProvider(Priced, frozen=True, kw_only=True):
     """Compute Engine in some regions of a project.
 
     `image`: its path, from `projects/` on; of a family, the newest one. `credentials_file` None:

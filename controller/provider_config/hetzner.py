@@ -12,6 +12,7 @@ from controller.provider_config.checks import (
     ACCOUNTS,
     ADDRESSES,
     Fields,
+    Priced,
     account_of,
     check_endpoint,
 )
@@ -34,7 +35,7 @@ class _HetznerFields(Fields, frozen=True, kw_only=True):
     endpoint: Annotated[str | None, Field("the URL of another server with this API")] = None
 
 
-class HetznerProvider(msgspec.Struct, frozen=True, kw_only=True):
+class HetznerProvider(Priced, frozen=True, kw_only=True):
     """A project at Hetzner. `locations`: those in which machines may be. `project` None: it is
     known by its token."""
 

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
-
-from controller.provider_config.checks import ACCOUNTS, Fields, account_of
+from controller.provider_config.checks import ACCOUNTS, Fields, Priced, account_of
 from fairlead.configuration.convert import ConfigurationError, convert
 from fairlead.configuration.field import Field
 from fairlead.configuration.values.units import DURATION_ALLOWED, Duration
@@ -31,7 +29,7 @@ class _ExecFields(Fields, frozen=True, kw_only=True):
     account: Annotated[str | None, Field(ACCOUNTS)] = None
 
 
-class ExecProvider(msgspec.Struct, frozen=True, kw_only=True):
+class ExecProvider(Priced, frozen=True, kw_only=True):
     """A provider that is a program. Times in seconds. `account`: a name for the account that the
     program uses."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from controller.provider_config.checks import NAME, NAMES, Fields
+from controller.provider_config.checks import NAME, NAMES, Fields, Priced
 from fairlead.configuration.convert import ConfigurationError, convert
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.values.units import SIZE_ALLOWED, AtLeastOne, Size
@@ -65,7 +65,7 @@ class QemuPrograms(msgspec.Struct, frozen=True, kw_only=True):
     iso: str
 
 
-class QemuProvider(msgspec.Struct, frozen=True, kw_only=True):
+class QemuProvider(Priced, frozen=True, kw_only=True):
     """A provider that is this host. `types`: by name. `most`: how many machines there may be.
 
     `image`: a qcow2 file; it must stay as it is while machines are layers over it. `user`: the

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from controller.currencies import rates, take_money
 from controller.provider_config.aws import AwsProvider, read_aws
 from controller.provider_config.checks import NAME, NAMES
 from controller.provider_config.gcp import GcpProvider, read_gcp
@@ -18,9 +21,16 @@ from fairlead.configuration.convert import ConfigurationError
 ProviderConfig = ExecProvider | AwsProvider | GcpProvider | HetznerProvider | QemuProvider
 
 
-def read_providers(written: Mapping[str, Mapping[str, Any]]) -> dict[str, ProviderConfig]:
-    """Return the providers of the controller's file. Raises ConfigurationError."""
-    providers = {name: read_provider(name, data) for name, data in written.items()}
+def read_providers(
+    written: Mapping[str, Mapping[str, Any]], currency: str | None = None
+) -> dict[str, ProviderConfig]:
+    """Return the providers of the controller's file; `currency`: of the installation. Raises
+    ConfigurationError."""
+    fields = {name: dict(data) for name, data in written.items()}
+    money = {name: take_money(f"providers.{name}", data) for name, data in fields.items()}
+    providers = {name: read_provider(name, data) for name, data in fields.items()}
+    for name, rate in rates(money, currency).items():
+        providers[name] = msgspec.structs.replace(providers[name], rate=rate)
     folders: dict[Path, str] = {}
     for name, one in providers.items():
         if not isinstance(one, QemuProvider):

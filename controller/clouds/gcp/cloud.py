@@ -218,7 +218,7 @@ class GcpCloud:
                 for offer in self._offers_of(kind, regions[zone], zone, prices.get(kind.name))
             ]
 
-        return await known_of(regions, of)
+        return (await known_of(regions, of)).at(self._config.rate)
 
     def _zones(self) -> Iterable[tuple[str, str]]:
         for region, where in self._config.regions.items():

@@ -136,6 +136,22 @@ class TestContract(CloudContract):
     pass
 
 
+async def test_a_spot_machine_has_the_most_that_it_may_cost(
+    world: Ec2World, installation: str
+) -> None:
+    spot = msgspec.structs.replace(
+        order_of(world, installation), offer=_offer(REGION, spot=True), max_price=0.8 / 1.08
+    )
+    made = await world.cloud.create(spot)
+    assert await world.cloud.create(spot) == made
+    first, again = world.front.wishes
+    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.740741"
+    assert {**first, "Timestamp": ""} == {**again, "Timestamp": ""}
+    on_demand = order_of(world, installation)
+    await world.cloud.create(msgspec.structs.replace(on_demand, max_price=0.8))
+    assert not any("Spot" in name for name in world.front.wishes[-1])
+
+
 async def test_a_machine_has_what_no_machine_may_lack(world: Ec2World, installation: str) -> None:
     order = order_of(world, installation)
     await world.cloud.create(msgspec.structs.replace(order, offer=_offer(REGION, spot=True)))
