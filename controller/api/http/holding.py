@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterator
+from typing import Protocol
 
 from aiohttp import web
 
@@ -88,11 +88,11 @@ class Changing:
         self._late: set[asyncio.Future[web.StreamResponse]] = set()
 
     async def answer(
-        self, request: web.Request, change: Coroutine[Any, Any, web.StreamResponse]
+        self, request: web.Request, change: Awaitable[web.StreamResponse]
     ) -> web.StreamResponse:
         """Return the answer of the change. Raises LeaseEnds, and the change goes on: a commit that
         nobody waits for would leave the memory of this controller behind its database."""
-        changing = asyncio.create_task(change)
+        changing = asyncio.ensure_future(change)
         try:
             while True:
                 left = max(self._lead.sure_for(), _LOOK_SECONDS)
