@@ -393,6 +393,19 @@ async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed
         assert (await answer.json())["error"]["code"] == "leads_no_more"
 
 
+async def test_a_new_connection_while_nobody_leads_is_told_so(bed: Bed) -> None:
+    bed.follower.forwarder._hold_seconds = 0.0
+    # A leader that has just died is still the last one that was seen.
+    for last in (None, leader_at("http://127.0.0.1:1", "dead")):
+        bed.relay.lead_to(last)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(bed.url + "/v1/runs") as answer,
+        ):
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert "no controller leads" in (await answer.json())["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
