@@ -29,6 +29,7 @@ from fairlead.wire.runner import (
     RunnerHealth,
     RunnerState,
     SignalRequest,
+    StartEnd,
     StatusEvent,
     StopRequest,
     SubmitRequest,
@@ -379,6 +380,16 @@ class Runner:
     ) -> tuple[Ending, Verdict]:
         assert self._execution is not None
         return await self._execution.run(launch, started, main_ended)
+
+    def waits(self, number: int, ending: Ending, verdict: Verdict) -> None:
+        end = StartEnd(
+            number=number,
+            at=self._now(),
+            reason=verdict.reason,
+            message=verdict.message,
+            exit_code=ending.code,
+        )
+        self.status.add(RunnerState.RUNNING, start_end=end)
 
     async def clear(self) -> None:
         session = None if self._execution is None else self._execution.last_session

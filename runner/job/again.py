@@ -46,6 +46,9 @@ class Host(Protocol):
     def say(self, text: str) -> None:
         """Put a line into its log."""
 
+    def waits(self, number: int, ending: Ending, verdict: Verdict) -> None:
+        """Tell that this start has ended so, and the container waits for the next."""
+
     async def execute(
         self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
     ) -> tuple[Ending, Verdict]:
@@ -224,6 +227,8 @@ async def run_until_it_stays_ended(
             starts.close()
             return last, verdict
         host.say(end_line(last, stopped=starts.is_due, keeps_for=starts.keeps_for))
+        if not starts.is_due:
+            host.waits(number, last, verdict)
         if not await starts.comes():
             return last, verdict
 

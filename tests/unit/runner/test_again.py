@@ -67,14 +67,15 @@ async def test_changed_files_come_and_what_the_job_made_stays(tmp_path: Path) ->
     async with a_runner(tmp_path) as (_, client):
         await start(client, with_files(tmp_path, old, show), old)
         await until_output(client, b"exit code 3; its container waits 1 min")
+        show = show.replace("exit 3", "exit 4")
         await again(client, 1, with_files(tmp_path, new, f"ls; {show}"), new)
-        output = await until_output(client, b"two")
+        output = await until_output(client, b"exit code 4")
         assert b"started again in the same container" in output
         assert b"\na\nb\ntwo" in output
         assert b"code\nmade\n" in output
         assert output.count(b"gone") == 1
         await client.stop(grace=1)
-        assert (await exit_of(client)).exit_code == 3
+        assert (await exit_of(client)).exit_code == 4
 
 
 async def test_a_job_that_runs_is_stopped_when_its_code_is_there(tmp_path: Path) -> None:
