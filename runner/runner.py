@@ -222,7 +222,7 @@ class Runner:
         check_submission(request.submission)
         if self._again is None or self._job is None:
             raise Refused(409, "not_kept", "this job does not start again in its container")
-        answer = self._again.offer(request)
+        answer = self._again.offer(request, self._preparation.why_not_again)
         if answer.missing:
             return answer
         if self._again.is_due and self._execution is not None and self._request is not None:

@@ -371,7 +371,8 @@ class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     `seq` counts from 1; `after=0` (the default) repeats all. A heartbeat repeats the last event
     every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
-    SERVING_LOGS. `start_end` comes with RUNNING when the commands have ended and the container waits.
+    SERVING_LOGS. `start_end` comes with RUNNING when the commands have ended and the container
+    waits.
     """
 
     seq: int

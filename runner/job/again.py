@@ -94,7 +94,9 @@ class Again:
     def is_closed(self) -> bool:
         return self._closed
 
-    def offer(self, request: AgainRequest) -> AgainAnswer:
+    def offer(
+        self, request: AgainRequest, why_not: Callable[[SubmitRequest], str | None]
+    ) -> AgainAnswer:
         """Return what is missing for the start; once nothing is, it is due. Raises Refused."""
         if request.number <= self._accepted:
             return AgainAnswer()
@@ -102,6 +104,9 @@ class Again:
         old, new = self._present.job, request.submission.job
         before, after = (old.repos, old.files), (new.repos, new.files)
         if (why := why_not_in_place(before, after)) is not None:
+            raise Refused(409, "not_in_place", why)
+        # Before the job is stopped for it.
+        if (why := why_not(request.submission)) is not None:
             raise Refused(409, "not_in_place", why)
         if self._code is None or self._offered is None or self._offered != request:
             if self._code is not None and self._offered is not None:

@@ -35,7 +35,8 @@ async def test_a_running_job_starts_again_with_what_may_differ(
     await node.runs("hello")
     status, run = await again(api, commands=["two"])
     (attempt,) = run["jobs"][0]["attempts"]
-    assert (status, attempt["starts"]) == (200, {"asked": 1, "begun": 0, "refused": None})
+    starts = attempt["starts"]
+    assert (status, starts["asked"], starts["begun"], starts["refused"]) == (200, 1, 0, None)
     assert "its image has changed" in await refused(api, image="other")
     assert "policy" in await refused(api, priority=1)
     async with api.get("/v1/runs/hello/submission") as answer:

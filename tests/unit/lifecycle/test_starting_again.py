@@ -182,7 +182,8 @@ def test_the_end_of_a_start_may_be_told_before_its_begin_and_late() -> None:
     play = running()
     play.send(wish(play, "two")).send(ended(play, 1, exit_code=4))
     starts = play.attempt().starts
-    assert starts is not None and starts.result is not None
+    assert starts is not None
+    assert starts.result is not None
     assert (starts.begun, starts.result.exit_code) == (1, 4)
     play.send(begun(play, 1)).send(ended(play, 0))
     assert play.attempt().starts == starts
@@ -194,7 +195,8 @@ def test_an_end_of_a_start_that_nobody_asked_for_is_not_believed() -> None:
     assert play.attempt().starts is None
     play.send(replace(ended(play, 0), reason=Reason.INSTANCE_UNREACHABLE, exit_code=0))
     starts = play.attempt().starts
-    assert starts is not None and starts.result is not None
+    assert starts is not None
+    assert starts.result is not None
     assert starts.result.reason is Reason.CONTAINER_EXITED_WITH_ERROR
 
 
@@ -247,4 +249,5 @@ def test_the_next_attempt_knows_who_watches() -> None:
     play.send(watcher(play))
     play.end(0, Reason.PREEMPTED).clean()
     starts = play.attempt().starts
-    assert starts is not None and starts.watched_until == play.now + LEASE_SECONDS
+    assert starts is not None
+    assert starts.watched_until == play.now + LEASE_SECONDS
