@@ -259,8 +259,6 @@ class Preparation:
         groundwork, before = self._groundwork, self._request
         if groundwork is None or before is None:
             return None
-        from runner.code.prepare import place_of
-
         old, new = before.job, request.job
         left_alone = frozenset() if self._code_brought is None else self._code_brought.left_alone
         taken_back = [
