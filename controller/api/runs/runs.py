@@ -206,11 +206,12 @@ async def start_run_again(call: Call) -> RunView:
     return shown_run(call, state)
 
 
-async def note_watcher(call: Call) -> None:
+async def note_watcher(call: Call) -> WatcherBody:
     body: WatcherBody = call.body
     await call.service.starting_again.watch(
         call.path("run"), body.watcher, body.seconds, user=call.caller
     )
+    return body
 
 
 async def complete_run(call: Call) -> RunView:
@@ -368,6 +369,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Tell that a client watches the run, and its container may wait for the next start",
         handler=note_watcher,
         body=WatcherBody,
+        answer=WatcherBody,
     ),
     Route(
         method="POST",
