@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import subprocess
 import tarfile
 import threading
 from pathlib import Path
@@ -292,3 +293,40 @@ async def test_a_log_that_is_full_between_two_starts_ends_the_attempt(tmp_path: 
         for _ in range(32):
             runner.log.append(Stream.STDOUT, b"x" * (1 << 16))
         assert (await exit_of(client)).exit_code == 3
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+
+
+async def test_an_image_without_git_refuses_before_the_job_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("one\n")
+    git(source, "init", "-q")
+    git(source, "add", "a")
+    git(source, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    diff = b"--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two\n"
+
+    def job(*changes: bytes) -> SubmitRequest:
+        repo = {"path": str(tmp_path / "code"), "url": f"file://{source}"}
+        for one in changes:
+            repo["diff"] = hashlib.sha256(one).hexdigest()
+        place = str(tmp_path)
+        return a_job("cat code/a; sleep 1000", repos=[repo], working_dir=place, keeps_for=60.0)
+
+    async with a_runner(tmp_path) as (_, client):
+        await client.submit(job(diff))
+        await client.put_code(hashlib.sha256(diff).hexdigest(), diff)
+        await client.run()
+        await until_output(client, b"two")
+        monkeypatch.setattr("runner.job.setup.find", lambda *_: None)
+        with pytest.raises(RunnerError, match="has no git") as refused:
+            await client.again(AgainRequest(number=1, submission=job()))
+        assert refused.value.code == "not_in_place"
+        assert (await client.health()).state is RunnerState.RUNNING
+        await client.stop(grace=0)
+        await exit_of(client)
+        assert b"started again" not in payload(await followed(client))
