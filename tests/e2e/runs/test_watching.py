@@ -76,7 +76,7 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
         (attempt,) = run["jobs"][0]["attempts"]
         assert attempt["id"] == before[0]["id"]
         starts = attempt["starts"]
-            assert (starts["asked"], starts["begun"], starts["refused"]) == (2, 2, None)
+        assert (starts["asked"], starts["begun"], starts["refused"]) == (2, 2, None)
         log = lab.log("train")
         for part in (b"\n1\nfirst\n", b"\n2\nsecond\n", b"\n3\nthird\n"):
             assert part in log, log
