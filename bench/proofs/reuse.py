@@ -31,7 +31,7 @@ from entrypoint.runtime.build import Builder
 from fairlead import Client, Result, Run
 from fairlead.model.sweep import SetStatus
 from fairlead.wire.frames import Decoder
-from shim.node.cgroups import places_of_process, why_no_leaves
+from shim.node.cgroups import KernelTree
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
@@ -128,7 +128,7 @@ def _limit_memory(stack: ExitStack) -> bool:
     The kernel kills the largest of them, which is a job that takes all that there is.
     """
     me = str(os.getpid())
-    for place in places_of_process("self"):
+    for place in KernelTree().places(os.getpid()):
         outside = Path(place.folder)
         folder = outside / f"proof-of-reuse-{me}"
         try:
@@ -257,7 +257,7 @@ def _run(
         logs=logs,
         runs=runs,
         is_limited=is_limited,
-        has_leaves=why_no_leaves(places_of_process("self")) is None,
+        has_leaves=KernelTree().why_none(KernelTree().places(os.getpid())) is None,
     )
 
 

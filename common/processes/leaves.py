@@ -15,7 +15,7 @@ import msgspec
 BEGIN = b"LEAVES 1\n"
 """The first bytes of the connection. An older runner takes them for a broken request."""
 MAX_LINE = 4096
-MAX_LEAVES = 16
+MAX_LEAVES = 32
 """Leaves that wait for jobs in one container."""
 
 

@@ -127,11 +127,12 @@ class SuppliedLeaves:
         for place, number in enumerate(supply.numbers):
             some = fds[supply.home + place * each : supply.home + (place + 1) * each]
             self._free.append(Leaf(number, list(zip(supply.files, some, strict=True)), self._home))
-        # None of those that were asked for: there will be none.
-        self._asked = 0 if supply.numbers else self._asked
-        if not (supply.home or supply.numbers):
+        if supply.numbers:
+            self._asked = 0
+            self._came.set()
+        elif not supply.home:
+            # This node has none.
             self._drop_link()
-        self._came.set()
 
     def _ask(self) -> None:
         if self._link is None or not self._is_stocking or self._asked:

@@ -77,13 +77,6 @@ def _is_below(path: str, root: str) -> bool:
     return root == "/" or path == root or path.startswith(f"{root}/")
 
 
-def places_of_process(pid: int | str) -> tuple[Place, ...]:
-    """Return the places of this process. Blocking. Raises OSError."""
-    cgroups = Path(f"/proc/{pid}/cgroup").read_text()
-    found = places_of(cgroups, Path("/proc/self/mountinfo").read_text())
-    return tuple(place for place in found if _counts_below(place))
-
-
 def _counts_below(place: Place) -> bool:
     """Return whether the limits of the place hold for what is below it: before Linux 5.11, version
     1 may not count so, and a job in a leaf would have no limit."""
@@ -93,18 +86,14 @@ def _counts_below(place: Place) -> bool:
         return True
 
 
-def why_no_leaves(places: tuple[Place, ...]) -> str | None:
-    """Return why no leaf can be made in these places, as a sentence's part; None: it can."""
-    if not places:
-        return "no cgroup file system can be written here"
-    for place in places:
-        if not os.access(place.folder, os.W_OK):
-            return f"{place.folder} cannot be written"
-    return None
-
-
 class CgroupTree(Protocol):
     """The folders of cgroups. Blocking; every method raises OSError."""
+
+    def places(self, pid: int) -> tuple[Place, ...]:
+        """Return the places of this process in which leaves can be made."""
+
+    def why_none(self, places: tuple[Place, ...]) -> str | None:
+        """Return why no leaf can be made in these places, as a sentence's part; None: it can."""
 
     def make(self, folder: Path) -> None:
         """Make a cgroup; one that is there stays."""
@@ -120,6 +109,19 @@ class CgroupTree(Protocol):
 
 
 class KernelTree:
+    def places(self, pid: int) -> tuple[Place, ...]:
+        cgroups = Path(f"/proc/{pid}/cgroup").read_text()
+        found = places_of(cgroups, Path("/proc/self/mountinfo").read_text())
+        return tuple(place for place in found if _counts_below(place))
+
+    def why_none(self, places: tuple[Place, ...]) -> str | None:
+        if not places:
+            return "no cgroup file system can be written here"
+        for place in places:
+            if not os.access(place.folder, os.W_OK):
+                return f"{place.folder} cannot be written"
+        return None
+
     def make(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
 
@@ -216,10 +218,11 @@ def remove_leaves(
     tree: CgroupTree, places: tuple[Place, ...], prefix: str, but: frozenset[int] = frozenset()
 ) -> bool:
     """Remove the cgroups with this prefix but some; return False while one has a process."""
-    kept = {f"{prefix}{number}" for number in but}
     gone = True
     for place in places:
         for name in tree.names(Path(place.folder)):
-            if name.startswith(prefix) and name not in kept:
+            # The id of another task may begin with this one's.
+            number = name[len(prefix) :] if name.startswith(prefix) else ""
+            if number.isdecimal() and int(number) not in but:
                 gone &= tree.remove(Path(place.folder, name))
     return gone

@@ -31,10 +31,8 @@ from shim.node.cgroups import (
     CgroupTree,
     Place,
     TaskLeaves,
-    places_of_process,
     prefix_of,
     remove_leaves,
-    why_no_leaves,
 )
 from shim.settings import Settings
 from shim.state import records
@@ -83,14 +81,14 @@ class LeafGiver:
     async def _greeted(cls, ctx: StepContext, way: socket.socket) -> LeafGiver | None:
         loop, task = asyncio.get_running_loop(), ctx.task.info
         await loop.sock_connect(way, task.runner_socket)
-        places = await _in_thread(ctx, _places_of_peer, way)
+        places = await _in_thread(ctx, _places_of_peer, ctx.cgroups, way)
         await loop.sock_sendall(way, BEGIN)
         giver = cls(ctx, way, TaskLeaves(ctx.cgroups, places, task.id))
         # It answers now, so it lived when its place was looked up, and its pid was no other's.
         hello = await giver._order()
         if hello is None:
             raise ConnectionError("its runner takes none")
-        if (why := await _in_thread(ctx, why_no_leaves, places)) is not None:
+        if (why := await _in_thread(ctx, ctx.cgroups.why_none, places)) is not None:
             log.info("task %s: its jobs get no cgroup each: %s", task.id, why)
             _send(way, LeafSupply(), [])
             return None
@@ -127,18 +125,21 @@ class LeafGiver:
         return msgspec.json.decode(line, type=LeafOrder)
 
     async def _fulfil(self, order: LeafOrder) -> None:
-        for number in order.ended[:MAX_LEAVES]:
-            if not await _in_thread(self._ctx, self._leaves.remove, number):
-                log.info("task %s: leaf %s has a process", self._ctx.task.info.id, number)
         wanted = range(self._next, self._next + min(max(order.want, 0), MAX_LEAVES))
+        self._next = wanted.stop
+        await _in_thread(self._ctx, self._remove_and_make, order.ended[:MAX_LEAVES], wanted)
+
+    def _remove_and_make(self, ended: tuple[int, ...], wanted: range) -> None:
+        for number in ended:
+            if not self._leaves.remove(number):
+                log.info("task %s: leaf %s has a process", self._ctx.task.info.id, number)
         if not wanted:
             return
         try:
-            files, fds = await _in_thread(self._ctx, self._leaves.make, wanted)
+            files, fds = self._leaves.make(wanted)
         except OSError:
             _send(self._way, LeafSupply(), [])
             raise
-        self._next = wanted.stop
         _send(self._way, LeafSupply(numbers=tuple(wanted), files=files), fds)
 
 
@@ -151,11 +152,12 @@ def _send(way: socket.socket, supply: LeafSupply, fds: list[int]) -> None:
             os.close(fd)
 
 
-def _places_of_peer(way: socket.socket) -> tuple[Place, ...]:
+def _places_of_peer(tree: CgroupTree, way: socket.socket) -> tuple[Place, ...]:
     # The credentials are those of the process that called listen(2), with its pid here.
     raw = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
-    return places_of_process(pid) if pid else ()
+    # 0: it is in a pid namespace that this one does not see.
+    return tree.places(pid) if pid else ()
 
 
 class Leaves:
