@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 
 from common.processes.leaves import LeafFile
 
 _ITSELF = b"0"
 """Moves the process, or in version 1 the thread, that writes it."""
 _MAX_EVENTS = 4096
+_MAX_LIST = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -58,17 +61,26 @@ class Leaf:
         """Return whether a process is there, whatever its session and its parent are."""
         if not self._is_entered:
             return False
-        # A process that this pid namespace does not see is shown as 0 in version 2; none of the job
-        # is one. Version 1 may remember what it listed less than a second ago.
-        return any(pid != b"0" for pid in os.pread(self._enter[0], 1 << 12, 0).split())
+        return bool(self._pids())
 
     def kill(self) -> None:
-        """Kill who is there with one call, where the kernel has it (Linux 5.14)."""
+        """Kill who is there: with one call where the kernel has it (Linux 5.14)."""
+        if not self._kill:
+            # One that the runner could not leave lists the runner itself.
+            for pid in set(self._pids()) - {os.getpid()}:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
         for fd in self._kill:
             try:
                 os.write(fd, b"1")
             except OSError as error:
                 _log.warning("leaf %s cannot be killed: %s", self.number, error.strerror)
+
+    def _pids(self) -> list[int]:
+        # Version 1 may remember what it listed less than a second ago. Version 2 lists a process
+        # that this pid namespace does not see as 0, and none of the job is one.
+        listed = os.pread(self._enter[0], _MAX_LIST, 0).split()
+        return [int(pid) for pid in listed if pid != b"0"]
 
     def memory_kills(self) -> int | None:
         """Return how often the memory limit killed a process of the leaf; None: nobody counts."""
