@@ -13,6 +13,7 @@ import pytest
 
 from runner.job.leaves import SuppliedLeaves
 from runner.processes.leaf import Leaf
+from shim.node.cgroups import TaskLeaves
 from shim.settings import Settings
 from shim.tasks.steps import leaves
 from shim.tasks.steps.base import StepContext
@@ -103,7 +104,7 @@ async def test_a_shim_that_is_killed_at_a_step_leaves_nothing_for_ever(
 ) -> None:
     """The note is there before the first leaf, so its next life finds all of them."""
     tree = FolderTree(tmp_path / "cgroups")
-    real = getattr(leaves.TaskLeaves, step)
+    real = getattr(TaskLeaves, step)
     killed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -117,7 +118,7 @@ async def test_a_shim_that_is_killed_at_a_step_leaves_nothing_for_ever(
     async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
         runner.leaves.stock()
         with monkeypatch.context() as patched:
-            patched.setattr(leaves.TaskLeaves, step, last)
+            patched.setattr(TaskLeaves, step, last)
             giver = await LeafGiver.connect(ctx)
             if giver is not None:
                 await giver.serve()
