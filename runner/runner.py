@@ -42,6 +42,7 @@ from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, MainEnded
 from runner.job.keeping import Keeping
+from runner.job.leaves import SuppliedLeaves
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, SparingScope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -101,7 +102,8 @@ class Runner:
         )
         self._preparation = Preparation(task, self.code, children)
         self._sparing = SparingScope(children)
-        self.batch = Batch(task, scope, children, self._bounds(), now)
+        self.leaves = SuppliedLeaves()
+        self.batch = Batch(task, scope, children, self._bounds(), now, self.leaves)
         self.status = StatusLog(now)
         self._resume_ended()
 
@@ -309,6 +311,7 @@ class Runner:
         if self._job is not None:
             await self._job
         await self.batch.end()
+        self.leaves.close()
         await self._synced()
         self.status.close()
         self.log.close()
