@@ -21,6 +21,7 @@ from fairlead.wire.runner import ExitRecord, RunnerState
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.processes.scratch import GIVEN
 from shim.engines.procfs import descendants
+from tests.support.dialling import dial_to
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
@@ -50,8 +51,9 @@ async def an_entrypoint(
         *wrapper, *arguments(folder, *more), env={**os.environ, GIVEN: memory, **(env or {})}
     )
     try:
-        async with a_session(folder / "runner.sock") as session:
-            client = RunnerClient(session)
+        socket = folder / "runner.sock"
+        async with a_session(socket) as session:
+            client = RunnerClient(session, dial_answer=dial_to(socket))
             await eventually((folder / "runner.sock").exists)
             await client.health()
             yield process, client

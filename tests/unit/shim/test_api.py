@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
 from shim.api.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from shim.engines.base import ImageInfo
+from tests.support.dialling import dial_to
 from tests.support.waiting import LONG
 from tests.unit.shim.parts import RUN, Node, request
 
@@ -55,8 +56,8 @@ async def session(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-def client(session: aiohttp.ClientSession) -> ShimClient:
-    return ShimClient(session)
+def client(session: aiohttp.ClientSession, node: Node) -> ShimClient:
+    return ShimClient(session, dial=dial_to(node.settings.socket))
 
 
 async def test_health_names_this_life_and_this_install(client: ShimClient) -> None:
