@@ -117,7 +117,8 @@ async def test_outputs_are_given_once_the_task_has_ended(client: ShimClient) -> 
         async with client.outputs("t1", offset=0, limit=100):
             pass
     assert caught.value.status == 409
-    async with asyncio.timeout(LONG), aclosing(client.events("none")) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events()) as events:
+        await anext(events)  # the end is told to a stream that is open
         await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
         async for event in events:
             if event.task is not None and event.task.status is TaskStatus.TERMINATED:
