@@ -298,7 +298,7 @@ async def test_as_pid_1_it_answers_a_request_that_came_while_it_loaded(tmp_path:
         assert await asyncio.wait_for(reader.readline(), DEADLINE) == b"HTTP/1.1 200 OK\r\n"
         writer.close()
         async with a_session(tmp_path / "runner.sock") as session:
-            client = RunnerClient(session)
+            client = RunnerClient(session, dial_answer=dial_to(tmp_path / "runner.sock"))
             await client.ack((await exit_of(client)).log_end)
         assert await status_of(process) == 6
 
