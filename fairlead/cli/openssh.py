@@ -94,6 +94,7 @@ def install(target: SshTarget, blocks: str, folder: Path, home: Path) -> None:
     except FileNotFoundError:
         before = ""
     if include not in before:
+        # Many keep their dotfiles as links: a rename would put a plain file in the link's place.
         _replace(path.resolve(), f"{include}\n{before}" if before else include, mode=0o600)
 
 

@@ -326,6 +326,8 @@ class DockerEngine:
             async with asyncio.timeout(self._dialect.look_again):
                 await hint.wait()
         except TimeoutError:
+            # An event may have been lost (`look_again`): without this note, the container is
+            # inspected.
             self._running.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
@@ -421,6 +423,7 @@ class DockerEngine:
         try:
             found = await self._call(lambda: self._api.inspect_container(container_id))
         except NotFound:
+            # Somebody removed it by hand, and took its exit code along.
             return Exit(exit_code=None, gone=True)
         state = found["State"]
         if containers.state_of(state["Status"]) is not ContainerState.EXITED:
