@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from common.links.errors import LinkError
 from common.proxy.outliers import Outliers
 from common.proxy.view import Replica
@@ -36,12 +37,7 @@ from gateway.fast_plan import (
     SetWay,
     UnsetWay,
 )
-from gateway.haproxy import (
-    Haproxy,
-    HaproxyAway,
-    HaproxyRefused,
-    Limits,
-)
+from gateway.haproxy import Haproxy, Limits
 from gateway.links import raw_socket
 from gateway.served import GatewayTraffic
 from gateway.ssh_forwards import ForwardFailed, SshForwards

@@ -12,19 +12,19 @@ request.)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from common import haproxy_admin
+from common.haproxy_admin import HaproxyRefused
 from common.proxy.headers import NEVER, OWN_COOKIES
 from common.proxy.judgement import TOKEN
 from common.tokens import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
-ANSWER_SECONDS = 5.0
 NEW_REQUESTS = 100
 """A replica gets so many more requests than it has, until the next look; others wait. OpenSSH's
 socket on the way refuses more than 128 connections that it has not accepted yet."""
@@ -289,14 +289,6 @@ def _binds(address: str, ports: Ports, shown: Path) -> str:
     return f"    bind {address}:{ports.http}{only}\n    bind {address}:{ports.https}{only} {tls}\n"
 
 
-class HaproxyAway(Exception):
-    """No HAProxy listens at its admin socket: it carries no request. The message says why."""
-
-
-class HaproxyRefused(Exception):
-    """HAProxy did not do what it was told; the message is its answer."""
-
-
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one server, and its counts since HAProxy's start. `in_flight`: requests that it
     has now; `idle`: connections that are kept for later ones."""
@@ -433,19 +425,7 @@ class Haproxy:
         return counts
 
     async def _do(self, command: str, *accepted: str) -> None:
-        answer = (await self._ask(command)).strip()
-        if answer and not any(word in answer for word in accepted):
-            raise HaproxyRefused(f"{command}: {answer}")
+        await haproxy_admin.do(self._paths.admin, command, *accepted)
 
     async def _ask(self, command: str) -> str:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(self._paths.admin)
-                try:
-                    writer.write(f"{command}\n".encode())
-                    # HAProxy closes the connection after the answer to one command.
-                    return (await reader.read(-1)).decode()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError) as error:
-            raise HaproxyAway(f"{self._paths.admin}: {error or 'no answer'}") from error
+        return await haproxy_admin.ask(self._paths.admin, command)

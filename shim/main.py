@@ -33,7 +33,15 @@ from shim.gpus.selection import Exclusion
 from shim.monitoring.watchdog import READY, STOPPING, Systemd
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
-from shim.settings import RUNTIME, GatewayAccess, NetworkKind, Settings, SubnetRange, check_runtime
+from shim.settings import (
+    RUNTIME,
+    DirectAccess,
+    GatewayAccess,
+    NetworkKind,
+    Settings,
+    SubnetRange,
+    check_runtime,
+)
 from shim.tasks.steps.folders import make_shared
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -124,6 +132,7 @@ def make_data_folder(path: Path) -> None:
 log = logging.getLogger("shim")
 _SHUTDOWN_SECONDS = 2.0
 _DEFAULT_GROUP = "fairlead"
+_MAX_PORT = 65535
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -322,6 +331,19 @@ def _add_access(add: Callable[..., object]) -> None:
         help="authorized_keys of the user as whom gateways log in",
     )
     add("--gateway-group", metavar="GROUP", help="the group of that user")
+    add(
+        "--gateway-port",
+        type=int,
+        metavar="PORT",
+        help="where HAProxy lets gateways in by TLS, without SSH (default: nowhere)",
+    )
+    add(
+        "--direct-folder",
+        type=Path,
+        metavar="DIR",
+        help="with --gateway-port: where the shim writes the files of that HAProxy",
+    )
+    add("--direct-user", metavar="USER", help="who that HAProxy becomes once it has read them")
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -389,6 +411,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
         controller_keys=arguments.controller_keys and arguments.controller_keys.absolute(),
         gateways=_gateways(arguments),
+        direct=_direct(arguments),
         image_gc=watermarks(arguments.image_gc),
         leash=leash(arguments.leash),
         host_key=host_key(os.environ),
@@ -425,6 +448,17 @@ def _gateways(arguments: argparse.Namespace) -> GatewayAccess | None:
         keys=keys and keys.absolute(),
         gid=None if group is None else _gid_of_gateways(group),
     )
+
+
+def _direct(arguments: argparse.Namespace) -> DirectAccess | None:
+    port, folder = arguments.gateway_port, arguments.direct_folder
+    if port is None:
+        return None
+    if not 1 <= port <= _MAX_PORT:
+        raise StartError(f"--gateway-port {port}: expected a number from 1 to {_MAX_PORT}")
+    if folder is None or arguments.gateway_folder is None:
+        raise StartError("--gateway-port needs --direct-folder and --gateway-folder")
+    return DirectAccess(folder=folder.absolute(), port=port, user=arguments.direct_user)
 
 
 def _gid_of_gateways(group: str) -> int:
