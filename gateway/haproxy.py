@@ -25,6 +25,8 @@ from common.tokens import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
+DIRECT = tuple(f"d{number}" for number in range(8))
+"""The servers of each slot that lead to nodes by TLS. One takes 20 KiB, so there are fewer."""
 NEW_REQUESTS = 100
 """A replica gets so many more requests than it has, until the next look; others wait. OpenSSH's
 socket on the way refuses more than 128 connections that it has not accepted yet."""
@@ -178,6 +180,13 @@ backend {slot}
 # `pool-purge-delay`: servers close unused connections after some seconds (uvicorn after 5), and a
 # request may meet that.
 _SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
+# The agent tells where a direct server leads, and by which name: it names one port at one node, and
+# only that node's certificate has it. `tcp-ut`: a node that is gone takes its connections with it.
+_DIRECT = (
+    "    server {server} 127.0.0.1:1 ssl verify required ca-file {nodes} crt {own} "
+    "ssl-min-ver TLSv1.3 sni str({slot}-{server}),map_str({names}) maxconn {most} "
+    "tcp-ut 20s pool-purge-delay 1s disabled\n"
+)
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +249,21 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
         return self.maps / "limits.map"
 
     @property
+    def names(self) -> Path:
+        """The map of direct servers to the names by which they ask nodes for a port."""
+        return self.maps / "names.map"
+
+    @property
+    def identity(self) -> Path:
+        """The gateway's certificate for nodes, with its key."""
+        return self.certificates / "direct.pem"
+
+    @property
+    def nodes(self) -> Path:
+        """The certificates of nodes with a direct way, one after the other."""
+        return self.certificates / "nodes.pem"
+
+    @property
     def shown(self) -> Path:
         """The list of the certificates that HAProxy shows (its `crt-list`)."""
         return self.certificates / "shown.list"
@@ -279,6 +303,17 @@ def configuration(
             _SERVER.format(server=server, socket=paths.server(slot, server), most=NEW_REQUESTS)
             for server in SERVERS
         )
+        servers += "".join(
+            _DIRECT.format(
+                slot=slot,
+                server=server,
+                nodes=paths.nodes,
+                own=paths.identity,
+                names=paths.names,
+                most=NEW_REQUESTS,
+            )
+            for server in DIRECT
+        )
         slots.append(_SLOT.format(slot=slot, servers=servers, **values))
     return _CONFIGURATION.format(**values) + "".join(slots)
 
@@ -289,9 +324,18 @@ def _binds(address: str, ports: Ports, shown: Path) -> str:
     return f"    bind {address}:{ports.http}{only}\n    bind {address}:{ports.https}{only} {tls}\n"
 
 
+class DirectPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a direct server leads: an IP address with the port of a node's HAProxy, and the name
+    that it is asked for."""
+
+    address: str
+    port: int
+    name: str
+
+
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one server, and its counts since HAProxy's start. `in_flight`: requests that it
-    has now; `idle`: connections that are kept for later ones."""
+    has now; `idle`: connections that are kept for later ones; `retries`: those tried again."""
 
     slot: str
     server: str
@@ -300,6 +344,7 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     idle: int
     requests: int
     errors: int
+    retries: int = 0
 
     @property
     def is_unused(self) -> bool:
@@ -315,6 +360,19 @@ class Haproxy:
     async def open_server(self, slot: str, server: str) -> None:
         """Send it requests."""
         await self._do(f"set server {slot}/{server} state ready")
+
+    async def lead_server(self, slot: str, server: str, to: DirectPlace) -> None:
+        """Let a direct server that nothing uses lead there."""
+        names, key = self._paths.names, f"{slot}-{server}"
+        await self._do(f"del map {names} {key}", "not found")
+        await self._do(f"add map {names} {key} {to.name}")
+        await self._do(
+            f"set server {slot}/{server} addr {to.address} port {to.port}", "changed", "no need"
+        )
+
+    async def trust_nodes(self, certificates: str) -> None:
+        """Let direct servers lead to the nodes with these certificates (PEM) alone."""
+        await haproxy_admin.trust(self._paths.admin, self._paths.nodes, certificates)
 
     async def limit_server(self, slot: str, server: str, requests: int) -> None:
         """Send it no more requests than these at once; others wait."""
@@ -400,7 +458,7 @@ class Haproxy:
         answer = await self._ask("show stat -1 4 -1")
         head, *lines = answer.strip().splitlines() or [""]
         names = head.removeprefix("# ").split(",")
-        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", *_ERRORS)
+        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", "wretr", *_ERRORS)
         if not set(wanted) <= set(names):
             raise HaproxyRefused(f"show stat: {head[:200]}")
         columns = [names.index(name) for name in wanted]
@@ -410,7 +468,7 @@ class Haproxy:
             slot, server, status, *numbers = (cells[column] for column in columns)
             if slot not in SLOTS or server == "agent":
                 continue
-            in_flight, idle, requests, *errors = (int(number or 0) for number in numbers)
+            in_flight, idle, requests, retries, *errors = (int(number or 0) for number in numbers)
             counts.append(
                 ServerCounts(
                     slot=slot,
@@ -420,6 +478,7 @@ class Haproxy:
                     idle=idle,
                     requests=requests,
                     errors=sum(errors),
+                    retries=retries,
                 )
             )
         return counts

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from gateway.direct import prepare
 from gateway.haproxy import Paths, Ports, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
@@ -25,8 +26,9 @@ def haproxy_daemon(paths: Paths, ports: Ports) -> Daemon:
     """Return a HAProxy at these ports of the loopback."""
     for folder in (paths.maps, paths.certificates):
         folder.mkdir(parents=True)
-    for file in (paths.slots, paths.guarded, paths.limits, paths.shown):
+    for file in (paths.slots, paths.guarded, paths.limits, paths.names, paths.shown):
         file.touch()
+    prepare(paths)
     config = paths.maps / "haproxy.cfg"
     config.write_text(configuration(paths, ports=ports, addresses=("127.0.0.1",)))
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"
