@@ -273,11 +273,15 @@ def check_mirror(mirror: str | None, field: str) -> None:
 
 
 def install_options(
-    prefixes: tuple[str, ...], mirror: str | None, metadata: JobMetadata | None = None
+    prefixes: tuple[str, ...],
+    mirror: str | None,
+    metadata: JobMetadata | None = None,
+    gateway_port: int | None = None,
 ) -> tuple[str, ...]:
     """Return arguments for the bundle's `install`. What is None stays there as it is."""
     words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
     words += () if metadata is None else ("--job-metadata", metadata)
+    words += () if gateway_port is None else ("--gateway-port", str(gateway_port))
     return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))
 
 
