@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 ANSWER_SECONDS = 5.0
+_LOCKED_SECONDS = 0.05
 
 
 class HaproxyAway(Exception):
@@ -44,5 +45,18 @@ async def trust(admin: Path, file: Path, certificates: str) -> None:
     HaproxyAway, HaproxyRefused."""
     # An empty line ends the payload of a command of the runtime API.
     lines = "\n".join(line for line in certificates.splitlines() if line.strip())
-    await do(admin, f"set ssl ca-file {file} <<\n{lines}\n", "transaction ")
-    await do(admin, f"commit ssl ca-file {file}", "Success")
+    await _in_turn(admin, f"set ssl ca-file {file} <<\n{lines}\n", "transaction ")
+    await _in_turn(admin, f"commit ssl ca-file {file}", "Success")
+
+
+async def _in_turn(admin: Path, command: str, accepted: str) -> None:
+    """Perform a command about certificates, of which HAProxy takes one at a time."""
+    until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+    while True:
+        try:
+            await do(admin, command, accepted)
+            return
+        except HaproxyRefused as refused:
+            if "locked" not in str(refused) or asyncio.get_running_loop().time() > until:
+                raise
+        await asyncio.sleep(_LOCKED_SECONDS)

@@ -44,7 +44,7 @@ def prepare(paths: Paths) -> None:
     """Make the files that HAProxy needs when it starts, if they are not there: this gateway's own
     certificate, and that of no node. Blocks. Raises OSError."""
     if not paths.identity.exists():
-        paths.certificates.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(paths.identity, pinned_certificates.make().encode(), 0o600)
     if not paths.nodes.exists():
         _write_nodes(paths, ())

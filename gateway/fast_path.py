@@ -264,8 +264,7 @@ class FastPath:
         for server in self._plan.servers:
             found = counts[server.key]
             if server.is_direct and found.retries > server.retries:
-                # HAProxy waits for a second before it tries a request again, and then it must not
-                # find this way only.
+                # HAProxy has marked it down, or soon does; its requests go to the agent meanwhile.
                 self._wait_for_direct(server.replica)
                 self._suspect(server, is_gone=True)
             server.retries = found.retries

@@ -182,10 +182,14 @@ backend {slot}
 _SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
 # The agent tells where a direct server leads, and by which name: it names one port at one node, and
 # only that node's certificate has it. `tcp-ut`: a node that is gone takes its connections with it.
+# `on-error mark-down`: HAProxy tries a request again at once, at the same server unless that is
+# down; so the first refused connection sends all to the agent. That works only beside a check: this
+# one asks HAProxy's own port, which answers.
 _DIRECT = (
     "    server {server} 127.0.0.1:1 ssl verify required ca-file {nodes} crt {own} "
     "ssl-min-ver TLSv1.3 sni str({slot}-{server}),map_str({names}) maxconn {most} "
-    "tcp-ut 20s pool-purge-delay 1s disabled\n"
+    "tcp-ut 20s pool-purge-delay 1s check inter 1d no-check-ssl addr 127.0.0.1 port {check} "
+    "observe layer4 error-limit 1 on-error mark-down disabled\n"
 )
 
 
@@ -256,12 +260,12 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> Path:
         """The gateway's certificate for nodes, with its key."""
-        return self.certificates / "direct.pem"
+        return self.certificates.with_name("direct.pem")
 
     @property
     def nodes(self) -> Path:
         """The certificates of nodes with a direct way, one after the other."""
-        return self.certificates / "nodes.pem"
+        return self.certificates.with_name("nodes.pem")
 
     @property
     def shown(self) -> Path:
@@ -310,6 +314,7 @@ def configuration(
                 nodes=paths.nodes,
                 own=paths.identity,
                 names=paths.names,
+                check=ports.http,
                 most=NEW_REQUESTS,
             )
             for server in DIRECT

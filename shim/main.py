@@ -133,6 +133,7 @@ log = logging.getLogger("shim")
 _SHUTDOWN_SECONDS = 2.0
 _DEFAULT_GROUP = "fairlead"
 _MAX_PORT = 65535
+_IPV6 = Path("/proc/net/if_inet6")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -458,7 +459,13 @@ def _direct(arguments: argparse.Namespace) -> DirectAccess | None:
         raise StartError(f"--gateway-port {port}: expected a number from 1 to {_MAX_PORT}")
     if folder is None or arguments.gateway_folder is None:
         raise StartError("--gateway-port needs --direct-folder and --gateway-folder")
-    return DirectAccess(folder=folder.absolute(), port=port, user=arguments.direct_user)
+    return DirectAccess(
+        folder=folder.absolute(),
+        port=port,
+        user=arguments.direct_user,
+        # HAProxy does not start with an address of a family that the kernel does not have.
+        addresses=("*", "[::]") if _IPV6.exists() else ("*",),
+    )
 
 
 def _gid_of_gateways(group: str) -> int:

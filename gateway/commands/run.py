@@ -73,7 +73,7 @@ def run(
         try:
             direct.prepare(options.paths)
         except OSError as error:
-            raise CliError(f"{options.paths.certificates}: {error.strerror}") from error
+            raise CliError(f"{data}: {error.strerror}") from error
         return 0
     try:
         uvloop.run(agent.serve(options, lambda: output.note(f"listening at {socket}")))

@@ -160,6 +160,19 @@ class GatewayMachine:
     def wait_until_fast(self, name: str) -> None:
         wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), LONG, f"{name} to be fast")
 
+    @property
+    def identity(self) -> Path:
+        """The file of the gateway's certificate for nodes, with its key."""
+        return self._folder / "state/direct.pem"
+
+    def requests_at(self, kind: str) -> int:
+        """Return how many requests HAProxy has sent to servers whose names begin with this: `d` to
+        those that are reached directly, `r` to the others."""
+        head, *rows = self._ask_haproxy("show stat -1 4 -1").strip().splitlines()
+        place = head.split(",").index("stot")
+        servers = [row.split(",") for row in rows if row.split(",")[1].startswith(kind)]
+        return sum(int(cells[place]) for cells in servers)
+
     def has_door(self, proof: str) -> bool:
         """Return whether the token with this SHA-256 passes the agent, at some service."""
         return f".{proof} " in self._ask_haproxy("show table doors")
