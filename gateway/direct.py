@@ -1,4 +1,4 @@
-"""The direct way to a replica: by TLS to its node's HAProxy, without SSH.
+"""The direct way to a replica (rule 8.16): by TLS to its node's HAProxy, without SSH.
 
 The agent asks the node through SSH, which tells that the other end is this node: so certificates of
 both ends come to each other, and each trusts exactly those. Then it tries the way. What it finds is

@@ -191,12 +191,13 @@ class Daemon:
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
         self._known_controllers: tuple[str, ...] | None = None
+        self._direct = _direct_ways(settings, supervisor, executor)
         self.exposed = ExposedPorts(
             settings.gateways,
             DiskRecords(settings.data / "records" / "exposed", ExposureRecord, executor),
             supervisor.find,
             executor,
-            direct=_direct_ways(settings, supervisor, executor),
+            direct=self._direct,
         )
         self.images_ahead = ImagesAhead(
             supervisor.images, supervisor.engine, self.events.node_changed
@@ -395,7 +396,8 @@ class Daemon:
             data=settings.data, socket=settings.socket, runtime=settings.runtime, engine=engine
         )
         async with self._examining:
-            return await asyncio.to_thread(doctor.examine, node)
+            found = await asyncio.to_thread(doctor.examine, node)
+            return found if self._direct is None else [*found, await self._direct.examine()]
 
     async def drain(self, request: DrainRequest) -> None:
         """Start or end a drain. Raises Refused (507)."""

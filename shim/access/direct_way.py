@@ -26,7 +26,7 @@ from common.files.durable import write_durably
 from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from common.pinned_certificates import BadCertificate
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
-from fairlead.wire.shim import TaskInfo, TaskStatus
+from fairlead.wire.shim import Finding, FindingLevel, TaskInfo, TaskStatus
 from shim.settings import DirectAccess
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,25 @@ class DirectWays:
                     self._access.admin, "shutdown sessions server exposed/exposed"
                 )
 
+    async def examine(self) -> Finding:
+        """Return whether HAProxy answers, for the doctor."""
+        port = self._access.port
+        try:
+            await haproxy_admin.ask(self._access.admin, "show info")
+        except HaproxyAway:
+            return Finding(
+                check="direct way",
+                level=FindingLevel.WARNING,
+                message=f"no HAProxy lets gateways in at port {port}: they go through SSH",
+                fix="systemctl status fairlead-direct; does another program have the port?",
+            )
+        return Finding(
+            check="direct way",
+            level=FindingLevel.OK,
+            message=f"HAProxy lets {len(self._admitted)} gateways in at port {port}, to "
+            f"{len(self._ways)} ports of jobs",
+        )
+
     async def serve(
         self, task_id: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -209,9 +228,7 @@ class DirectWays:
     # -- files ------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        if not self._identity.exists():
-            write_durably(self._identity, pinned_certificates.make().encode(), 0o600)
-        identity = self._identity.read_text()
+        identity = self._load_identity()
         self._own = pinned_certificates.certificate_of(identity)
         self._domain = pinned_certificates.check(identity)
         access = self._access
@@ -228,6 +245,19 @@ class DirectWays:
         self._write_gateways()
         self._write_ways()
         write_durably(access.configuration, configuration(access).encode(), 0o600)
+
+    def _load_identity(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            known = self._identity.read_text(errors="replace")
+            try:
+                pinned_certificates.check(known)
+                return known
+            except BadCertificate as bad:
+                # Gateways learn another one from the answer to their next question.
+                log.warning("%s is made anew: %s", self._identity, bad)
+        made = pinned_certificates.make()
+        write_durably(self._identity, made.encode(), 0o600)
+        return made
 
     def _write_gateways(self) -> None:
         """HAProxy does not start with a file without a certificate, so its own comes first."""

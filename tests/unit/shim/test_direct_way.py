@@ -14,7 +14,7 @@ import pytest
 
 from common import pinned_certificates
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
-from fairlead.wire.shim import GatewayKeys, TaskStatus
+from fairlead.wire.shim import FindingLevel, GatewayKeys, TaskStatus
 from shim.access.direct_way import DirectWays, configuration
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.daemon import disk_threads
@@ -99,6 +99,7 @@ class Bed:
             self._threads,
         )
         records = DiskRecords(self._folder / "records", ExposureRecord, self._threads)
+        self.direct = direct
         made = ExposedPorts(self.exposed, records, self.tasks.get, self._threads, direct=direct)
         await made.open(self.events)
         try:
@@ -205,6 +206,29 @@ async def test_a_haproxy_that_is_away_leaves_the_way_through_ssh(bed: Bed) -> No
         async with bed.haproxy.serving():
             assert (await bed.ask()).why is None
             assert bed.gateway in bed.haproxy.trusted
+
+
+async def test_the_doctor_says_whether_haproxy_answers(bed: Bed) -> None:
+    async with bed.shim() as ports:
+        away = await bed.direct.examine()
+        assert (away.level, "SSH" in away.message) == (FindingLevel.WARNING, True)
+        async with bed.haproxy.serving():
+            await ports.expose(bed.tasks["t1"], bed.port)
+            await bed.ask()
+            found = await bed.direct.examine()
+            assert (found.level, found.message) == (
+                FindingLevel.OK,
+                "HAProxy lets 1 gateways in at port 8443, to 1 ports of jobs",
+            )
+
+
+async def test_a_damaged_certificate_is_made_anew(bed: Bed, tmp_path: Path) -> None:
+    async with bed.shim():
+        before = bed.access.own.read_text()
+    (tmp_path / "direct.pem").write_text("-----BEGIN")
+    async with bed.shim():
+        assert bed.access.own.read_text() != before
+        pinned_certificates.check(bed.access.own.read_text())
 
 
 async def test_a_gateway_that_is_removed_is_cut_and_others_come_again(bed: Bed) -> None:
