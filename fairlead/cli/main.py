@@ -228,6 +228,7 @@ def _secret_app() -> App:
 
 
 def main() -> None:
+    _open_closed_descriptors()
     # A short command makes no cycles worth a search: searches, the last of them at the end of the
     # interpreter, took 20 of 110 ms of the CPU time of `fairlead apply` (`./dev bench command`).
     gc.set_threshold(MIN_OBJECTS_OF_A_SEARCH)
@@ -306,6 +307,19 @@ def _command_and_extra(arguments: Sequence[str]) -> tuple[str, str]:
     of_a_gateway = words[:1] == ["gateway"]
     named = words[: 2 if of_a_gateway else 1]
     return " ".join(("fairlead", *named)), "gateway" if of_a_gateway else "controller"
+
+
+def _open_closed_descriptors() -> None:
+    """Open /dev/null for each of stdin, stdout and stderr that the caller closed (`>&-`).
+
+    A connection would get its number otherwise, and the output would go to the controller.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _tolerate_encodings() -> None:

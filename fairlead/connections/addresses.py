@@ -165,6 +165,8 @@ def _parsed(text: str, whole: str, field: str) -> Address:
         raise SettingsError(
             f"{field}: {text.strip()!r} is not a URL like http://127.0.0.1:8700{among}"
         )
+    if "@" in parts.netloc:  # not repeated here: a password may be in it
+        raise SettingsError(f"{field}: holds a user or a password before '@': only a token is used")
     is_secure = parts.scheme == "https"
     return Address(url, is_secure, host, port or (443 if is_secure else 80), parts.path)
 

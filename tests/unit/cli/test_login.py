@@ -56,6 +56,12 @@ async def test_a_string_that_is_no_url_is_told_in_a_sentence(home: Home, url: st
     assert f"{url!r} is not a URL like http://127.0.0.1:8700" in refused.err
 
 
+async def test_a_password_in_an_address_is_refused_and_not_shown(home: Home) -> None:
+    refused = await home("login", "http://ada:hidden@h", "--token-file", str(home.token_file))
+    assert (refused.status, "holds a user or a password" in refused.err) == (1, True)
+    assert "hidden" not in refused.err
+
+
 async def test_a_wrong_token_is_not_saved(home: Home) -> None:
     home.token_file.write_text("fl_wrong")
     refused = await home.login()

@@ -40,6 +40,13 @@ async def test_a_full_disk_behind_the_output_is_named(
     assert result.status == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_a_closed_stream_is_like_dev_null(environment: dict[str, str], closed: str) -> None:
+    result = await in_shell(environment, f"ps {closed}")
+    shown = b"" if " >&-" in f" {closed}" else b"NAME"
+    assert (result.status, result.out[:4], result.err) == (0, shown, "")
+
+
 async def test_a_configuration_may_come_from_standard_input(
     environment: dict[str, str], controller: Controller
 ) -> None:
