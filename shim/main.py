@@ -12,6 +12,7 @@ import fcntl
 import grp
 import logging
 import os
+import pwd
 import signal
 import socket
 import sys
@@ -459,10 +460,16 @@ def _direct(arguments: argparse.Namespace) -> DirectAccess | None:
         raise StartError(f"--gateway-port {port}: expected a number from 1 to {_MAX_PORT}")
     if folder is None or arguments.gateway_folder is None:
         raise StartError("--gateway-port needs --direct-folder and --gateway-folder")
+    user = arguments.direct_user
+    try:
+        if user is not None:
+            pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"--direct-user {user}: there is no such user") from None
     return DirectAccess(
         folder=folder.absolute(),
         port=port,
-        user=arguments.direct_user,
+        user=user,
         # HAProxy does not start with an address of a family that the kernel does not have.
         addresses=("*", "[::]") if _IPV6.exists() else ("*",),
     )

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import pwd
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from pathlib import Path
@@ -284,10 +285,14 @@ def configuration(access: DirectAccess) -> str:
         )
         for address in access.addresses
     )
-    becomes = access.user is not None and os.geteuid() == 0
+    becomes = ""
+    if access.user is not None and os.geteuid() == 0:
+        # With `user` alone it would keep root's group.
+        group = pwd.getpwnam(access.user).pw_gid
+        becomes = f"    user {access.user}\n    gid {group}\n"
     return _CONFIGURATION.format(
         admin=access.admin,
-        user=f"    user {access.user}\n" if becomes else "",
+        user=becomes,
         connect_seconds=CONNECT_SECONDS,
         binds=binds,
         ways=access.ways,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pwd
 import stat
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -262,3 +264,12 @@ def test_haproxy_asks_everybody_for_a_certificate(tmp_path: Path) -> None:
     for line in binds:
         assert "verify required ssl-min-ver TLSv1.3 no-tls-tickets" in line
         assert "strict-sni" in line
+
+
+def test_haproxy_keeps_neither_roots_user_nor_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    user = pwd.getpwuid(os.getuid())
+    text = configuration(DirectAccess(folder=tmp_path, port=8443, user=user.pw_name))
+    assert f"    user {user.pw_name}\n    gid {user.pw_gid}\n" in text
