@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from common.json_bodies import decode_body
+from common.streams import SocketUnreachable
 from fairlead.wire.errors import Refused
 
 JSON = "application/json"
@@ -98,7 +99,7 @@ def why_lost(error: Exception) -> str:
     match error:
         case UnixClientConnectorError():
             return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
-        case aiohttp.ClientConnectorError():
+        case aiohttp.ClientConnectorError() | SocketUnreachable():
             return str(error)
         case TimeoutError():
             return "no answer came in time"

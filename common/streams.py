@@ -7,6 +7,10 @@ from typing import Protocol
 import msgspec
 
 
+class SocketUnreachable(OSError):
+    """A daemon's socket cannot be reached; the message names it."""
+
+
 class StreamReader(Protocol):
     """The common part of `asyncio` and `asyncssh` readers."""
 

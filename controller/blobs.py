@@ -320,6 +320,7 @@ class BlobStore:
             os.utime(path)
             return path.stat().st_size
         except FileNotFoundError:
+            # Retention may remove it at any moment.
             return None
 
     def _touch_for(self, digest: str, user: str) -> int | None:

@@ -2,8 +2,8 @@
 
 So any address of the controllers works, for requests, streams, terminals and services alike. A
 connection goes to what serves followers' clients; or it is carried on byte by byte, to a leader
-that takes requests in no other way. One that comes while nobody leads is held until somebody does,
-which may be this controller.
+that takes requests in no other way. While nobody leads, what serves requests holds them; without
+it, a connection is held until somebody leads, which may be this controller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 HOLD_SECONDS = 30.0
-"""How long a connection waits for a leader."""
+"""How long a connection, and what goes on at the next leader, wait for a leader."""
 CONNECT_SECONDS = 1.5
 """A lost SYN is repeated after 1 s (RFC 6298)."""
 _MAX_CONNECTIONS = 10_000
@@ -162,11 +162,12 @@ class Relay:
         until = asyncio.get_running_loop().time() + self._hold_seconds
         try:
             while True:
-                if (leader := self._leader) is not None:
+                leader = self._leader
+                if await self._is_served(leader):
+                    await self._give_away(connection)
+                    return
+                if leader is not None:
                     with contextlib.suppress(OSError, TimeoutError):
-                        if await self._is_served(leader):
-                            await self._give_away(connection)
-                            return
                         upstream = await while_it_leads(_connected(leader), self._over)
                         break
                 if asyncio.get_running_loop().time() >= until or _has_left(connection):
@@ -179,9 +180,15 @@ class Relay:
             raise
         await _carry(connection, upstream)
 
-    async def _is_served(self, leader: Leader) -> bool:
-        """Raises OSError, TimeoutError."""
-        return self._requests is not None and await self._requests.can_serve(leader)
+    async def _is_served(self, leader: Leader | None) -> bool:
+        """Return whether the connection's requests are served one by one. So they are while no
+        leader answers: then each is held, and its client is told why it was not done."""
+        if self._requests is None:
+            return False
+        try:
+            return leader is None or await self._requests.can_serve(leader)
+        except (OSError, TimeoutError):
+            return True
 
     async def _give_away(self, connection: socket.socket) -> None:
         assert self._requests is not None
@@ -194,6 +201,7 @@ def _has_left(connection: socket.socket) -> bool:
         # No bytes at a socket that can be read are its end (recv(2)).
         return connection.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
+        # The socket is open and has nothing to read yet (EAGAIN).
         return False
     except OSError:
         return True

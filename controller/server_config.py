@@ -13,8 +13,10 @@ from typing import Annotated, Any, Self
 
 import msgspec
 
+from controller.currencies import ALLOWED as CURRENCY_ALLOWED
+from controller.currencies import require_code
 from controller.lifecycle.inventory import Budget, NodeFailure, Spending
-from controller.provider_config import ProviderConfig, read_providers
+from controller.provider_config.reading import ProviderConfig, read_providers
 from fairlead.configuration.convert import ConfigurationError, convert, read_itself
 from fairlead.configuration.field import Field, fields_of
 from fairlead.configuration.plan import Defaults
@@ -108,6 +110,7 @@ class OperatingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         dict[str, dict[str, Any]], Field("a mapping of names to providers of machines")
     ] = {}
     budget: Annotated[_BudgetOfAllFields, Field("a mapping")] = _BudgetOfAllFields()
+    currency: Annotated[str | None, Field(CURRENCY_ALLOWED)] = None
 
 
 class Operating(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,11 +140,13 @@ def parse(data: object) -> Operating:
         raise ConfigurationError("", f"is a mapping of fields to values, not {shown(data)}", known)
     fields = convert(data, OperatingFields, _make)
     _check_times(fields)
+    if fields.currency is not None:
+        require_code("currency", fields.currency)
     return Operating(
         defaults=_defaults(fields),
         node_failure=_node_failure(fields.node_failure),
         cluster_networks=fields.cluster_networks,
-        providers=read_providers(fields.providers),
+        providers=read_providers(fields.providers, fields.currency),
         spending=_spending(fields.budget),
     )
 

@@ -395,6 +395,7 @@ async def _send(reader: asyncio.StreamReader, stream: ClientConnection) -> None:
         while data := await reader.read(PIECE_BYTES):
             await stream.send(data)
     except OSError:
+        # The local program closed its connection with data unread: ECONNRESET (tcp(7)).
         await stream.close()
         return
     await stream.send(EOF)

@@ -586,6 +586,7 @@ class _Sockets:
         try:
             _, writer = await asyncio.open_unix_connection(self._socket_path(*key))
         except OSError:
+            # A forward that ended may leave its socket, on which connect(2) is ECONNREFUSED.
             return False
         writer.close()
         return True

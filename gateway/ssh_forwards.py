@@ -84,6 +84,7 @@ class SshForwards:
         """End the clients of an agent that was killed, and all connections through them."""
         for control in self._leftovers:
             with contextlib.suppress(ForwardFailed):
+                # A client that was killed too left its socket, on which nothing listens.
                 await _order(control, "exit")
             for file in (control, control.with_suffix(_KNOWN)):
                 await asyncio.to_thread(file.unlink, missing_ok=True)

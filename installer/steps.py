@@ -269,6 +269,7 @@ def copy_tree(source: Path, target: Path, *, linked: bool) -> None:
                 os.link(old, new)
                 return
             except OSError:
+                # Another file system (EXDEV), or one without hard links (EPERM): link(2).
                 pass
         shutil.copyfile(old, new)
         shutil.copystat(old, new)

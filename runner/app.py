@@ -36,7 +36,7 @@ from runner.http.messages import (
 from runner.http.server import Server
 from runner.http.websocket import WebSocket, accept_key
 from runner.logs.followers import FOLLOWER_PATIENCE, LogFollower
-from runner.logs.segments import next_page
+from runner.logs.reading import LogReader, next_page
 from runner.metrics import measure
 from runner.relay import Relay
 from runner.runner import Runner
@@ -155,7 +155,7 @@ class _Api:
     async def logs(self, request: Request) -> Answer:
         wait = min(float(_number(request, "wait")), MAX_WAIT)
         log = self._runner.log
-        reader = log.reader(self._offset(request))
+        reader = LogReader(log, self._offset(request))
         self._runner.follower_came()
         try:
             if wait and reader.offset == log.end and not log.finished:

@@ -6,6 +6,7 @@ Reading blocks, but only on files of /sys or /proc.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 UNIFIED = ""
@@ -25,6 +26,7 @@ class Cgroup:
             try:
                 return path.read_text()
             except OSError:
+                # The group may not have this controller, or v1 is mounted (cgroups(7)).
                 continue
         return None
 
@@ -48,8 +50,10 @@ class Cgroup:
         yield folder / name
 
 
+@cache
 def _memberships(path: Path) -> dict[str, str]:
-    """Return controller → the path below its mount."""
+    """Return controller → the path below its mount. It is looked up once: in the leaf of a job
+    (see `processes.leaf`) this process is only for a moment."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

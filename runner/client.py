@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp.http_exceptions import HttpProcessingError
 
 from common.http import why_lost
+from common.open_answers import Dial, InvalidAnswer, OpenAnswer, open_answer
 from common.streams import PortStream, StreamReader, StreamWriter
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
@@ -47,7 +47,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 _CLOSE = {"Connection": "close"}
 
 
-Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+DialStream = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
 """Opens a stream to the runner's socket. Raises OSError."""
 
 
@@ -100,6 +100,7 @@ _MAX_ANSWER = 1 << 20
 _MAX_PAGE = 16 << 20
 _MAX_BATCH = 8 << 20
 _MAX_TEXT = 2000
+_MAX_STATUS = 128 << 10
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _T = TypeVar("_T")
 
@@ -126,6 +127,7 @@ class RunnerClient:
 
     `transport_errors` are exceptions of the session's connector, besides aiohttp's own, that mean a
     lost connection. `dial` opens a stream to the runner's socket; `connect_port` needs it.
+    `dial_answer` connects there for `status_events`.
     """
 
     def __init__(
@@ -133,10 +135,12 @@ class RunnerClient:
         session: aiohttp.ClientSession,
         *,
         transport_errors: tuple[type[Exception], ...] = (),
-        dial: Dial | None = None,
+        dial: DialStream | None = None,
+        dial_answer: Dial | None = None,
     ) -> None:
         self._session = session
         self._dial = dial
+        self._dial_answer = dial_answer
         own = (aiohttp.ClientError, OSError, TimeoutError)
         self._lost: tuple[type[Exception], ...] = (*own, *transport_errors)
 
@@ -241,16 +245,21 @@ class RunnerClient:
     async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
         """Yield events after the one numbered `after`, until the runner ends; heartbeats repeat the
         last event."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
+        if self._dial_answer is None:
+            raise RunnerUnavailable("this connection cannot follow a status")
         path = f"/v1/status?after={after}&heartbeat={STATUS_HEARTBEAT}"
         with self._transport():
-            # Awaited first: `async with` keeps the finished request for as long as the answer.
-            response = await self._session.get(path, timeout=timeout)
-            async with response:
-                if response.status != 200:
-                    _raise_for_error(response.status, await _read(response))
-                async for line in _lines(response):
-                    yield _decode(line, StatusEvent)
+            try:
+                answer = await open_answer(self._dial_answer, "runner", path, REQUEST_TIMEOUT)
+                try:
+                    if answer.status != 200:
+                        raise await _refusal(answer)
+                    while (line := await answer.read_line(_MAX_STATUS, SILENCE)) is not None:
+                        yield _decode(line, StatusEvent)
+                finally:
+                    answer.close()
+            except InvalidAnswer as error:
+                raise RunnerError("bad_answer", str(error), 502) from error
 
     async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Yield raw frames from `offset` on, each item whole frames, until the job has ended and
@@ -346,12 +355,15 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+async def _refusal(answer: OpenAnswer) -> RunnerError:
+    body = bytearray()
+    while len(body) <= _MAX_ANSWER and (piece := await answer.read(SILENCE)):
+        body += piece
     try:
-        async for line in response.content:
-            yield line
-    except (ValueError, HttpProcessingError) as error:
-        raise RunnerError("bad_answer", "a line of the status is too long", 502) from error
+        _raise_for_error(answer.status, bytes(body))
+    except RunnerError as error:
+        return error
+    return RunnerError("bad_answer", f"HTTP status {answer.status}", 502)
 
 
 def _raise_for_close(code: int | None) -> None:

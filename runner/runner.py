@@ -29,6 +29,7 @@ from fairlead.wire.runner import (
     RunnerHealth,
     RunnerState,
     SignalRequest,
+    StartEnd,
     StatusEvent,
     StopRequest,
     SubmitRequest,
@@ -41,6 +42,7 @@ from runner.job.batch import Batch, Bounds, execution_of
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, MainEnded
 from runner.job.keeping import Keeping
+from runner.job.leaves import SuppliedLeaves
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, SparingScope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -100,7 +102,8 @@ class Runner:
         )
         self._preparation = Preparation(task, self.code, children)
         self._sparing = SparingScope(children)
-        self.batch = Batch(task, scope, children, self._bounds(), now)
+        self.leaves = SuppliedLeaves()
+        self.batch = Batch(task, scope, children, self._bounds(), now, self.leaves)
         self.status = StatusLog(now)
         self._resume_ended()
 
@@ -214,14 +217,14 @@ class Runner:
         def session() -> int | None:
             return None if self._execution is None else self._execution.session
 
-        return EndSignals(self._task, wanted.name, session, self._say, self._now)
+        return EndSignals(self._task, wanted.name, session, self.say, self._now)
 
     async def start_again(self, request: AgainRequest) -> AgainAnswer:
         """Start the job again with what changed, as soon as all of it is here. Raises Refused."""
         check_submission(request.submission)
         if self._again is None or self._job is None:
             raise Refused(409, "not_kept", "this job does not start again in its container")
-        answer = self._again.offer(request)
+        answer = self._again.offer(request, self._preparation.why_not_again)
         if answer.missing:
             return answer
         if self._again.is_due and self._execution is not None and self._request is not None:
@@ -272,7 +275,7 @@ class Runner:
             raise Refused(409, "ended", "the job has ended, and so has its log")
         if notice_id not in self._noticed:
             self._noticed.add(notice_id)
-            self._say(text)
+            self.say(text)
         return self.status.latest
 
     def follower_came(self) -> None:
@@ -308,6 +311,7 @@ class Runner:
         if self._job is not None:
             await self._job
         await self.batch.end()
+        self.leaves.close()
         await self._synced()
         self.status.close()
         self.log.close()
@@ -363,66 +367,47 @@ class Runner:
 
         run = partial(execution.run, launch, started)
         if self._again is not None:
-            run = partial(self._run_again_and_again, launch, self._again)
+            run = partial(again.run_until_it_stays_ended, self, self._again, launch, started)
         await self._to_the_end(self._now(), run, is_clean)
 
-    async def _run_again_and_again(
-        self, launch: Launch, starts: again.Again, main_ended: MainEnded
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupted
+
+    async def execute(
+        self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
     ) -> tuple[Ending, Verdict]:
-        """Run the job, and start it again until it stays ended."""
-        number = 0
-
-        def started(pid: int) -> None:
-            self.status.add(RunnerState.RUNNING, pid=pid)
-            starts.begun(number)
-
-        async def ended(ending: Ending, verdict: Verdict) -> None:
-            if not starts.is_due:
-                await main_ended(ending, verdict)
-
-        last: Ending | None = None
-        while True:
-            try:
-                # One that was overtaken while it was prepared does not begin.
-                while starts.is_due:
-                    start = starts.take()
-                    number, launch = start.number, await self._launch_again(start, starts)
-                assert self._execution is not None
-                last, verdict = await self._execution.run(launch, started, ended)
-            except CannotStart as error:
-                if last is None:
-                    raise
-                # With the last exit code, and what the starts before have left is kept.
-                return last, self._not_started_again(error)
-            if self._stopped or starts.is_closed or not again.may_start_again(verdict):
-                starts.close()
-                return last, verdict
-            self._say(again.end_line(last, stopped=starts.is_due, keeps_for=starts.keeps_for))
-            if not await starts.comes():
-                return last, verdict
-
-    def _not_started_again(self, error: CannotStart) -> Verdict:
-        asked = self._interrupted
-        reason = ExitReason.INTERRUPTED if asked else ExitReason.EXECUTOR_ERROR
-        return Verdict(reason, str(error))
-
-    async def _launch_again(self, start: again.Start, starts: again.Again) -> Launch:
-        """Prepare the next start. Raises CannotStart."""
         assert self._execution is not None
-        session, self._execution = self._execution.last_session, None
-        await asyncio.to_thread(starts.drop_overtaken)
+        return await self._execution.run(launch, started, main_ended)
+
+    def waits(self, number: int, ending: Ending, verdict: Verdict) -> None:
+        end = StartEnd(
+            number=number,
+            at=self._now(),
+            reason=verdict.reason,
+            message=verdict.message,
+            exit_code=ending.code,
+        )
+        self.status.add(RunnerState.RUNNING, start_end=end)
+
+    async def clear(self) -> None:
+        session = None if self._execution is None else self._execution.last_session
+        self._execution = None
         if session and await asyncio.to_thread(self._sparing.is_left, session):
             raise CannotStart("a process of its last start cannot be killed")
         if self._signals is not None:
             await self._signals.close()
-        if self._stopped:
-            raise CannotStart(STOPPED_BEFORE_START)
+
+    async def prepare_again(self, start: again.Start) -> Launch:
         self._request, self._signals = start.request, self._signals_of(start.request)
         launch = await self._prepared(self._preparation.launch_again(start.request, start.code))
         if self._stopped:
             raise CannotStart(STOPPED_BEFORE_START)
         self._execution = self._execution_of(start.request)
-        self._say(again.start_line(asyncio.get_running_loop().time() - start.asked_at))
         return launch
 
     async def _surroundings(
@@ -494,9 +479,9 @@ class Runner:
         await self._keep(ended)
         copying = self._preparation.keep_outputs(request, ending, ended.started_at or 0.0)
         for line in await self._keeping.lines(copying):
-            self._say(line)
+            self.say(line)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         lead = b"" if self.log.at_line_start else b"\n"
         self.log.append(Stream.SYSTEM, lead + notice_line(text))
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from common.processes.leaves import BEGIN
 from common.sockets import BACKLOG
 from fairlead.wire.runner import ExitRecord
 from runner import metrics, relay
@@ -32,12 +33,15 @@ _MakeProtocol = Callable[[], asyncio.Protocol]
 
 class Listener:
     """The listening side. `http` makes protocols for requests; connections to a port of the job go
-    to `relayed`."""
+    to `relayed`, and those on which the shim brings cgroups to `leaves`."""
 
-    def __init__(self, peers: Peers, http: _MakeProtocol, relayed: relay.Relay) -> None:
+    def __init__(
+        self, peers: Peers, http: _MakeProtocol, relayed: relay.Relay, leaves: _MakeProtocol
+    ) -> None:
         self._peers = peers
         self._http = http
         self._relayed = relayed
+        self._leaves = leaves
         self._waiting: set[asyncio.Transport] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
@@ -60,8 +64,12 @@ class Listener:
 
     def lead(self, transport: asyncio.Transport, data: bytes) -> None:
         self._waiting.discard(transport)
-        for_port = data.startswith(relay.BEGIN)
-        protocol = self._relayed.make_protocol() if for_port else self._http()
+        make: _MakeProtocol = self._http
+        if data.startswith(relay.BEGIN):
+            make = self._relayed.make_protocol
+        elif data.startswith(BEGIN):
+            make = self._leaves
+        protocol = make()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         protocol.data_received(data)
@@ -87,7 +95,8 @@ class _Visitor(asyncio.Protocol):
             return
         self._received += data
         # Even the first bytes of a request may come in pieces.
-        if len(self._received) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._received):
+        begins = (some for some in (relay.BEGIN, BEGIN) if len(self._received) < len(some))
+        if not any(some.startswith(self._received) for some in begins):
             self._listening.lead(self._transport, self._received)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +152,7 @@ async def served(
     in_container = peers is Peers.NODE
     measure = metrics.measure if in_container else metrics.measure_own_processes
     http = make_server(runner, relay, patience=patience, measure=measure)
-    listening = Listener(peers, http.make_protocol, relay)
+    listening = Listener(peers, http.make_protocol, relay, runner.leaves.make_protocol)
     loop = asyncio.get_running_loop()
     listener = listener or await asyncio.to_thread(listen, path)
     server = await loop.create_unix_server(listening.make_protocol, sock=listener, backlog=BACKLOG)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from fairlead.wire.runner import ExitRecord, RunnerState, StatusEvent
+from fairlead.wire.runner import ExitRecord, RunnerState, StartEnd, StatusEvent
 
 
 class Bell:
@@ -43,10 +43,20 @@ class StatusLog:
         return self._events[-1]
 
     def add(
-        self, state: RunnerState, *, pid: int | None = None, exit: ExitRecord | None = None
+        self,
+        state: RunnerState,
+        *,
+        pid: int | None = None,
+        exit: ExitRecord | None = None,
+        start_end: StartEnd | None = None,
     ) -> None:
         event = StatusEvent(
-            seq=len(self._events) + 1, at=self._now(), state=state, pid=pid, exit=exit
+            seq=len(self._events) + 1,
+            at=self._now(),
+            state=state,
+            pid=pid,
+            exit=exit,
+            start_end=start_end,
         )
         self._events.append(event)
         self._bell.ring()

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
 from common.http import why_lost
+from common.open_answers import Dial, InvalidAnswer, open_answer
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
 from fairlead.wire.shim import (
@@ -47,6 +49,7 @@ T = TypeVar("T")
 BASE_URL = "http://shim"
 _SILENCE = 30.0
 """Seconds without a byte that end an event stream; the shim's heartbeat comes every 10."""
+_MAX_EVENT = 64 << 20
 
 
 class ShimError(AgentError):
@@ -84,7 +87,8 @@ class OutputStream:
 
 
 class ShimClient:
-    """The client. `silence`: seconds without a byte that end the event stream; None: no limit."""
+    """The client. `silence`: seconds without a byte that end the event stream; None: no limit.
+    `dial` connects to the shim's socket; `events` needs it."""
 
     def __init__(
         self,
@@ -92,8 +96,10 @@ class ShimClient:
         base_url: str = BASE_URL,
         timeout: float = 30.0,
         silence: float | None = _SILENCE,
+        dial: Dial | None = None,
     ) -> None:
         self._session = session
+        self._dial = dial
         self._silence = silence
         self._base = base_url
         self._timeout = aiohttp.ClientTimeout(total=timeout)
@@ -203,17 +209,20 @@ class ShimClient:
 
         Close it (`contextlib.aclosing`) when you leave it early.
         """
-        params = {} if after is None else {"after": after}
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._silence)
+        if self._dial is None:
+            raise ShimUnavailable("/v1/events: this connection cannot follow events")
+        path = "/v1/events" if after is None else f"/v1/events?after={quote(after)}"
         decoder = decoder_of(Event)
-        response = await self._send("GET", "/v1/events", params=params, limits=timeout)
-        async with response:
-            buffer = b""
-            with _lost("/v1/events"):
-                while piece := await response.content.readany():
-                    *lines, buffer = (buffer + piece).split(b"\n")
-                    for line in lines:
-                        yield _event(decoder, line)
+        with _lost("GET /v1/events"):
+            within = self._timeout.total or _SILENCE
+            answer = await open_answer(self._dial, "shim", path, within)
+            try:
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read(self._silence))
+                while (line := await answer.read_line(_MAX_EVENT, self._silence)) is not None:
+                    yield _event(decoder, line)
+            finally:
+                answer.close()
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:
@@ -291,7 +300,7 @@ class ShimClient:
 def _lost(what: str) -> Iterator[None]:
     try:
         yield
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, InvalidAnswer) as error:
         raise ShimUnavailable(f"{what}: {why_lost(error)}") from error
 
 

@@ -48,6 +48,7 @@ from shim.image_cache.images import ImageRecord, Images, Watermarks
 from shim.leash import Leash
 from shim.monitoring.watchdog import Systemd, Watchdog
 from shim.node import machine
+from shim.node.cgroups import KernelTree
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
 from shim.recall import RecallWatch, metadata_here
@@ -64,6 +65,7 @@ from shim.state.records import (
 )
 from shim.tasks.controller_silence import ControllerSilence
 from shim.tasks.reconcile import leftovers_of, reconcile
+from shim.tasks.steps import leaves
 from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
 from shim.volumes.mounter import KernelMounter
@@ -232,6 +234,7 @@ class Daemon:
         known = [task.info.id for task in found.tasks]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.sockets_folder, known)
+        await loop.run_in_executor(executor, leaves.remove_strays, settings, KernelTree(), known)
         images = await _images(settings, engine, executor)
         watch = await _watch(settings, gpus, found.tasks, executor)
         infos = watch.infos()

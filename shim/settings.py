@@ -222,6 +222,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def mounts_folder(self) -> Path:
         return self.data / "mounts"
 
+    @property
+    def leaves_folder(self) -> Path:
+        """Return the folder of the notes in which cgroups tasks have leaves."""
+        return self.data / "leaves"
+
     def task_mounts(self, task_id: str) -> Path:
         return self.mounts_folder / task_id
 

@@ -25,10 +25,14 @@ class Parts:
     storage: ObjectStorage
     node: ShimProcess
 
-    def controllers(self) -> Controllers:
-        """Three that have not started, with everything in the bucket."""
+    def controllers(self, endpoint: str = "") -> Controllers:
+        """Three that have not started, with everything in the bucket.
+
+        `endpoint`: a front of the bucket's own.
+        """
         made = Controllers(self.folder, self.database)
-        place = ["--bucket", str(self.storage.bucket), "--bucket-endpoint", self.storage.endpoint]
+        place = ["--bucket", str(self.storage.bucket)]
+        place += ["--bucket-endpoint", endpoint or self.storage.endpoint]
         for one in made.all:
             one.daemon.argv.extend(place)
         return made

@@ -35,6 +35,7 @@ from runner.client import BASE_URL, RunnerClient, RunnerError, RunnerUnavailable
 from shim.client import ShimClient, ShimError
 from tests.support import images
 from tests.support.daemons import run
+from tests.support.dialling import dial_to
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess
 from tests.support.ssh_daemon import CHECKOUT
@@ -119,7 +120,7 @@ async def _one(
     task_id = name.replace(" ", "-")
     health = Health()
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(shim.socket))) as session:
-        client = ShimClient(session)
+        client = ShimClient(session, dial=dial_to(shim.socket))
         info = await client.put_task(task_id, _request(image, task_id), fence=_FENCE)
         await _reach(client, task_id, TaskStatus.RUNNING)
         await _begin(info, command)

@@ -26,6 +26,7 @@ from bench.runner_logs import job
 from fairlead.wire.frames import Decoder, Stream
 from fairlead.wire.runner import RunnerState
 from runner.client import BASE_URL, RunnerClient
+from tests.support.dialling import dial_to
 
 MIB = 1 << 20
 QUOTA = 8 << 30
@@ -78,7 +79,8 @@ async def entrypoint(linger: int = 3600) -> AsyncIterator[Entrypoint]:
                 await asyncio.sleep(0.01)
         connector = aiohttp.UnixConnector(str(socket))
         async with aiohttp.ClientSession(base_url=BASE_URL, connector=connector) as session:
-            yield Entrypoint(RunnerClient(session), folder, process.pid)
+            client = RunnerClient(session, dial_answer=dial_to(socket))
+            yield Entrypoint(client, folder, process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -32,6 +32,7 @@ import botocore.session
 
 from bench.proofs._table import conclude
 from controller.clouds.aws import VISIBLE_AFTER_SECONDS
+from controller.machines.worker import START_SECONDS
 from fairlead import Client
 from fairlead.errors import ApiError, ConnectionLost
 from fairlead.rest import ControllerClient
@@ -186,6 +187,7 @@ class Controller:
         config.write_text(json.dumps({"providers": {"aws": account.provider(), "near": near}}))
         self._folder = folder
         self.process = ControllerProcess(folder / "c", "--config", config, outlasts_tests=True)
+        self.started_at = time.monotonic()
         self.process.start()
         self._count = 0
 
@@ -272,6 +274,12 @@ def _next_offer(controller: Controller, account: Account) -> tuple[str, object]:
 
 def _vanished(controller: Controller, account: Account) -> tuple[str, object]:
     """Time until a machine that the provider lost is noticed."""
+    # A controller that has just started makes lists more often.
+    wait_until(
+        lambda: time.monotonic() - controller.started_at > START_SECONDS,
+        _PATIENCE,
+        "the controller to be past its start",
+    )
     live = [one for one in controller.machines() if one["status"] == "provisioning"]
     instance = live[0]["instance_id"].rpartition("/")[2]
     ordered_at = datetime.fromisoformat(live[0]["ordered_at"]).timestamp()

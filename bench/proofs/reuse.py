@@ -2,16 +2,19 @@
 controller and shim are killed: each set ends once with its own exit code and log, and no job sees a
 process, descriptor, variable or file of another.
 
-Some jobs leave a file or a process behind, or fail. It needs neither root nor Docker; with
-`--docker`, which needs both, it compares mounts and temporary folders too. A job that runs again
-because its container was lost before its end was recorded is counted, and is no violation.
+Some jobs leave a file, a process or a daemon behind, or fail. It needs neither root nor Docker;
+with root each carried job has to be in a cgroup of its own, and some are killed for their memory.
+With `--docker`, which needs both, it compares mounts and temporary folders too. A job that runs
+again because its container was lost before its end was recorded is counted, and is no violation.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -28,14 +31,22 @@ from entrypoint.runtime.build import Builder
 from fairlead import Client, Result, Run
 from fairlead.model.sweep import SetStatus
 from fairlead.wire.frames import Decoder
+from shim.node.cgroups import KernelTree
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import CHECKOUT
 
-LEAVES_FILE, LEAVES_PROCESS, FAILS, LEAVES_TEMPORARY, LEAVES_MEMORY = 3, 5, 7, 9, 11
+LEAVES_FILE, LEAVES_PROCESS, FAILS, LEAVES_TEMPORARY, LEAVES_MEMORY, LEAVES_DAEMON = (
+    *(3, 5, 7, 9, 11),
+    13,
+)
 """What the jobs do whose number ends so, of 20 each."""
 EVERY = 20
+KILLED = 128 + signal.SIGKILL
+TAKES_MEMORY, RARELY = 14, 100
+LIMIT = 1 << 30
+"""Bytes for all of this proof's processes on the process engine, which limits none itself."""
 EXIT_CODE = 9
 DEADLINE = 3600.0
 _JOB = f"""
@@ -46,12 +57,18 @@ echo "files" $(ls -A)
 set -- /proc/$$/fd/*
 echo "descriptors $#"
 echo "processes" $(cat /proc/$PPID/task/*/children | wc -w)
+echo "runner" $PPID $(readlink /proc/self/ns/pid) $(sed 's/.*)//' /proc/$PPID/stat | cut -d' ' -f21)
+echo "leaf" $(grep -o 'fairlead-[^/]*-[0-9]*$' /proc/self/cgroup | sort -u)
 echo $FAIRLEAD_PARAM_N >> $WITNESS
 export LEFT_BEHIND=$FAIRLEAD_PARAM_N
 case $((FAIRLEAD_PARAM_N % {EVERY})) in
   {LEAVES_FILE}) echo mine > left-$FAIRLEAD_PARAM_N ;;
   {LEAVES_PROCESS}) setsid sleep 600 > /dev/null 2>&1 & ;;
+  {LEAVES_DAEMON}) (setsid sh -c '(setsid sleep 600 &)' > /dev/null 2>&1 &) ;;
   {FAILS}) exit {EXIT_CODE} ;;
+esac
+case $((FAIRLEAD_PARAM_N % {RARELY}))$IS_LIMITED in
+  {TAKES_MEMORY}yes) cat /dev/zero | tail -c {LIMIT << 1} ;;
 esac
 """
 _IN_A_CONTAINER = f"""
@@ -77,18 +94,21 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="fl-reuse-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
+        is_limited = given.docker or _limit_memory(stack)
         shim, task = _on_docker(folder, stack) if given.docker else _on_processes(folder)
+        task["env"]["IS_LIMITED"] = "yes" if is_limited else "no"
         stack.callback(shim.close)
         controller = ControllerProcess(folder / "c")
         stack.callback(controller.close)
         shim.start()
         controller.start()
         controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
-        seen = _run(folder, shim, controller, task, given)
+        seen = _run(folder, shim, controller, task, given, is_limited=is_limited)
     figures: list[tuple[str, object]] = [
         ("jobs", f"{given.jobs:,}"),
         ("jobs/s", f"{given.jobs / seen.seconds:.1f}"),
         ("kills of controller and shim", seen.kills),
+        ("jobs with a cgroup of their own", f"{seen.in_leaves:,}"),
         ("jobs that ran again, unrecorded", sum(n - 1 for n in seen.runs.values())),
     ]
     conclude("jobs in used containers", figures, seen.violations(given.jobs))
@@ -100,6 +120,29 @@ _TASK: dict[str, Any] = {
     "ssh": False,
     "retry": {"on_events": ["interruption"]},
 }
+
+
+def _limit_memory(stack: ExitStack) -> bool:
+    """Limit the memory of this process and of all that it starts; return whether that works here.
+
+    The kernel kills the largest of them, which is a job that takes all that there is.
+    """
+    me = str(os.getpid())
+    for place in KernelTree().places(os.getpid()):
+        outside = Path(place.folder)
+        folder = outside / f"proof-of-reuse-{me}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        stack.callback(folder.rmdir)
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if (folder / name).exists():
+                (folder / name).write_text(str(LIMIT))
+                (folder / "cgroup.procs").write_text(me)
+                stack.callback((outside / "cgroup.procs").write_text, me)
+                return True
+    return False
 
 
 def _on_processes(folder: Path) -> tuple[ShimProcess, dict[str, Any]]:
@@ -128,13 +171,30 @@ class Seen(msgspec.Struct, kw_only=True):
     results: list[Result]
     logs: dict[int, dict[str, str]]
     runs: Counter[int]
+    is_limited: bool
+    has_leaves: bool
+
+    @property
+    def in_leaves(self) -> int:
+        return sum(bool(log.get("leaf")) for log in self.logs.values())
+
+    def _wrong_leaves(self) -> Iterator[str]:
+        """A container's own job has none, and a shim that was killed brings none for a while."""
+        leaves = Counter(log["leaf"] for log in self.logs.values() if log.get("leaf"))
+        for leaf, jobs in leaves.items():
+            if jobs > 1 or " " in leaf:
+                yield f"{jobs} jobs were in the cgroups {leaf}"
+        without = Counter(log["runner"] for log in self.logs.values() if not log.get("leaf"))
+        if self.has_leaves and not self.kills and max(without.values(), default=0) > 1:
+            yield f"{max(without.values())} jobs of one container had no cgroup of their own"
 
     def violations(self, jobs: int) -> Iterator[str]:
         numbers = Counter(one.parameters["n"] for one in self.results)
         if sorted(map(int, numbers)) != list(range(jobs)) or max(numbers.values()) > 1:
             yield f"{len(numbers)} of {jobs} sets have ended, some of them {max(numbers.values())}x"
         for one in self.results:
-            yield from _wrong_end(one)
+            yield from _wrong_end(one, is_limited=self.is_limited)
+        yield from self._wrong_leaves()
         for line in ("variables", "descriptors", "processes", "mounts"):
             found = Counter(log.get(line) for log in self.logs.values())
             if len(found) > 1:
@@ -147,9 +207,15 @@ class Seen(msgspec.Struct, kw_only=True):
                     yield f"set {number} sees {line} {log[line]}"
 
 
-def _wrong_end(one: Result) -> Iterator[str]:
-    fails = int(one.parameters["n"]) % EVERY == FAILS
-    wanted = (SetStatus.FAILED, EXIT_CODE) if fails else (SetStatus.DONE, 0)
+def _wrong_end(one: Result, *, is_limited: bool) -> Iterator[str]:
+    number = int(one.parameters["n"])
+    wanted: tuple[SetStatus, int | None] = (SetStatus.DONE, 0)
+    if number % EVERY == FAILS:
+        wanted = (SetStatus.FAILED, EXIT_CODE)
+    elif is_limited and number % RARELY == TAKES_MEMORY:
+        wanted = (SetStatus.FAILED, KILLED)
+        if "memory limit" not in (one.message or ""):
+            yield f"set {one.number} was killed for its memory, and its message says: {one.message}"
     if (one.status, one.exit_code) != wanted:
         yield f"set {one.number} is {one.status} with exit code {one.exit_code}: {one.message}"
 
@@ -160,6 +226,8 @@ def _run(
     controller: ControllerProcess,
     task: dict[str, Any],
     given: argparse.Namespace,
+    *,
+    is_limited: bool,
 ) -> Seen:
     over = threading.Event()
     with Client(controller.url, controller.token) as client:
@@ -182,7 +250,15 @@ def _run(
         logs = {one.number: _log(controller.data / "logs", one.attempt or "") for one in results}
     witness = folder / "witness"
     runs = Counter(map(int, witness.read_text().split())) if witness.exists() else Counter[int]()
-    return Seen(seconds=seconds, kills=killer.kills, results=results, logs=logs, runs=runs)
+    return Seen(
+        seconds=seconds,
+        kills=killer.kills,
+        results=results,
+        logs=logs,
+        runs=runs,
+        is_limited=is_limited,
+        has_leaves=KernelTree().why_none(KernelTree().places(os.getpid())) is None,
+    )
 
 
 class _Killer(threading.Thread):

@@ -18,12 +18,14 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from bench.controllers import InThread
 from bench.proofs._peers import Parts, parts_of_peers
 from bench.proofs._table import conclude
+from controller.forwarding.forwarder import HELD_SECONDS_HEADER
 from fairlead.client import Client
 from fairlead.errors import FairleadError
 from fairlead.rest import ControllerClient
@@ -49,6 +51,8 @@ class Lab:
         self._end = parts.folder / "end"
         self._node = parts.node
         self.controllers = parts.controllers()
+        self.held: list[float] = []
+        """Seconds for which requests to the service waited for a leader, at a follower."""
 
     def start(self) -> None:
         self.controllers.start()
@@ -93,6 +97,8 @@ class Lab:
         request = urllib.request.Request(f"{url}/services/web/", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
+                if (held := answer.headers.get(HELD_SECONDS_HEADER)) is not None:
+                    self.held.append(float(held))
                 return "" if answer.read() else "an empty answer"
         except urllib.error.HTTPError as error:
             with error:
@@ -120,6 +126,8 @@ class Repeating(InThread):
         self.what = what
         self.done = self.repeated = 0
         self.failed: list[str] = []
+        self.whys: Counter[str] = Counter()
+        """Why it was repeated."""
         self._act = act
         self._every = every
 
@@ -130,12 +138,21 @@ class Repeating(InThread):
             began = time.monotonic()
             if first := self._act(number):
                 self.repeated += 1
+                self.whys[_kind(first)] += 1
                 if second := self._act(number + 1):
                     took = time.monotonic() - began
                     whys = f"{first}; {second}"
                     self.failed.append(f"{self.what} {number} failed twice in {took:.1f} s: {whys}")
                     continue
             self.done += 1
+
+
+def _kind(why: str) -> str:
+    """Return what kind of failure this is. Nobody listens at the address of a controller that is
+    being replaced; all else was refused by one that works."""
+    if "Connection refused" in why:
+        return "nobody listened there"
+    return " ".join(why.split())[:100]
 
 
 class Reader:
@@ -238,6 +255,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("readers of their logs", len(readers)),
         *((f"times: {one.what}, done", one.done) for one in (submitting, asking)),
         *((f"times: {one.what}, repeated once", one.repeated) for one in (submitting, asking)),
+        *(
+            (f"times: {one.what}, repeated: {why}", count)
+            for one in (submitting, asking)
+            for why, count in one.whys.most_common(5)
+        ),
+        ("times: request to the service, held at a follower", len(lab.held)),
+        ("longest hold, s", f"{max(lab.held, default=0.0):.1f}"),
         ("load of the machine at the end", f"{os.getloadavg()[0]:.1f}"),
     ]
     conclude("three controllers become the next version, one after the other", figures, broken)

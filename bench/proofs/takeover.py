@@ -36,7 +36,8 @@ from tests.support.waiting import wait_until
 
 _RUN = {"type": "task", "image": "busybox", "commands": ["true"], "resources": {"cpu": 1}}
 _LOCAL = ("logs", "outputs", "blobs", "metrics", "controller.lock", "installation")
-_NET = "10.93.0"
+_NET = f"10.93.{os.getpid() % 256}"
+"""Another proof may run beside this one."""
 _CLIENTS = 3
 _PAUSE = 0.02
 _AIMS = {"killed": (1.0, 5.0), "cut": (5.0, 5.0), "stopped": (1.0, 5.0)}

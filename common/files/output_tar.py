@@ -91,6 +91,7 @@ class _Walk:
         try:
             fd = self._tree.open_folder(folder)
         except OSError:
+            # A job that still ends may have removed it, or put a link in its place.
             self.left_out += 1
             return []
         try:
@@ -123,6 +124,7 @@ class _Walk:
         try:
             target = self._tree.read_link(name)
         except OSError:
+            # readlink(2) of what was replaced since it was listed fails with EINVAL.
             target = ""
         fits = len(self.entries) < MAX_ENTRIES and _can_be_named(name)
         if not (fits and _can_be_named(target) and _stays_within(name, target)):
@@ -148,6 +150,7 @@ def _looked_at(
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:
+            # Removed since the folder was read: a left-over process of the job may still write.
             continue
         yield f"{folder}/{entry.name}" if folder else entry.name, found
 

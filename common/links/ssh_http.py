@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, cast, overload
 
 import aiohttp
@@ -20,6 +19,8 @@ import asyncssh
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
+
+from common.streams import SocketUnreachable
 
 IDLE_SECONDS = 2.0
 """An unused connection is kept for this time: each costs a file here and a process on the node."""
@@ -250,7 +251,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
         self._ssh = ssh
         self._path = path
         self._heard = heard
-        self._socket: Any = ssh.get_extra_info("socket")
+        self._acknowledge = acknowledger(ssh)
 
     async def _create_connection(
         self,
@@ -270,14 +271,20 @@ class SshUnixConnector(aiohttp.BaseConnector):
             raise ChannelFailed(req.connection_key, as_os_error(error), self._path) from error
         return protocol
 
-    def _acknowledge(self) -> None:
-        """Acknowledge at once: sshd leaves Nagle's algorithm on for what it forwards.
 
-        A second small packet would wait for the kernel's delayed acknowledgement of the first, 40
-        ms.
-        """
+def acknowledger(ssh: asyncssh.SSHClientConnection) -> Callable[[], None]:
+    """Return a function that acknowledges at once what came: sshd leaves Nagle's algorithm on for
+    what it forwards.
+
+    A second small packet would wait for the kernel's delayed acknowledgement of the first, 40 ms.
+    """
+    own: Any = ssh.get_extra_info("socket")
+
+    def acknowledge() -> None:
         with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    return acknowledge
 
 
 class ChannelFailed(aiohttp.ClientConnectorError):
@@ -289,10 +296,15 @@ class ChannelFailed(aiohttp.ClientConnectorError):
         self._path = path
 
     def __str__(self) -> str:
-        return (
-            f"the node's sshd did not open {self._path} ({self.strerror}); does it exist, and may "
-            f"the tunnel user open it?"
-        )
+        return not_opened(self._path, self.strerror or "it was lost")
+
+
+def not_opened(path: str, why: str) -> str:
+    """Return the message about a socket to which sshd opened no channel."""
+    return (
+        f"the node's sshd did not open {path} ({why}); does it exist, and may "
+        f"the tunnel user open it?"
+    )
 
 
 @overload
@@ -318,19 +330,30 @@ def as_os_error(error: Exception | None) -> OSError | None:
 async def open_stream(
     ssh: asyncssh.SSHClientConnection, path: str, heard: Callable[[], None] = lambda: None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a byte stream. `heard` is called whenever bytes came. Raises OSError."""
+    """Open a byte stream. `heard` is called whenever bytes came. Raises SocketUnreachable."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(_STREAM_BUFFER_BYTES, loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     session = _ChannelSession(protocol, lambda: None, heard, stays_half_open=True)
-    with _os_errors():
-        await ssh.create_unix_connection(lambda: session, path, window=_STREAM_WINDOW_BYTES)
+    await _open(ssh, path, session)
     return reader, asyncio.StreamWriter(session.transport, protocol, reader, loop)
 
 
-@contextmanager
-def _os_errors() -> Iterator[None]:
+async def connect_protocol(
+    ssh: asyncssh.SSHClientConnection,
+    path: str,
+    make: Callable[[], asyncio.Protocol],
+    heard: Callable[[], None] = lambda: None,
+) -> ChannelTransport:
+    """Connect the protocol. `heard` is called whenever bytes came. Raises SocketUnreachable."""
+    session = _ChannelSession(make(), acknowledger(ssh), heard)
+    await _open(ssh, path, session)
+    return session.transport
+
+
+async def _open(ssh: asyncssh.SSHClientConnection, path: str, session: _ChannelSession) -> None:
     try:
-        yield
-    except CHANNEL_ERRORS as error:
-        raise as_os_error(error) from error
+        await ssh.create_unix_connection(lambda: session, path, window=_STREAM_WINDOW_BYTES)
+    except (*CHANNEL_ERRORS, OSError) as error:
+        why = as_os_error(error).strerror or str(error)
+        raise SocketUnreachable(not_opened(path, why)) from error

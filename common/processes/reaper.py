@@ -49,6 +49,7 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
     meanwhile may be missing.
     """
     with suppress(FileNotFoundError), open(f"{proc}/{pid}/task/{pid}/children") as file:
+        # CONFIG_PROC_CHILDREN may be off, and then the file is missing (proc_pid_children(5)).
         return [int(child) for child in file.read().split()]
     every = (name for name in os.listdir(proc) if name.isdecimal())
     return [int(name) for name in every if _parent(f"{proc}/{name}") == pid]
@@ -57,8 +58,10 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
 def _parent(process: str) -> int | None:
     try:
         with open(f"{process}/stat", errors="replace") as file:
+            # The name in parentheses may hold blanks and parentheses of its own (proc_pid_stat(5)).
             return int(file.read().rpartition(")")[2].split()[1])
     except OSError:
+        # It ended since /proc was listed; a read amid its end is ESRCH.
         return None
 
 

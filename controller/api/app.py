@@ -19,8 +19,13 @@ from common.proxy.entry import Proxy, tidy, to_services
 from common.proxy.forwarding import FROM_REPLICA
 from controller import API_VERSIONS, __version__
 from controller.api.accounts import secrets, service_keys, users
-from controller.api.http.errors import as_response, encoded, leads_no_more
-from controller.api.http.holding import Holding, Lead
+from controller.api.http.errors import (
+    as_response,
+    encoded,
+    leads_no_more,
+    not_known_to_be_done,
+)
+from controller.api.http.holding import Changing, Holding, Lead, LeaseEnds, note_answer
 from controller.api.http.openapi import document
 from controller.api.http.origins import Origins, mark
 from controller.api.http.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
@@ -72,6 +77,8 @@ def make_app(
     )
     app[STREAMS] = set()
     app.on_response_prepare.append(mark)
+    if lead is not None:
+        app.on_response_prepare.append(note_answer)
     app.on_response_prepare.append(not_for_tabs)
     if proxy is not None:
         app.on_response_prepare.append(tidy)
@@ -173,13 +180,18 @@ async def _errors_as_json(request: web.Request, handler: _Endpoint) -> web.Strea
 
 
 def _only_while(lead: Lead) -> Middleware:
-    holding = Holding(lead)
+    holding, changing = Holding(lead), Changing(lead)
 
     @web.middleware
     async def only_while_it_leads(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method in _READING or await holding.may_go_on(request):
+        if request.method in _READING:
             return await handler(request)
-        return leads_no_more()
+        if not await holding.may_go_on(request):
+            return leads_no_more()
+        try:
+            return await changing.answer(request, handler(request))
+        except LeaseEnds:
+            return not_known_to_be_done()
 
     return only_while_it_leads
 

@@ -39,7 +39,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import AwsProvider, AwsRegion
+from controller.provider_config.aws import AwsProvider, AwsRegion
 
 INSTALLATION_TAG = "fairlead-installation"
 MACHINE_TAG = "fairlead-machine"
@@ -120,7 +120,8 @@ class AwsCloud:
                 for offer in self._offers_of(one, region, where, price, spot)
             ]
 
-        return await known_of(self._config.regions, of)
+        known = await known_of(self._config.regions, of)
+        return known.at(self._config.rate)
 
     async def refresh(self) -> None:
         told, refused = await each_region(self._config.regions, self._told)
@@ -274,13 +275,14 @@ class AwsCloud:
         if config.instance_profile is not None:
             request["IamInstanceProfile"] = {"Name": config.instance_profile}
         if offer.spot:
-            request["InstanceMarketOptions"] = {
-                "MarketType": "spot",
-                "SpotOptions": {
-                    "SpotInstanceType": "one-time",
-                    "InstanceInterruptionBehavior": "terminate",
-                },
+            options = {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
             }
+            if order.max_price is not None:
+                # Without one, EC2 asks as much as the price on demand once spot prices rise.
+                options["MaxPrice"] = f"{order.max_price:.6f}"
+            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
         return request
 
     async def _made_before(self, order: Order, mismatch: TokenMismatch) -> Created:

@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from controller.clouds.aws_errors import refusal
 from controller.clouds.base import CloudError
-from controller.provider_config import AwsProvider
+from controller.provider_config.aws import AwsProvider
 
 _THREADS = 16
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0

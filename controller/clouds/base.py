@@ -40,6 +40,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str
     offer: Offer
     token: str
+    max_price: float | None = None
+    """The most that an hour of it may cost, in the provider's currency; None: no limit is known."""
     user_data: str
     """cloud-init's. Secret: it has the machine's private host key."""
 
@@ -70,6 +72,15 @@ class KnownOffers(msgspec.Struct, frozen=True, kw_only=True):
 
     offers: tuple[Offer, ...]
     unknown: Mapping[str, str] = {}
+
+    def at(self, rate: float) -> KnownOffers:
+        """Return the offers with prices in the currency of the installation."""
+        if rate == 1.0:
+            return self
+        offers = (
+            msgspec.structs.replace(one, price=one.price * rate, rate=rate) for one in self.offers
+        )
+        return msgspec.structs.replace(self, offers=tuple(offers))
 
 
 class Cloud(Protocol):

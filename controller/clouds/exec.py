@@ -1,7 +1,7 @@
 """The operator's own program as a provider: each call is one JSON object on its standard input, the
 answer one on its standard output, as Slurm's ResumeProgram does it for nodes.
 
-docs/operators/machines.md has the calls. The program is started anew for each of them, so it keeps
+docs/machines.md has the calls. The program is started anew for each of them, so it keeps
 nothing in memory; what it writes to standard error is shown when the call fails.
 """
 
@@ -127,7 +127,7 @@ _ERRORS: Mapping[str, type[CloudError]] = {
 
 class ExecCloud:
     """A provider behind a program. `timeout`: seconds that one call may take. `account`: what the
-    operator calls the account that the program uses."""
+    operator calls the account that the program uses. `rate`: of the currency of its prices."""
 
     def __init__(
         self,
@@ -137,19 +137,21 @@ class ExecCloud:
         abilities: Abilities,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         account: str | None = None,
+        rate: float = 1.0,
     ) -> None:
         self.abilities = abilities
         self._name = name
         self._command = tuple(command)
         self._timeout = timeout
         self._account = account
+        self._rate = rate
 
     async def account(self) -> str | None:
         return self._account
 
     async def offers(self) -> KnownOffers:
         answer = await self._call(_OffersAnswer, "offers")
-        return KnownOffers(offers=tuple(map(self._offer, answer.offers)))
+        return KnownOffers(offers=tuple(map(self._offer, answer.offers))).at(self._rate)
 
     def _offer(self, offered: _OfferAnswer) -> Offer:
         return Offer(
@@ -185,6 +187,7 @@ class ExecCloud:
             zone=offer.zone,
             spot=offer.spot,
             reservation=offer.reservation,
+            max_price=order.max_price,
             user_data=order.user_data,
         )
         return Created(instance_id=made.id, place=made.place())

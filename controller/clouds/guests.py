@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from common.files.durable import sync_folder, write_durably
-from controller.provider_config import QemuProvider
+from controller.provider_config.qemu import QemuProvider
 
 _MIB = 1 << 20
 _PROGRAM_SECONDS = 120.0
@@ -116,6 +116,7 @@ class Guests:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
+            # QEMU inherited the lock, which ends with its last descriptor (flock(2)).
             return True
         finally:
             os.close(fd)
@@ -201,6 +202,7 @@ class Guests:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._spawn(folder, guest, fd)
         except BlockingIOError:
+            # The process of an earlier call has the lock: two on one disk would destroy it.
             return
         except (OSError, subprocess.SubprocessError) as error:
             raise StartFailed(f"the machine cannot be started: {_words(error)}") from None
@@ -447,6 +449,7 @@ def _kill(pid: int, lock: Path) -> None:
             poll.register(fd, select.POLLIN)
             poll.poll(_END_SECONDS * 1000)
     except ProcessLookupError:
+        # It ended meanwhile: ESRCH of pidfd_open(2) or pidfd_send_signal(2).
         return
     finally:
         os.close(fd)

@@ -35,7 +35,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import HetznerProvider
+from controller.provider_config.hetzner import HetznerProvider
 from fairlead.wire.decoders import decoder_of
 
 INSTALLATION_LABEL = "fairlead-installation"
@@ -218,7 +218,7 @@ class HetznerCloud:
             for price in one.prices
             if price.location in self._config.locations
         )
-        return KnownOffers(offers=tuple(offers))
+        return KnownOffers(offers=tuple(offers)).at(self._config.rate)
 
     def _offer(self, one: _ServerType, price: _LocalPrice) -> Offer:
         return Offer(

@@ -30,7 +30,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import QemuProvider
+from controller.provider_config.qemu import QemuProvider
 
 _ID_LENGTH = 20
 _START_SECONDS = 60.0
@@ -53,6 +53,7 @@ class QemuCloud:
         self._folder = os.path.normpath(config.folder)
         self._types = config.types
         self._most = config.most
+        self._rate = config.rate
         self._start_seconds = start_seconds
         self._guests = Guests(config)
         self._lock = asyncio.Lock()
@@ -73,7 +74,7 @@ class QemuCloud:
             )
             for name, one in self._types.items()
         )
-        return KnownOffers(offers=tuple(offers))
+        return KnownOffers(offers=tuple(offers)).at(self._rate)
 
     async def create(self, order: Order) -> Created:
         size = self._types.get(order.offer.instance_type)

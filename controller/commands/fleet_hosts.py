@@ -21,7 +21,7 @@ from controller.commands.hosts.fleet import (
     make_nodes,
 )
 from controller.commands.hosts.fleet_file import FleetWish, read_fleet
-from controller.commands.hosts.install import NodesApi
+from controller.commands.hosts.nodes_api import NodesApi
 from controller.commands.install import TerminalProgress, find_bundle
 from fairlead import settings
 from fairlead.cli import output

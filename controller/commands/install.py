@@ -22,7 +22,9 @@ from controller.commands.hosts.fleet_file import (
     check_prefixes,
     install_options,
 )
-from controller.commands.hosts.install import HostPlan, NodesApi, make_node, remove_node
+from controller.commands.hosts.host_plan import HostPlan
+from controller.commands.hosts.install import make_node, remove_node
+from controller.commands.hosts.nodes_api import NodesApi
 from controller.commands.hosts.preflight import DockerChoice, HostFinding, Level
 from controller.commands.hosts.ssh_config import target_of
 from controller.commands.hosts.trust import UnknownHostKey, trusted_key

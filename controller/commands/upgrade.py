@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from controller.commands.hosts.bundle import Bundle
 from controller.commands.hosts.connection import HostError
 from controller.commands.hosts.fleet import HostRow, HostTable
-from controller.commands.hosts.install import HostPlan, NodesApi, no_fleet
+from controller.commands.hosts.host_plan import HostPlan
+from controller.commands.hosts.nodes_api import NodesApi, no_fleet
 from controller.commands.hosts.ssh_config import target_of
 from controller.commands.hosts.trust import trusted_key
 from controller.commands.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 
 import asyncssh
@@ -13,6 +12,7 @@ from controller import identity
 from controller.clock import SystemClock
 from controller.daemon.lease import Leading, lease_kept
 from controller.daemon.options import CannotStart, Options
+from controller.outputs.bucket import fingerprint_of
 from controller.store.base import BEFORE_BUCKET, Boot, Snapshot, Store
 from controller.vault import KeyFile, Vault
 
@@ -58,13 +58,8 @@ def fingerprint(options: Options) -> str | None:
         keys = identity.fingerprint(options.data, options.secrets_key_file)
     except identity.IdentityUnusable as error:
         raise CannotStart(str(error)) from error
-    buckets = [one for one in (options.logs_bucket, options.bucket) if one is not None]
-    if keys is None or not buckets:
-        return keys
-    # One of logs alone is shown as earlier versions do.
-    written = b"".join(map(msgspec.json.encode, buckets))
-    digest = hashlib.sha256(written).hexdigest()[:8]
-    return f"{keys}{BEFORE_BUCKET}{digest}"
+    buckets = fingerprint_of(options.logs_bucket, options.bucket)
+    return f"{keys}{BEFORE_BUCKET}{buckets}" if keys is not None and buckets else keys
 
 
 def tie(options: Options, installation_id: str) -> None:

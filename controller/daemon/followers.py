@@ -12,6 +12,7 @@ import asyncssh
 
 from controller import identity
 from controller.clock import SystemClock
+from controller.daemon.lease import Leading
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.stores import followed_bucket
 from controller.forwarding.credentials import LinkTls, link_tls
@@ -74,13 +75,14 @@ async def _final_logs(
 
 
 async def links_of_followers(
-    options: Options, service: ControllerService
+    options: Options, service: ControllerService, leading: Leading
 ) -> tuple[FollowerLinks, ...]:
     """Return what takes the links of followers, if it has keys. Raises CannotStart."""
     tls = await asyncio.to_thread(_link_tls, options)
     if tls is None:
         return ()
-    return (FollowerLinks(tls.leader, partial(_follow_log, service), Feeding(service).feed),)
+    follow_log, feed = partial(_follow_log, service), Feeding(service).feed
+    return (FollowerLinks(tls.leader, follow_log, feed, leading),)
 
 
 async def _follow_log(

@@ -39,7 +39,10 @@ class Leading:
             self._tell()
 
     def end(self) -> None:
-        """Nobody needs to wait for a renewal any more; what is sure by now stays so."""
+        """End the waits for a renewal, because none comes: this controller lets its lease run out.
+
+        It still leads surely until the lease's sure time is over.
+        """
         self._is_over = True
         self._tell()
 
@@ -50,6 +53,22 @@ class Leading:
 
     def is_sure(self) -> bool:
         return self.now() - self._renewed_at < self._seconds
+
+    def sure_for(self) -> float:
+        """Return the seconds for which it surely leads without another renewal."""
+        return max(0.0, self._renewed_at + self._seconds - self.now())
+
+    def has_ended(self) -> bool:
+        return self._left() <= 0
+
+    def _left(self) -> float:
+        return self._renewed_at + self._seconds + SURE_SECONDS - self.now()
+
+    async def until_ended(self) -> None:
+        """Return when the lease has run out: another controller may lead."""
+        # A renewal may come during each sleep.
+        while not self.has_ended():  # noqa: ASYNC110
+            await asyncio.sleep(self._left())
 
     async def until_known(self, seconds: float) -> bool:
         """Return whether it surely leads, as soon as that is known, or after so long."""

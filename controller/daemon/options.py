@@ -14,7 +14,7 @@ from controller.lifecycle.inventory import NodeFailure, Spending
 from controller.outputs.bucket import Bucket
 from controller.outputs.store import DEFAULT_LIMIT
 from controller.outputs.uploads import DEFAULT_ABOVE
-from controller.provider_config import ProviderConfig
+from controller.provider_config.reading import ProviderConfig
 from controller.retention import RetentionTimes
 from controller.shipping.shipper import Receivers
 from controller.store.peers import Peers

@@ -14,13 +14,11 @@ from controller.daemon.options import CannotStart, Options
 from controller.lifecycle.machines.model import Machine
 from controller.machines.manager import MachineSettings
 from controller.pipelines.performers.cluster import secret_of
-from controller.provider_config import (
-    AwsProvider,
-    GcpProvider,
-    HetznerProvider,
-    ProviderConfig,
-    QemuProvider,
-)
+from controller.provider_config.aws import AwsProvider
+from controller.provider_config.gcp import GcpProvider
+from controller.provider_config.hetzner import HetznerProvider
+from controller.provider_config.qemu import QemuProvider
+from controller.provider_config.reading import ProviderConfig
 from controller.service.machines.user_data import JoinPoint, UserData, render
 from controller.store.base import Changes, Snapshot, Store, StoredCatalog
 from controller.store.errors import StoreError
@@ -98,6 +96,7 @@ def make_cloud(name: str, config: ProviderConfig, catalogs: Catalogs) -> Cloud:
         abilities=abilities,
         timeout=config.timeout,
         account=config.account,
+        rate=config.rate,
     )
 
 

@@ -10,6 +10,7 @@ from controller import __version__
 from controller.doctor.facts import Certificate, Facts
 from controller.following import MAX_CLOCK_DIFFERENCE, minor_steps
 from controller.identity import INSTALLATION_NAME
+from controller.outputs.bucket import fingerprint_of
 from controller.store import schema
 from controller.store.base import Peer
 from controller.store.examination import DatabaseFacts
@@ -77,14 +78,15 @@ def _keys(facts: Facts) -> Iterator[Finding]:
         yield bad("keys", facts.unusable_keys, "run this as the controller's user")
         return
     names = " and ".join(path.name for path in facts.missing_keys)
+    are = "are" if len(facts.missing_keys) > 1 else "is"
     if names and _alive_others(facts):
         fix = "copy id_ed25519 and secrets.key from the data folder of a controller that works"
-        yield bad("keys", f"{names} are missing, and other controllers have theirs", fix)
+        yield bad("keys", f"{names} {are} missing, and other controllers have theirs", fix)
     elif names and facts.database.schema is not None:
         fix = "copy them from the former controller's data folder, or from where you keep them"
-        yield bad("keys", f"{names} are missing, but the database is in use", fix)
+        yield bad("keys", f"{names} {are} missing, but the database is in use", fix)
     elif names:
-        yield ok("keys", f"{names} are made by the first start")
+        yield ok("keys", f"{names} {are} made by the first start")
     for path in facts.open_keys:
         yield bad("keys", f"others can read {path}", f"chmod 600 {path}")
     if names:
@@ -283,7 +285,12 @@ def _tls(facts: Facts) -> Iterator[Finding]:
 
 
 def _buckets(facts: Facts) -> Iterator[Finding]:
-    if not facts.buckets:
+    own_buckets = fingerprint_of(facts.setup.logs_bucket, facts.setup.bucket)
+    if wrong := [one.url for one in _alive_others(facts) if one.buckets not in (None, own_buckets)]:
+        fix = "give all controllers the same --bucket and --logs-bucket, with the same endpoints"
+        told = f"{', '.join(wrong)} has others than this controller, which won't start"
+        yield bad("bucket", told, fix)
+    elif not facts.buckets:
         yield ok("bucket", "none is named")
     own = facts.installation or facts.database.installation
     for found in facts.buckets:
@@ -302,9 +309,13 @@ def _buckets(facts: Facts) -> Iterator[Finding]:
             fix = "give another bucket or prefix"
             yield bad("bucket", f"{named} belongs to the installation {found.owner}", fix)
         elif abs(found.clock_ahead) > MAX_BUCKET_CLOCK:
-            ahead = f"{found.clock_ahead:+.0f} s"
+            side = "ahead of" if found.clock_ahead > 0 else "behind"
             fix = "let NTP set this machine's clock: the storage refuses requests of another time"
-            yield bad("bucket", f"the clock of {named} is {ahead} ahead of this one", fix)
+            yield bad(
+                "bucket",
+                f"the clock of {named} is {abs(found.clock_ahead):.0f} s {side} this one",
+                fix,
+            )
         else:
             new = " and is new" if is_own and found.owner is None else ""
             yield ok("bucket", f"{named} can be written and read{new}")

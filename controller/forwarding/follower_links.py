@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -52,23 +53,34 @@ FollowLog = Callable[[str, str, int], Awaitable[AsyncIterator[bytes]]]
 Raises what the API answers for it."""
 
 
-Feed = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
+Feed = Callable[[web.Request, web.StreamResponse], Coroutine[None, None, None]]
 """Feeds the watches of a follower; see `feed`. The answer is begun."""
+
+
+class Lease(Protocol):
+    """This controller's lease, of which only the database knows whether another one has it."""
+
+    def has_ended(self) -> bool: ...
+
+    async def until_ended(self) -> None:
+        """Return when it has run out."""
 
 
 class FollowerLinks:
     """Links that followers opened to this controller while it leads. `follow_log`, `feed`: what
-    they may ask for beside requests of clients."""
+    they may ask for beside requests of clients. `lease`: None: it never runs out."""
 
     def __init__(
         self,
         context: ssl.SSLContext,
         follow_log: FollowLog | None = None,
         feed: Feed | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self._context = context
         self._follow_log = follow_log
         self._feed = feed
+        self._lease = lease
         self._hang_ups = HangUps()
         self._runner: web.AppRunner | None = None
         self._has_had_any = False
@@ -126,6 +138,8 @@ class FollowerLinks:
     async def _fed(self, request: web.Request) -> web.StreamResponse:
         if self._feed is None or not self._is_asked_here(request):
             raise web.HTTPNotFound
+        if self._lease is not None and self._lease.has_ended():
+            return leads_no_more()
         response = web.StreamResponse(headers={"Content-Type": NDJSON})
         # The next leader feeds it then.
         response.force_close()
@@ -135,9 +149,30 @@ class FollowerLinks:
             reader_may_leave(),
         ):
             await response.prepare(request)
-            await self._feed(request, response)
+            await self._while_it_leads(request, self._feed(request, response))
             await response.write_eof()
         return response
+
+    async def _while_it_leads(
+        self, request: web.Request, feeding: Coroutine[None, None, None]
+    ) -> None:
+        """A leader that can't renew its lease may not know its successor, nor see what that one
+        changes."""
+        if self._lease is None:
+            await feeding
+            return
+        tasks = (asyncio.create_task(feeding), asyncio.create_task(self._lease.until_ended()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+            elif request.transport is not None:
+                # Else aiohttp waits for the end of the questions.
+                request.transport.abort()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         if self._follow_log is None or not self._is_asked_here(request):

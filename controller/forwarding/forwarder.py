@@ -19,14 +19,16 @@ from common.proxy.headers import CLIENT, end_to_end, head_of
 from common.proxy.tunnel import tunnel
 from common.proxy.upstream import NoAnswer, ReplicaConnection, ResponseHead, UpstreamError
 from controller.api.http.errors import body_too_slow, nobody_leads
-from controller.api.http.holding import Room, held_size
+from controller.api.http.holding import HELD_SECONDS, Room, held_size
 from controller.forwarding.follower_links import HELD, NOT_DONE
 from controller.forwarding.leader_links import LeaderLinks, Link, NobodyLeads, NoLink
-from controller.relay import HOLD_SECONDS
 
 _MAX_BODY = 1 << 62
 """The leader knows what is too large."""
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
+HELD_SECONDS_HEADER = "Fairlead-Held-Seconds"
+"""Of an answer that waited here for a leader, so that a client sees why it was slow."""
+_WORTH_TELLING = 0.1
 _MAX_HELD = 10_000
 """As many as there may be connections."""
 _MAX_HELD_BYTES = 64 << 20
@@ -60,6 +62,8 @@ class _Exchange(msgspec.Struct, kw_only=True):
     is_upgrade: bool
     until: float | None = None
     """When the answer must have begun, by the loop's clock."""
+    held: float = 0.0
+    """Seconds for which it has waited for a leader."""
     sending: asyncio.Task[None] | None = None
 
     @property
@@ -80,7 +84,7 @@ class Forwarder:
     """Carries requests to the leader. `is_leading`: whether this controller leads by now, so that
     its clients' next connections go to the leader's own server."""
 
-    def __init__(self, links: LeaderLinks, hold_seconds: float = HOLD_SECONDS) -> None:
+    def __init__(self, links: LeaderLinks, hold_seconds: float = HELD_SECONDS) -> None:
         self._links = links
         self._hold_seconds = hold_seconds
         self._hang_ups = HangUps()
@@ -101,9 +105,11 @@ class Forwarder:
             slow.force_close()
             return slow
         seconds = self._hold_seconds if within is None else within
-        until = asyncio.get_running_loop().time() + seconds
+        now, held = asyncio.get_running_loop().time, 0.0
+        until = now() + seconds
         with self._hang_ups.watched(request):
             while True:
+                asked = now()
                 try:
                     link = await self._link(body, until)
                 except (NobodyLeads, NoLink):
@@ -111,8 +117,10 @@ class Forwarder:
                     # The next connection may be carried in another way.
                     answer.force_close()
                     return answer
+                held += now() - asked
                 exchange = _Exchange(
                     request=request,
+                    held=held,
                     body=body,
                     link=link,
                     is_upgrade=_is_websocket(request),
@@ -184,6 +192,8 @@ class Forwarder:
         response = web.StreamResponse(status=head.status, reason=head.reason or None)
         for name, value in answered.headers:
             response.headers.add(name, value)
+        if exchange.held >= _WORTH_TELLING:
+            response.headers[HELD_SECONDS_HEADER] = f"{exchange.held:.1f}"
         response[FROM_REPLICA] = frozenset(name.lower() for name, _ in answered.headers)
         if self.is_leading:
             response.force_close()

@@ -110,8 +110,10 @@ class Judge:
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Who watches. `owner`: of the run that is watched; None: he watches what he may see of all.
-    `user`: as he was when the watch began."""
+    """The user of a watch, as the rights were when it began.
+
+    `owner`: the owner of the watched run; None: the watch is about all runs that the user may see.
+    """
 
     proof: Proof
     user: User

@@ -200,15 +200,18 @@ class Draft:
 
     def fresh_attempt(self, job: Job, cause: str) -> Attempt:
         """Add a new SUBMITTED attempt to this job, in the present occurrence and incarnation."""
+        before = job.attempts[-1] if job.attempts else None
+        starts = None if before is None else before.starts
         attempt = Attempt(
             id=self.new_id(),
             job_id=job.id,
-            number=job.attempts[-1].number + 1 if job.attempts else 0,
+            number=0 if before is None else before.number + 1,
             status=AttemptStatus.SUBMITTED,
             occurrence=self.run.occurrence,
             incarnation=self.run.incarnation,
             rank=job.rank,
             deployment=job.deployment,
+            starts=None if starts is None else starts.for_next_attempt,
             submitted_at=self.now,
         )
         return self.add_attempt(job, attempt, cause)

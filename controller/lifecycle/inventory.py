@@ -30,7 +30,7 @@ class Spot(StrEnum):
 
 class MachinesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The machines that a fleet may rent (docs/rules.md 12). Prices are per machine and hour, in
-    the currency of the provider's offers."""
+    the currency of the installation."""
 
     provider: str
     min: int = 0

@@ -191,6 +191,25 @@ class StartAgainRefused(_AttemptReport, frozen=True, kw_only=True):
     message: str
 
 
+class StartEnded(_AttemptReport, frozen=True, kw_only=True):
+    """The job's commands have ended at the Unix time `at`, as the runner says, and its container
+    waits for the next start. `number` as of that start; 0: the first."""
+
+    number: int
+    at: float
+    reason: Reason
+    message: str | None = None
+    exit_code: int | None = None
+
+
+class WatcherSeen(_Report, frozen=True, kw_only=True):
+    """A client watches the run, and counts as there until then; not after `at`: it leaves."""
+
+    watcher: str
+    until: float
+    at: float
+
+
 class SweepResized(_Report, frozen=True, kw_only=True):
     """A user changes how many sets of a sweep may be active at once; None: no number bounds it."""
 
@@ -429,6 +448,8 @@ Report = (
     | StartAgainRequested
     | StartedAgain
     | StartAgainRefused
+    | StartEnded
+    | WatcherSeen
     | MachineAnswered
     | ProbeSeen
     | ReplicaRegistered

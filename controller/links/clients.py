@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -12,8 +13,8 @@ import asyncssh
 import runner.client
 from common.links.errors import LinkError
 from common.links.ssh import Advice, SshLogin
-from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, open_stream
-from common.streams import StreamReader, StreamWriter
+from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, connect_protocol, open_stream
+from common.streams import SocketUnreachable, StreamReader, StreamWriter
 from controller.lifecycle.inventory import NodeAddress
 from controller.links.listening import ListeningRunners
 from runner.client import RunnerClient
@@ -32,7 +33,8 @@ class SocketClients:
     """Clients over connectors made by `connector(path)`, and over plain streams for what is not
     HTTP.
 
-    `stream` raises OSError.
+    `stream` and `connect` raise OSError. What `connect` opened is closed with the sessions; a
+    stream is its user's.
     """
 
     def __init__(
@@ -40,12 +42,17 @@ class SocketClients:
         shim_socket: str,
         connector: Callable[[str], aiohttp.BaseConnector],
         stream: Callable[[str], Awaitable[tuple[StreamReader, StreamWriter]]],
+        connect: Callable[[str, Callable[[], asyncio.Protocol]], Awaitable[asyncio.Transport]],
     ) -> None:
         self._connector = connector
+        self._connect = connect
         self._stream = stream
         self._closed = False
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.shim = ShimClient(self._session(shim_socket), silence=None)
+        self._open: list[tuple[str, asyncio.Transport]] = []
+        self.shim = ShimClient(
+            self._session(shim_socket), silence=None, dial=partial(self._dial, shim_socket)
+        )
         self._runners: dict[str, RunnerClient] = {}
 
     def runner(self, socket_path: str) -> RunnerClient:
@@ -56,7 +63,8 @@ class SocketClients:
         if socket_path not in self._runners:
             self._runners[socket_path] = RunnerClient(
                 self._session(socket_path, runner.client.BASE_URL),
-                dial=lambda: self._stream(socket_path),
+                dial=partial(self._stream, socket_path),
+                dial_answer=partial(self._dial, socket_path),
             )
         return self._runners[socket_path]
 
@@ -67,14 +75,29 @@ class SocketClients:
     async def forget_runner(self, socket_path: str) -> None:
         self._runners.pop(socket_path, None)
         session = self._sessions.pop(socket_path, None)
+        self._close_answers(socket_path)
         if session is not None:
             await session.close()
 
     async def close(self) -> None:
         self._closed = True
         sessions, self._sessions = list(self._sessions.values()), {}
+        self._close_answers(None)
         for session in sessions:
             await session.close()
+
+    async def _dial(self, path: str, make: Callable[[], asyncio.Protocol]) -> None:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            transport = await self._connect(path, make)
+        self._open = [kept for kept in self._open if not kept[1].is_closing()]
+        self._open.append((path, transport))
+        if self._closed:
+            self._close_answers(None)  # its reader is told of the loss
+
+    def _close_answers(self, path: str | None) -> None:
+        for other, transport in self._open:
+            if path in (other, None):
+                transport.close()
 
     def _session(self, path: str, base_url: str | None = None) -> aiohttp.ClientSession:
         if path not in self._sessions:
@@ -115,7 +138,11 @@ class LocalConnection(_Connection):
     stream ends."""
 
     def __init__(self, shim_socket: str) -> None:
-        super().__init__(SocketClients(shim_socket, self._connector, asyncio.open_unix_connection))
+        super().__init__(
+            SocketClients(
+                shim_socket, self._connector, asyncio.open_unix_connection, _connect_local
+            )
+        )
         self._closed = asyncio.Event()
 
     def heard_at(self) -> float:
@@ -131,6 +158,16 @@ class LocalConnection(_Connection):
     async def close(self) -> None:
         self._closed.set()
         await self._clients.close()
+
+
+async def _connect_local(path: str, make: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+    loop = asyncio.get_running_loop()
+    try:
+        transport, _ = await loop.create_unix_connection(make, path)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise SocketUnreachable(f"nothing answers at {path} ({why})") from error
+    return transport
 
 
 class LocalLink:
@@ -152,6 +189,7 @@ class SshConnection(_Connection):
                 shim_socket,
                 lambda path: SshUnixConnector(ssh, path, self._heard),
                 partial(open_stream, ssh, heard=self._heard),
+                partial(connect_protocol, ssh, heard=self._heard),
             )
         )
         self.ssh = ssh

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,8 @@ class LogWriter:
         of this disk. Raises OSError."""
         end = await self._store.in_thread(self._writer.sync)
         if self._parts is not None:
-            return await self._store.in_bucket_thread(self._parts.put, end)
+            with self._store.noting(self._attempt_id):
+                return await self._store.in_bucket_thread(self._parts.put, end)
         return end
 
     async def close(self) -> None:
@@ -204,6 +205,7 @@ class LogStore:
         self._lately_final: dict[str, None] = {}
         self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._refused: set[str] = set()
 
     def close(self) -> None:
         # A bucket that doesn't answer must not hold up the next leader.
@@ -217,6 +219,22 @@ class LogStore:
         """Bytes that are to come to the bucket and are not there."""
         return sum(writer.waiting for writer in self._writers.values())
 
+    @property
+    def refused(self) -> int:
+        """Logs of live attempts for which the bucket failed when it was last asked. Next to
+        `waiting`: a leader that began while the bucket is away has no bytes to count."""
+        return len(self._refused)
+
+    @contextlib.contextmanager
+    def noting(self, attempt_id: str) -> Iterator[None]:
+        """Note whether the bucket fails what stores this log."""
+        try:
+            yield
+        except BucketError:
+            self._refused.add(attempt_id)
+            raise
+        self._refused.discard(attempt_id)
+
     async def writer(self, attempt_id: str) -> LogWriter:
         """Return a writer; waits until the previous one is closed. Raises OSError."""
         turn = self._turns_to_write.get(attempt_id)
@@ -225,7 +243,8 @@ class LogStore:
         await turn.acquire()
         writer = LogWriter(self, attempt_id, turn)
         try:
-            await writer.open()
+            with self.noting(attempt_id):
+                await writer.open()
         except BaseException:
             await writer.close()
             raise
@@ -252,7 +271,8 @@ class LogStore:
     async def complete(self, attempt_id: str) -> None:
         """Record durably that no byte will follow; readers come to their end."""
         if self._bucket is not None:
-            await self.in_bucket_thread(self._bucket.complete, attempt_id)
+            with self.noting(attempt_id):
+                await self.in_bucket_thread(self._bucket.complete, attempt_id)
             self._ended.put_nowait(attempt_id)
         await self.in_thread(segments.mark_complete, self.folder_of(attempt_id))
         self.finish(attempt_id)
@@ -271,7 +291,9 @@ class LogStore:
                 log.warning("the parts of the log of %s stay apart: %s", attempt_id, error)
 
     async def is_complete(self, attempt_id: str) -> bool:
-        return await self._has(attempt_id, self.folder_of(attempt_id) / segments.COMPLETE_NAME)
+        """Return whether all is stored. For what collects the log, which asks until it is told."""
+        with self.noting(attempt_id):
+            return await self._has(attempt_id, self.folder_of(attempt_id) / segments.COMPLETE_NAME)
 
     async def is_kept(self, attempt_id: str) -> bool:
         """Return whether any part of its log is stored, an empty log included."""
@@ -371,6 +393,7 @@ class LogStore:
 
     def finish(self, attempt_id: str) -> None:
         """End the attempt's readers after what is stored: the attempt is final."""
+        self._refused.discard(attempt_id)
         self._lately_final[attempt_id] = None
         if len(self._lately_final) > REMEMBERED_FINALS:
             del self._lately_final[next(iter(self._lately_final))]

@@ -35,6 +35,7 @@ from controller.lifecycle.machines.life import (
     OrderRefused,
     ReleaseAnswered,
     ReleaseUnanswered,
+    holds,
 )
 from controller.lifecycle.machines.model import Machine, MachineEnd, MachineStatus
 from controller.lifecycle.machines.reconcile import (
@@ -49,7 +50,8 @@ from controller.lifecycle.machines.reconcile import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CALLS_AT_ONCE = 16
-_START_SECONDS = 180.0
+START_SECONDS = 180.0
+"""For so long after a start lists follow each other sooner."""
 DESCRIBE_EVERY_SECONDS = 5.0
 """One call for all machines whose address is not known yet."""
 _FIRST_RETRY_SECONDS = 2.0
@@ -277,9 +279,10 @@ class Worker:
         while True:
             visible_at = asked_at + self._cloud.abilities.visible_after
             begun = self._clock.now()
-            listed = await self._list()
+            async with self._slots:
+                listed = await self._list()
             for one in () if listed is None else listed.found:
-                if one.machine_id == machine_id:
+                if one.machine_id == machine_id and not self._is_of_another(machine, one):
                     self._desk.post(
                         InstanceKnown(
                             machine_id=machine_id, instance_id=one.instance_id, place=one.place
@@ -293,6 +296,9 @@ class Worker:
                     raise ElsewhereNow(elsewhere(machine, listed.account))
                 return None
             await asyncio.sleep(max(_FIRST_RETRY_SECONDS, min(visible_at - begun, 15.0)))
+
+    def _is_of_another(self, machine: Machine, found: Found) -> bool:
+        return any(holds(one, machine, found.instance_id) for one in self._own())
 
     # -- ending one ---------------------------------------------------------------------------
 
@@ -355,10 +361,25 @@ class Worker:
             await self.close()
 
     async def _reconcile_for_ever(self) -> None:
+        now = asyncio.get_running_loop().time
+        began = ended = float("-inf")
         while True:
+            if (wait := self._until_next_list(began, ended, now())) > 0:
+                await asyncio.sleep(wait)
+                continue
+            began = now()
             await self._reconcile()
-            is_new = self._clock.now() < self._began + _START_SECONDS
-            await asyncio.sleep(until_next_list(self._missing, self._desk.answers(), is_new=is_new))
+            ended = now()
+
+    def _until_next_list(self, began: float, ended: float, now: float) -> float:
+        return until_next_list(
+            began,
+            ended,
+            now,
+            missing=self._missing,
+            answering=self._desk.answers(),
+            is_new=self._clock.now() < self._began + START_SECONDS,
+        )
 
     async def _reconcile(self) -> None:
         listed = await self._list()
@@ -425,12 +446,10 @@ class Worker:
     async def _list(self) -> _Listed | None:
         """Return the whole list; None: there was none."""
         try:
-            async with self._slots:
-                before = await account_or_none(self._provider, self._cloud)
-                call = self._cloud.list_tagged(self._desk.installation)
-                found = list(await self._answer(call))
-                # Credentials may change while they are used.
-                is_same = before == await account_or_none(self._provider, self._cloud)
+            before = await account_or_none(self._provider, self._cloud)
+            found = list(await self._answer(self._cloud.list_tagged(self._desk.installation)))
+            # Credentials may change while they are used.
+            is_same = before == await account_or_none(self._provider, self._cloud)
         except CloudError as error:
             self.trouble = str(error)
             log.warning("provider %s tells no list: %s", self._provider, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -66,6 +67,13 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+
+def fingerprint_of(*buckets: Bucket | None) -> str:
+    """Return what tells these buckets from others; empty: there is none. One alone is shown as
+    earlier versions do."""
+    written = b"".join(msgspec.json.encode(one) for one in buckets if one is not None)
+    return hashlib.sha256(written).hexdigest()[:8] if written else ""
 
 
 class Upload(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from fairlead.wire import shim as shim_schemas
 from fairlead.wire.amounts import amounts_of
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.engine_abilities import KNOWN_TO_ALL, EngineAbility
-from fairlead.wire.runner import ExitRecord
+from fairlead.wire.runner import ExitRecord, StartEnd
 from fairlead.wire.shim import (
     NEARNESS,
     GpuInfo,
@@ -132,6 +132,27 @@ def readable(text: str | None) -> str | None:
         return text
     mark = f"… (cut: {len(text)} characters)"
     return text[: MAX_MESSAGE - len(mark)] + mark
+
+
+def start_ended(run_id: str, attempt_id: str, end: StartEnd) -> reports.StartEnded:
+    """Return the report of a start's end; what is impossible in it is an error of the job."""
+    record = ExitRecord(
+        reason=end.reason,
+        message=end.message,
+        exit_code=end.exit_code,
+        finished_at=end.at,
+        log_end=0,
+    )
+    told = runner_exited(run_id, attempt_id, record)
+    return reports.StartEnded(
+        run_id=run_id,
+        attempt_id=attempt_id,
+        number=end.number,
+        at=end.at,
+        reason=told.reason,
+        message=told.message,
+        exit_code=told.exit_code,
+    )
 
 
 def _possible(exit_code: int | None) -> int | None:

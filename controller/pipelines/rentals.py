@@ -352,6 +352,7 @@ class _Turn:
         )
 
     def move(self, machine: Machine, reports: Sequence[MachineReport]) -> None:
+        reports = [self._checked(machine, one) for one in reports]
         standing = self._standing.get(machine.fleet)
         used = self._is_used(machine.id)
         around = self._rentals.around(machine, self._nodes.get(machine.id), standing, is_used=used)
@@ -366,6 +367,15 @@ class _Turn:
             standing.staying -= 1
         self._remember_refusal(machine, after, reports)
         self._put(machine, after)
+
+    def _checked(self, machine: Machine, report: MachineReport) -> MachineReport:
+        if not isinstance(report, InstanceKnown):
+            return report
+        refusal = life.of_another(machine, report, self._rentals.machines.values())
+        if refusal is None:
+            return report
+        log.error("machine %s: %s", machine.name, refusal.message)
+        return refusal
 
     def _remember_refusal(
         self, before: Machine, after: Machine, reports: Sequence[MachineReport]
@@ -461,6 +471,7 @@ class _Turn:
                 group=group,
                 leash=self._leash_of(order.fleet),
                 idle_duration=order.idle_duration,
+                max_price=order.max_price,
                 user=order.user,
                 run_id=order.run_id,
                 ordered_at=self._now,

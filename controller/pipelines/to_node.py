@@ -156,6 +156,7 @@ def task_request(
         needs_host_network=need.host_network,
         needs_of_engine=need.engine,
         python=spec.python,
+        carries_jobs=_reuses(context),
     )
 
 

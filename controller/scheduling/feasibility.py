@@ -6,13 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from controller.lifecycle.lacks import LacksAbilities, LacksPermission
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
-from controller.lifecycle.pending_reasons import (
-    DoesNotFit,
-    LacksAbilities,
-    LacksPermission,
-    NoSuchFleet,
-)
+from controller.lifecycle.pending_reasons import DoesNotFit, NoSuchFleet
 from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_waits
 from controller.scheduling.fitting.capacity import Need, Needs
 from controller.scheduling.fitting.fit import as_new, closest

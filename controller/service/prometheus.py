@@ -131,6 +131,8 @@ class ControllerNumbers:
         yield GaugeMetricFamily("fairlead_outputs_waiting_bytes", size, waiting.size)
         log = "Bytes of logs that wait for their bucket; nodes keep them until they are there"
         yield GaugeMetricFamily("fairlead_logs_waiting_bytes", log, self._logs.waiting)
+        refused = "Logs of live attempts whose bucket failed when it was last asked"
+        yield GaugeMetricFamily("fairlead_logs_refused", refused, self._logs.refused)
 
     def _of_services(self) -> Iterable[Metric]:
         replicas = GaugeMetricFamily(

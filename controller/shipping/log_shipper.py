@@ -88,6 +88,10 @@ class LogShipper:
             attempt.stored = max(attempt.stored, frame.end)
             if frame.offset > attempt.next or not self._sink.room.is_set() or not self._is_loaded:
                 self._leave_to_log(attempt)
+            else:
+                # Until now nothing was stored beyond what was cut: the log, which may be in a
+                # bucket and away, need not be read.
+                attempt.is_behind = False
             if not attempt.is_behind:
                 self._cut(attempt, frame)
 
@@ -118,9 +122,12 @@ class LogShipper:
                 # It ended while this controller was not there.
                 attempt = self._attempts[attempt_id] = _Attempt(position.origin, position.at)
                 attempt.has_ended = True
-                self._leave_to_log(attempt)
             else:
                 attempt.begin_at(position.at)
+        for attempt in self._attempts.values():
+            # The last controller may have stored lines that the receiver lacks, and a quiet log has
+            # no frame that would tell.
+            self._leave_to_log(attempt)
         self._is_loaded = True
 
     async def catch_up(self, read: Read) -> None:

@@ -116,6 +116,11 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     def key_files(self) -> str | None:
         return None if self.keys is None else self.keys.partition(BEFORE_BUCKET)[0]
 
+    @property
+    def buckets(self) -> str | None:
+        """The fingerprint of its buckets, empty if it has none; None: it is not known."""
+        return None if self.keys is None else self.keys.partition(BEFORE_BUCKET)[2]
+
 
 BEFORE_BUCKET = "."
 """What stands in `Peer.keys` between the two fingerprints."""

@@ -131,6 +131,7 @@ class FolderLock:
         except BlockingIOError:
             other = _read(fd)
             os.close(fd)
+            # The holder writes its name after it took the lock, so the file may still be empty.
             return other.holder or "unknown"
         except OSError:
             os.close(fd)

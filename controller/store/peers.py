@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,12 +28,15 @@ from controller.store.base import Peer, Sight
 from controller.store.errors import StoreUnavailable
 from controller.store.lease import LEASE_NAME
 from controller.store.schema import controllers, leases
+from controller.store.sessions import Session
 from controller.store.sql_errors import sentence
 
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 5.0
 """Of controllers that share a database; each renews it every second."""
+ANSWER_SECONDS = 8.0
+"""Longer than the server's own limits for a statement and for a wait of this session."""
 _FORGOTTEN_SECONDS = 86400.0
 _SHOW_EVERY = 1.0
 LEADING_LOCK = 0x6661_6973
@@ -91,18 +95,21 @@ class Peers:
         self._monotonic = monotonic
         self._engine: sa.Engine | None = None
         self._session: sa.Connection | None = None
+        self._hanging = Session()
         self._shown_at = -math.inf
         self._is_pooled = False
         self.has_lock = False
 
     def begin(self, database: sa.URL) -> None:
         """Use this database from now on."""
-        self._engine = sa.create_engine(
-            database,
-            isolation_level="AUTOCOMMIT",
-            poolclass=sa.NullPool,
-            connect_args=dict(_CONNECT),
-            hide_parameters=True,
+        self._engine = self._hanging.of(
+            sa.create_engine(
+                database,
+                isolation_level="AUTOCOMMIT",
+                poolclass=sa.NullPool,
+                connect_args=dict(_CONNECT),
+                hide_parameters=True,
+            )
         )
 
     def look(self) -> Sight | None:
@@ -130,7 +137,8 @@ class Peers:
     @contextmanager
     def _reached(self) -> Iterator[sa.Connection]:
         try:
-            yield self._opened()
+            with self._answering():
+                yield self._opened()
         except sa.exc.SQLAlchemyError as error:
             self.leave()
             raise StoreUnavailable(f"the database can't be reached: {sentence(error)}") from error
@@ -138,11 +146,12 @@ class Peers:
     def keep_lock(self) -> None:
         """Hold the lock, or take it again after its session was lost."""
         try:
-            session = self._opened()
-            if self.has_lock:
-                session.execute(sa.select(1))
-            else:
-                self._try_lock(session)
+            with self._answering():
+                session = self._opened()
+                if self.has_lock:
+                    session.execute(sa.select(1))
+                else:
+                    self._try_lock(session)
         except sa.exc.SQLAlchemyError as error:
             # The lease protects this controller until the next try.
             log.warning("the session of the leader's lock was lost: %s", sentence(error))
@@ -174,6 +183,17 @@ class Peers:
         if session is not None:
             session.invalidate()
             session.close()
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """End the wait for a server that hangs: another one may have taken its address."""
+        cut = threading.Timer(ANSWER_SECONDS, self._hanging.cut)
+        cut.daemon = True
+        cut.start()
+        try:
+            yield
+        finally:
+            cut.cancel()
 
     def _opened(self) -> sa.Connection:
         if self._session is None:

@@ -42,6 +42,8 @@ _SHARED_SETTINGS = {
     # it the lease's row, for as long as the server's kernel repeats an answer (tcp(7)).
     **peers.SERVER_KEEPALIVES,
 }
+_STATEMENT_TIMEOUT = "10s"
+"""Of a write. Migrations, and reads of all that is live, have none."""
 _LEADING_LOCK_TIMEOUT = sa.text("SET LOCAL lock_timeout = '3s'")
 """A follower that tries to lead looks again rather than wait for the row of a dead leader."""
 _CONNECT = {
@@ -189,8 +191,13 @@ class PostgresqlDatabase:
 
     def ticket(self, connection: sa.Connection) -> str | None:
         # The function gives the transaction its id, which it would else get with its first change.
-        query = sa.select(sa.cast(sa.func.pg_current_xact_id(), sa.Text()))
-        return str(connection.execute(query).scalar_one())
+        # The limit is set in the same round trip; it does not count the wait of a commit for a
+        # standby, which would be answered as if the standby had it.
+        query = sa.select(
+            sa.cast(sa.func.pg_current_xact_id(), sa.Text()),
+            sa.func.set_config("statement_timeout", _STATEMENT_TIMEOUT, True),
+        )
+        return str(connection.execute(query).one()[0])
 
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
         query = sa.text("SELECT pg_xact_status(CAST(:ticket AS xid8))")

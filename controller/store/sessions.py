@@ -20,6 +20,12 @@ READ_SECONDS = 6.0
 """A follower waits for its leader's answer for a little longer."""
 MAX_READS = 256
 """Reads that wait at the same time."""
+WRITE_SECONDS = 15.0
+"""Longer than the server needs to end a statement or a wait for a lock by itself, so that only a
+write without any answer is cut, at the latest after twice this time."""
+
+LAST_WRITE_SECONDS = 3.0
+"""A commit in progress, and the return of the lease, when a controller stops."""
 
 
 class Session:
@@ -61,13 +67,45 @@ class Session:
 
 
 class Patience:
-    """Bounds how long, and how many, reads wait for a database. They share one thread."""
+    """Bounds how long, and how many, reads wait for a database, and how long a write does. Reads
+    share one thread, and the writes another one."""
 
-    def __init__(self, seconds: float = READ_SECONDS, most: int = MAX_READS) -> None:
+    def __init__(
+        self,
+        seconds: float = READ_SECONDS,
+        most: int = MAX_READS,
+        write_seconds: float = WRITE_SECONDS,
+    ) -> None:
         self._seconds = seconds
+        self._write_seconds = write_seconds
         self._most = most
         self._waiting = 0
         self.session = Session()
+        self.writes = Session()
+
+    async def write(self, thread: ThreadPoolExecutor, change: Callable[[], T]) -> T:
+        """Return what the change returns in the thread. Raises what it raises.
+
+        The end of its session is no answer: `change` finds out whether it was done.
+        """
+        asking = thread.submit(change)
+        asked = asyncio.wrap_future(asking)
+        try:
+            while not asked.done():
+                # One that waits for its turn in the thread has not asked the database yet.
+                has_begun = asking.running()
+                await asyncio.wait((asked,), timeout=self._write_seconds)
+                if has_begun and not asked.done():
+                    self.writes.cut()
+            return asked.result()
+        finally:
+            asking.cancel()
+
+    async def last_write(self, leaving: asyncio.Task[None]) -> None:
+        """Return when it is done; a database that doesn't answer holds it up for a moment only."""
+        await asyncio.wait((leaving,), timeout=LAST_WRITE_SECONDS)
+        if not leaving.done():
+            self.writes.cut()
 
     async def read(self, thread: ThreadPoolExecutor, query: Callable[[], T]) -> T:
         """Return what the query returns in the thread. Raises what it raises, and StoreHangs."""
@@ -89,6 +127,6 @@ class Patience:
 
     def _answered(self, asked: asyncio.Future[T]) -> None:
         self._waiting -= 1
-        # Nobody may wait for it any more.
+        # The caller may have given up. asyncio logs an error that nothing retrieves.
         if not asked.cancelled():
             asked.exception()

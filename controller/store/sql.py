@@ -137,6 +137,7 @@ class SqlStore:
         self._writer: sa.Engine | None = None
         self._reader: sa.Engine | None = None
         self._scrubber: Scrubber | None = None
+        self._is_closing = False
 
     async def open(self) -> Boot:
         # One thread each: SQLite has one writer at a time, and a connection serves one thread.
@@ -162,7 +163,8 @@ class SqlStore:
 
     def _open(self) -> Boot:
         self.database.enter(self._lease.holder)
-        self._writer = self.database.writer()
+        writer = self.database.writer()
+        self._writer = writer if self._patience is None else self._patience.writes.of(writer)
         reader = self.database.reader()
         self._reader = reader if self._patience is None else self._patience.session.of(reader)
         try:
@@ -301,9 +303,13 @@ class SqlStore:
         if self._patience is not None:
             # A read that hangs would keep the lease from the next leader.
             self._patience.session.cut()
+        self._is_closing = True
         try:
             await self._in(reader_thread, self._dispose_reader)
-            await self._in(writer_thread, self._leave)
+            leaving = asyncio.create_task(self._in(writer_thread, self._leave))
+            if self._patience is not None:
+                await self._patience.last_write(leaving)
+            await leaving
         finally:
             # A shutdown waits for its thread, and would stop the event loop meanwhile.
             await asyncio.to_thread(reader_thread.shutdown)
@@ -358,7 +364,10 @@ class SqlStore:
                 if not self._landed(ticket):
                     raise
 
-        await self._in(thread, write)
+        if self._patience is None:
+            await self._in(thread, write)
+        else:
+            await self._answer(self._patience.write(thread, write))
 
     def _landed(self, ticket: str) -> bool:
         """Return whether the transaction in which the connection broke was committed.
@@ -366,6 +375,8 @@ class SqlStore:
         Raises LeaseLost when that stays unknown: with either guess, things could be done twice.
         """
         for pause in (0.0, *RECONNECT_PAUSES):
+            if self._is_closing:
+                break
             # It blocks the writing thread on purpose: nothing may be written until this is known.
             time.sleep(pause)
             try:

@@ -124,6 +124,7 @@ def _rows(path: Path, columns: int) -> list[list[str]]:
     try:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
+        # An image without users of its own has no passwd(5).
         return []
     rows = (line.split(":") for line in lines)
     return [row for row in rows if len(row) >= columns]

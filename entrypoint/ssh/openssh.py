@@ -146,8 +146,10 @@ def _folder(task: Path) -> Path:
     for folder in (_FOLDER, task / _FALLBACK):
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # mkdir(2) takes the umask away from the mode.
             folder.chmod(0o755)
         except OSError:
+            # A read-only root file system (`read_only_root`): EROFS.
             continue
         return folder
     raise NotUsable(f"neither {_FOLDER} nor the task's folder can be written")
@@ -159,6 +161,7 @@ def _write_keys(folder: Path, task: Path, settings: SshSettings) -> None:
     _write_file(folder / "authorized_keys", keys, 0o644)
     for path in _PRIVILEGE_SEPARATION:
         with contextlib.suppress(OSError):
+            # sshd(8) ends at once without its empty folder for privilege separation.
             path.mkdir(mode=0o755, exist_ok=True)
 
 

@@ -16,7 +16,7 @@ class CostKey(StrEnum):
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of some hours of machines, in the currency of the providers' offers.
+    """The cost of some hours of machines, in the currency of the installation.
 
     A field by which it is not summed up is null, and so is the user of machines that their fleet
     kept without a run. `run` is the id.

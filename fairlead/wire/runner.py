@@ -354,13 +354,25 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The job left nothing behind, and its runner waits for other jobs (docs/rules.md 11.14)."""
 
 
+class StartEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one start of a job whose container now waits for the next one (docs/rules.md
+    2.15). `number` 0: the first. `reason` is an ExitReason."""
+
+    number: int
+    at: float
+    reason: str
+    message: str | None = None
+    exit_code: int | None = None
+
+
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that
     ends with the runner.
 
     `seq` counts from 1; `after=0` (the default) repeats all. A heartbeat repeats the last event
     every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
-    SERVING_LOGS.
+    SERVING_LOGS. `start_end` comes with RUNNING when the commands have ended and the container
+    waits.
     """
 
     seq: int
@@ -368,6 +380,7 @@ class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
     state: RunnerState
     pid: int | None = None
     exit: ExitRecord | None = None
+    start_end: StartEnd | None = None
 
 
 class RunnerHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -225,6 +225,9 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `no_host_network` where the node's operator gives no task the node's network."""
     python: str | None = None
     """The version of Python that the node brings for the job."""
+    carries_jobs: bool = False
+    """Its container may run other jobs after its own: each gets a cgroup of its own, where the node
+    can."""
     needs_of_engine: tuple[str, ...] = ()
     """The EngineAbility values without which the job is not what its user asked for. It is refused
     with 409 `engine_lacks` where the engine lacks one."""

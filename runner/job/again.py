@@ -7,9 +7,10 @@ the start is due. The newest one wins, so a start that was overtaken never happe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -17,7 +18,10 @@ from fairlead.wire.again import code_changes, why_not_in_place
 from fairlead.wire.errors import Refused
 from fairlead.wire.runner import AgainAnswer, AgainRequest, ExitReason, SubmitRequest
 from runner.code.store import CodeStore
-from runner.job.outcome import Verdict
+from runner.errors import CannotStart
+from runner.job.execution import MainEnded
+from runner.job.outcome import STOPPED_BEFORE_START, Verdict
+from runner.processes.launch import Launch
 from runner.processes.spawn import Ending
 from runner.status import Bell
 
@@ -27,6 +31,34 @@ GRACE = 10.0
 WAIT = 20.0
 """Seconds for which the answer to a request waits for the start."""
 _LIMITS = frozenset({ExitReason.MAX_DURATION_EXCEEDED, ExitReason.LOG_QUOTA_EXCEEDED})
+
+
+class Host(Protocol):
+    """The job whose starts these are, as its runner has it."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was asked to end."""
+
+    @property
+    def is_interrupted(self) -> bool: ...
+
+    def say(self, text: str) -> None:
+        """Put a line into its log."""
+
+    def waits(self, number: int, ending: Ending, verdict: Verdict) -> None:
+        """Tell that this start has ended so, and the container waits for the next."""
+
+    async def execute(
+        self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """Run one start to its end. Raises CannotStart."""
+
+    async def clear(self) -> None:
+        """Forget the last start. Raises CannotStart when a process of it lives on."""
+
+    async def prepare_again(self, start: Start) -> Launch:
+        """Have the job become what the start brings. Raises CannotStart."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -62,7 +94,9 @@ class Again:
     def is_closed(self) -> bool:
         return self._closed
 
-    def offer(self, request: AgainRequest) -> AgainAnswer:
+    def offer(
+        self, request: AgainRequest, why_not: Callable[[SubmitRequest], str | None]
+    ) -> AgainAnswer:
         """Return what is missing for the start; once nothing is, it is due. Raises Refused."""
         if request.number <= self._accepted:
             return AgainAnswer()
@@ -70,6 +104,9 @@ class Again:
         old, new = self._present.job, request.submission.job
         before, after = (old.repos, old.files), (new.repos, new.files)
         if (why := why_not_in_place(before, after)) is not None:
+            raise Refused(409, "not_in_place", why)
+        # Before the job is stopped for it.
+        if (why := why_not(request.submission)) is not None:
             raise Refused(409, "not_in_place", why)
         if self._code is None or self._offered is None or self._offered != request:
             if self._code is not None and self._offered is not None:
@@ -156,6 +193,60 @@ class Again:
     def _require_open(self) -> None:
         if self._closed:
             raise Refused(409, "ended", "this runner's job has ended")
+
+
+async def run_until_it_stays_ended(
+    host: Host,
+    starts: Again,
+    launch: Launch,
+    running: Callable[[int], None],
+    main_ended: MainEnded,
+) -> tuple[Ending, Verdict]:
+    """Run the job, and start it again until it stays ended."""
+    number = 0
+
+    def started(pid: int) -> None:
+        running(pid)
+        starts.begun(number)
+
+    async def ended(ending: Ending, verdict: Verdict) -> None:
+        if not starts.is_due:
+            await main_ended(ending, verdict)
+
+    last: Ending | None = None
+    while True:
+        try:
+            # One that was overtaken while it was prepared does not begin.
+            while starts.is_due:
+                start = starts.take()
+                number, launch = start.number, await _launch_again(host, start, starts)
+            last, verdict = await host.execute(launch, started, ended)
+        except CannotStart as error:
+            if last is None:
+                raise
+            # With the last exit code, and what the starts before have left is kept.
+            asked = host.is_interrupted
+            reason = ExitReason.INTERRUPTED if asked else ExitReason.EXECUTOR_ERROR
+            return last, Verdict(reason, str(error))
+        if host.is_stopped or starts.is_closed or not may_start_again(verdict):
+            starts.close()
+            return last, verdict
+        host.say(end_line(last, stopped=starts.is_due, keeps_for=starts.keeps_for))
+        if not starts.is_due:
+            host.waits(number, last, verdict)
+        if not await starts.comes():
+            return last, verdict
+
+
+async def _launch_again(host: Host, start: Start, starts: Again) -> Launch:
+    """Prepare the next start. Raises CannotStart."""
+    await host.clear()
+    await asyncio.to_thread(starts.drop_overtaken)
+    if host.is_stopped:
+        raise CannotStart(STOPPED_BEFORE_START)
+    launch = await host.prepare_again(start)
+    host.say(start_line(asyncio.get_running_loop().time() - start.asked_at))
+    return launch
 
 
 def may_start_again(verdict: Verdict) -> bool:

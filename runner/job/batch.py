@@ -38,10 +38,13 @@ from runner.job import surroundings
 from runner.job.end_signal import EndSignals
 from runner.job.execution import Execution, JobLimits
 from runner.job.keeping import Keeping
+from runner.job.leaves import Leaves
 from runner.job.outcome import Scope, Verdict, of_log_quota
 from runner.job.setup import PARAMETERS_NAME, Preparation
-from runner.logs.segments import SegmentLog, next_page
+from runner.logs.reading import LogReader, next_page
+from runner.logs.segments import SegmentLog
 from runner.processes.launch import Launch
+from runner.processes.leaf import Leaf
 from runner.processes.spawn import Children, Ending
 from runner.status import Bell
 from runner.validation import check_submission, signal_number
@@ -71,7 +74,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def execution_of(
-    request: SubmitRequest, log: SegmentLog, scope: Scope, children: Children, backstop: float
+    request: SubmitRequest,
+    log: SegmentLog,
+    scope: Scope,
+    children: Children,
+    backstop: float,
+    leaf: Leaf | None = None,
 ) -> Execution:
     """Return the execution of this job, which has not begun."""
     job = request.job
@@ -82,7 +90,8 @@ def execution_of(
         stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
         restart_exit_code=job.restart_exit_code,
     )
-    return Execution(log, scope, children, limits, (*request.secrets.values(), *request.masked))
+    secrets = (*request.secrets.values(), *request.masked)
+    return Execution(log, scope, children, limits, secrets, leaf)
 
 
 class _Job:
@@ -140,12 +149,14 @@ class Batch:
         children: Children,
         bounds: Bounds,
         now: Callable[[], float],
+        leaves: Leaves,
     ) -> None:
         self._task = task
         self._scope = scope
         self._children = children
         self._bounds = bounds
         self._now = now
+        self._leaves = leaves
         self._jobs: dict[str, _Job] = {}
         self._waiting: deque[_Job] = deque()
         self._running: _Job | None = None
@@ -170,6 +181,7 @@ class Batch:
     def open(self) -> None:
         """Let jobs run: the first one has ended and left nothing behind."""
         self._dirty = None
+        self._leaves.stock()
         self._heard_at = asyncio.get_running_loop().time()
 
     def close(self, grace: float | None) -> None:
@@ -344,7 +356,7 @@ class Batch:
             return b"", False
         if job.log_is_damaged:
             return b"", job.is_over
-        reader = job.log.reader(offset)
+        reader = LogReader(job.log, offset)
         try:
             page = next_page(reader, room)
         except (BadFrame, OSError) as error:
@@ -458,14 +470,24 @@ class Batch:
         log.limit(quota, end if job.request.job.fail_on_log_quota else None)
 
     async def _execute(self, job: _Job, preparation: Preparation) -> tuple[Ending, Verdict]:
-        """Run the job. Raises CannotStart."""
+        """Run the job in a leaf of its own, where there is one. Raises CannotStart."""
+        leaf = await self._leaves.take()
+        try:
+            return await self._execute_in(leaf, job, preparation)
+        finally:
+            if leaf is not None:
+                self._leaves.ended(leaf)
+
+    async def _execute_in(
+        self, leaf: Leaf | None, job: _Job, preparation: Preparation
+    ) -> tuple[Ending, Verdict]:
         assert job.log is not None
         launch = await preparation.launch(job.request)
         before = await self.look(launch, preparation)
         if job.stopped is not None:
             raise CannotStart("stopped before it started")
         job.execution = execution_of(
-            job.request, job.log, self._scope, self._children, self._bounds.backstop
+            job.request, job.log, self._scope, self._children, self._bounds.backstop, leaf
         )
 
         def started(_: int) -> None:

@@ -34,6 +34,7 @@ from runner.job.outcome import (
 from runner.logs.output import Output
 from runner.logs.segments import SegmentLog
 from runner.processes.launch import Launch
+from runner.processes.leaf import Leaf
 from runner.processes.spawn import Children, Ending, JobProcess, spawn
 
 
@@ -46,11 +47,6 @@ def _is_in_setup(mark: str | None) -> bool:
         return os.lstat(mark).st_size == 0
     except OSError:
         return False
-
-
-def _looked_at(setup_mark: str | None) -> tuple[int, bool]:
-    """Return the kills for memory so far, and whether the job is in its setup. Blocking."""
-    return cgroup.oom_kills(), _is_in_setup(setup_mark)
 
 
 class OutputPump:
@@ -184,12 +180,14 @@ class Execution:
         children: Children,
         limits: JobLimits,
         secrets: tuple[str, ...],
+        leaf: Leaf | None = None,
     ) -> None:
         self._log = log
         self._scope = scope
         self._children = children
         self._limits = limits
         self._secrets = secrets
+        self._leaf = leaf
         self._process: JobProcess | None = None
         self._setup_mark: str | None = None
         self._stop_at = 0.0
@@ -223,7 +221,7 @@ class Execution:
         self._setup_mark = launch.setup_mark
         # The counter is the cgroup's: helpers before the job may have been killed, too.
         kills_before = await asyncio.to_thread(cgroup.oom_kills)
-        process = await spawn(launch, self._children)
+        process = await spawn(launch, self._children, leaf=self._leaf)
         output = Output(
             self._log,
             process.stdout,
@@ -266,19 +264,32 @@ class Execution:
         return ending, await self._judged(ending, output, kills_before)
 
     def _kill_rest(self, session: int) -> None:
-        if left_behind(session, adopts_orphans=self._children.adopts_orphans):
+        leaf = self._leaf
+        # A session can be left, and a parent outlived: a cgroup keeps whom it has.
+        in_leaf = leaf is not None and leaf.holds_any()
+        if in_leaf or left_behind(session, adopts_orphans=self._children.adopts_orphans):
             self.dirt = "a process was left"
         self._scope.kill_all(session)
+        if leaf is not None and in_leaf:
+            leaf.kill()
+
+    def _looked_at(self, kills_before: int) -> tuple[bool, bool]:
+        """Return whether the memory limit killed a process of the job, and whether the job is in
+        its setup. Blocking."""
+        kills = None if self._leaf is None else self._leaf.memory_kills()
+        if kills is None:
+            kills = cgroup.oom_kills() - kills_before
+        return kills > 0, _is_in_setup(self._setup_mark)
 
     async def _judged(self, ending: Ending, output: Output, kills_before: int) -> Verdict:
-        kills, in_setup = await asyncio.to_thread(_looked_at, self._setup_mark)
-        if kills > kills_before:
+        oom_killed, in_setup = await asyncio.to_thread(self._looked_at, kills_before)
+        if oom_killed:
             self.dirt = "its memory limit was reached"
         elif self._signalled is not None or ending.signal is not None:
             self.dirt = "it was stopped"
         return judge(
             ending,
-            oom_killed=kills > kills_before,
+            oom_killed=oom_killed,
             last_line=last_line(output.stderr_tail, self._secrets),
             enforced=self._enforced,
             interruption=self._interruption(),

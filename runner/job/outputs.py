@@ -161,6 +161,7 @@ def copy_whole(source: Path, target: Path, copy: Callable[..., object] = shutil.
     except OSError:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+        # On a full disk (ENOSPC) the part must go: it takes the room of all that follows.
         raise
 
 

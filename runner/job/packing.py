@@ -73,6 +73,7 @@ def pack(folder: Path, archive: Path, limit: int) -> OutputsAbout:
     except OSError:
         with suppress(OSError):
             archive.unlink(missing_ok=True)
+        # On a full disk (ENOSPC) the archive must go: it takes the room of all that follows.
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

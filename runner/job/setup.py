@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.files.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
+from fairlead.wire.again import code_changes
 from fairlead.wire.runner import BucketFolder, SubmitRequest
 from runner.code.store import CodeStore
 from runner.errors import CannotStart
@@ -251,6 +252,28 @@ class Preparation:
             if code.is_used:
                 await asyncio.to_thread(code.drop)
         return await self._launched(groundwork)
+
+    def why_not_again(self, request: SubmitRequest) -> str | None:
+        """Return why the changed code cannot be put in its place, as far as that is known before
+        the job is stopped; None: nothing is known."""
+        groundwork, before = self._groundwork, self._request
+        if groundwork is None or before is None:
+            return None
+        old, new = before.job, request.job
+        left_alone = frozenset() if self._code_brought is None else self._code_brought.left_alone
+        taken_back = [
+            was
+            for was, _ in code_changes((old.repos, old.files), (new.repos, new.files)).repos
+            if was.diff is not None
+            and place_of(was.path, groundwork.place.working_dir) not in left_alone
+        ]
+        if not taken_back or find("git", self._helpers(groundwork).env, "/") is not None:
+            return None
+        path = taken_back[0].path
+        return (
+            f"the earlier changes of the repository in {path!r} cannot be taken back: the image has"
+            " no git"
+        )
 
     async def _launched(self, groundwork: Groundwork) -> Launch:
         launch = await asyncio.to_thread(groundwork.launch)

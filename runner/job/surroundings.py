@@ -123,6 +123,7 @@ def _of(found: Iterable[os.DirEntry[str]], brought: frozenset[str]) -> Iterator[
         if entry.name == _COMPILED or entry.path in brought:
             continue
         with suppress(OSError):
+            # It was removed since the folder was listed.
             yield _entry(entry.name, entry.stat(follow_symlinks=False))
 
 

@@ -18,6 +18,7 @@ from fairlead.wire.runner import WS_TOO_SLOW, LogsHeader
 from fairlead.wire.websocket import CloseCode
 from runner.http.websocket import WebSocket
 from runner.logs.pacing import Seat
+from runner.logs.reading import LogReader
 from runner.logs.segments import SegmentLog
 
 FOLLOWER_PATIENCE = 30.0
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 class LogFollower:
     def __init__(self, log: SegmentLog, offset: int, patience: float) -> None:
         self._log = log
-        self._reader = log.reader(offset)
+        self._reader = LogReader(log, offset)
         self._patience = patience
 
     async def serve(self, ws: WebSocket) -> None:

@@ -24,6 +24,7 @@ from common.threads import to_the_end
 from runner.errors import CannotStart
 from runner.processes import terminal
 from runner.processes.launch import Launch
+from runner.processes.leaf import Leaf
 
 
 class Children:
@@ -208,6 +209,15 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
         raise CannotStart(_why_not(launch, error)) from error
 
 
+def _fork_within(leaf: Leaf | None, launch: Launch, ends: Ends, stdin: int) -> int:
+    if leaf is None or not leaf.enter():
+        return fork_exec(launch, ends, stdin)
+    try:
+        return fork_exec(launch, ends, stdin)
+    finally:
+        leaf.leave()
+
+
 def _first_steps(launch: Launch) -> Callable[[], None] | None:
     """Return what the process does before it becomes the program; None: nothing."""
     # Only where it is needed: Python code between fork and exec is unsafe with threads.
@@ -249,13 +259,19 @@ class JobProcess(Child):
         self.stderr = stderr
 
 
-async def spawn(launch: Launch, children: Children, stdin: int = subprocess.DEVNULL) -> JobProcess:
-    """Start the process. Raises CannotStart when the program cannot be executed.
+async def spawn(
+    launch: Launch,
+    children: Children,
+    stdin: int = subprocess.DEVNULL,
+    leaf: Leaf | None = None,
+) -> JobProcess:
+    """Start the process, in `leaf` if it can be entered. Raises CannotStart when the program cannot
+    be executed.
 
     With `launch.tty` both outputs are one terminal, read from `stdout`, and `stderr` ends at once.
     """
     with ends_for(launch) as ends, children.starting():
-        pid = await _owned(asyncio.to_thread(fork_exec, launch, ends, stdin), children)
+        pid = await _owned(asyncio.to_thread(_fork_within, leaf, launch, ends, stdin), children)
     return JobProcess(pid, children, ends.stdout, ends.stderr)
 
 

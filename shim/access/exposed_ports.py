@@ -109,6 +109,7 @@ class ExposedPorts:
         if self._following is not None:
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
+                # Awaiting a cancelled task raises its CancelledError here; ours is not meant.
                 await self._following
         for server in self._servers.values():
             server.close()

@@ -96,6 +96,7 @@ class JumpKeys:
         if self._following is not None:
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
+                # Awaiting a cancelled task raises its CancelledError here; ours is not meant.
                 await self._following
             self._following = None
 

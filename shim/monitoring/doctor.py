@@ -7,6 +7,7 @@ controller. The engine and the GPUs' vendor examine themselves.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import socket
@@ -21,6 +22,7 @@ from shim import adapters
 from shim.access.controller_keys import fingerprints
 from shim.errors import StartError
 from shim.examination import INSTALL, Asked, NodeSetup, ask, bad, ok, warn
+from shim.node.cgroups import CgroupTree, KernelTree
 from shim.settings import check_runtime
 
 _MIN_DATA, _MIN_IMAGES = 1 << 30, 10 << 30
@@ -164,6 +166,17 @@ def cgroups(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
         yield bad(f"the kernel limits no {', '.join(missing)} of jobs", fix)
     else:
         yield ok("cgroups limit CPU, memory and processes")
+    yield _leaves(KernelTree())
+
+
+def _leaves(tree: CgroupTree) -> Finding:
+    why = tree.why_none(tree.places(os.getpid()))
+    if why is None:
+        return ok("jobs that run one after another in a container have a cgroup each")
+    return warn(
+        f"jobs that run one after another in a container share its cgroup: {why}",
+        "run the shim as root, where /sys/fs/cgroup can be written",
+    )
 
 
 def disk(node: NodeSetup, asked: Asked) -> Iterator[Finding]:

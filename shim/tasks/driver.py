@@ -27,6 +27,7 @@ from shim.tasks.steps.base import Step, StepContext
 from shim.tasks.steps.container import Container, Network, Start
 from shim.tasks.steps.folders import Folders
 from shim.tasks.steps.image import Image
+from shim.tasks.steps.leaves import LeafGiver, Leaves
 from shim.tasks.steps.python import Python
 from shim.tasks.steps.ssh import Published, Ssh
 from shim.tasks.steps.volumes import Volumes
@@ -38,7 +39,7 @@ STOPPED_BY_OTHERS = "its container was stopped on the node: by the engine, or by
 FELL_WITH_ITS_ENGINE = "its container ended with the engine, which was stopped or killed"
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
-    (Image(), Ssh(), Network(), Volumes(), Python()),
+    (Image(), Ssh(), Network(), Volumes(), Python(), Leaves()),
     (Container(),),
     (Start(),),
 )
@@ -197,14 +198,19 @@ async def _watch(ctx: StepContext, *more: Coroutine[None, None, None]) -> None:
 
 
 async def _announce_runner(ctx: StepContext) -> None:
-    """Let callers reach the task's runner once it listens, and say so: nobody knocks in vain.
+    """Let callers reach the task's runner once it listens, and say so: nobody knocks in vain. Then
+    bring it what its jobs need.
 
     It is not stored: after a crash the socket itself tells it.
     """
     task = ctx.task
     is_open = await runner_socket.open_socket(ctx.settings, task.info, ctx.executor)
+    # Before anybody can submit the first job, so that each carried one finds its leaf.
+    giver = await LeafGiver.connect(ctx) if is_open and task.request.carries_jobs else None
     if is_open and not task.info.runner_listens:
         task.show(runner_listens=True)
+    if giver is not None:
+        await giver.serve()
 
 
 async def _exit_of(ctx: StepContext) -> Exit:
@@ -221,6 +227,8 @@ async def _exit_of(ctx: StepContext) -> Exit:
 async def _report_end(ctx: StepContext, ended: Exit) -> None:
     task = ctx.task
     await _release_volumes(ctx)
+    # Also with the task's removal, for which its user may let it wait.
+    await Leaves().undo(ctx)
     exit_record = await asyncio.get_running_loop().run_in_executor(
         ctx.executor, _read_exit_record, ctx
     )

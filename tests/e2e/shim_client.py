@@ -13,6 +13,7 @@ from fairlead.wire.runner import JobSpec, SubmitRequest
 from fairlead.wire.shim import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from runner.client import RunnerClient
 from shim.client import ShimClient
+from tests.support.dialling import dial_to
 from tests.support.processes import ShimProcess
 from tests.support.waiting import LONG
 
@@ -23,7 +24,7 @@ RUN, FENCE = "run-1", Fence(1, 1)
 async def client_of(shim: ShimProcess) -> AsyncIterator[ShimClient]:
     connector = aiohttp.UnixConnector(str(shim.socket))
     async with aiohttp.ClientSession(connector=connector) as session:
-        yield ShimClient(session, timeout=LONG)
+        yield ShimClient(session, timeout=LONG, dial=dial_to(shim.socket))
 
 
 def request(image: str, *, whole_node: bool = False) -> TaskRequest:

@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 CONTROLLERS = 3
 FAULTS_UNTIL = 900.0
-HOLD_SECONDS = 30.0
-"""How long a connection waits for a leader."""
 LEADS_WITHIN = 20.0
 """Seconds after which somebody leads if somebody could all the time: the lease's 5 s, the server's
 patience with an idle transaction, and the longest load."""
@@ -129,7 +127,7 @@ class Controllers(World):
     async def _carried(self, work: Callable[[Process], Coroutine[Any, Any, None]]) -> bool:
         """Return whether a leader has done it. It goes to the next one if the first says that
         nothing was done."""
-        machine, until = self._dispatch.choice(self.machines), self.loop.time() + HOLD_SECONDS
+        machine, until = self._dispatch.choice(self.machines), self.loop.time() + HELD_SECONDS
         with contextlib.suppress(Gone, StoreUnavailable, LeaseLost, NameTaken):
             while self.loop.time() < until:
                 leader = await self._leader_at(machine)
@@ -157,7 +155,7 @@ class Controllers(World):
 
     async def _leader_at(self, machine: Machine) -> Process | None:
         """Return where a connection to this machine arrives; None: nowhere."""
-        until = self.loop.time() + HOLD_SECONDS
+        until = self.loop.time() + HELD_SECONDS
         while self.loop.time() < until:
             process = machine.process
             if process is None or process.gone.is_set():

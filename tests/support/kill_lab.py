@@ -45,6 +45,7 @@ from runner.client import RunnerClient, RunnerUnavailable
 from shim.client import ShimClient, ShimError, ShimUnavailable
 from tests.support import nvml
 from tests.support.daemons import run
+from tests.support.dialling import dial_to
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.inotify import Watch
 from tests.support.processes import ShimProcess
@@ -223,7 +224,8 @@ class KillLab:
                 connector = aiohttp.UnixConnector(str(self.shim.socket))
                 async with aiohttp.ClientSession(connector=connector) as session:
                     try:
-                        return await act(ShimClient(session, timeout=60))
+                        dial = dial_to(self.shim.socket)
+                        return await act(ShimClient(session, timeout=60, dial=dial))
                     except ShimUnavailable:
                         await asyncio.to_thread(self._revive)
 

@@ -11,10 +11,10 @@ import pytest
 
 from controller.doctor import findings, gathering
 from controller.doctor.facts import Certificate, Facts, Setup
-from controller.outputs.bucket import Bucket
+from controller.outputs.bucket import Bucket, fingerprint_of
 from controller.outputs.examination import BucketFacts
 from controller.store import schema
-from controller.store.base import Peer, Sight
+from controller.store.base import BEFORE_BUCKET, Peer, Sight
 from controller.store.examination import DatabaseFacts
 from controller.store.sqlite import SqliteDatabase
 from controller.tls import CertificateFiles
@@ -25,10 +25,11 @@ from tests.support.ssh_daemon import free_port
 DATA = Path("/data")
 URL, OTHER = "https://c1.example:8700", "https://c2.example:8700"
 NOW = 1000.0
+KEYS = f"k{BEFORE_BUCKET}{fingerprint_of(Bucket(name='ours'))}"
 
 
 def peer(url: str, **changes: Any) -> Peer:
-    first: dict[str, Any] = {"id": url, "url": url, "version": "0.1.0", "keys": "k"}
+    first: dict[str, Any] = {"id": url, "url": url, "version": "0.1.0", "keys": KEYS}
     times = {"started_at": 1.0, "seen_at": NOW}
     leads = {"leads": url == URL, "has_lock": url == URL}
     return Peer(**{**first, **times, **leads, **changes})
@@ -103,7 +104,7 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
         ),
         (
             changed(buckets=(msgspec.structs.replace(BUCKET, clock_ahead=-400.0),)),
-            "error bucket: the clock of s3://ours (--bucket) is -400 s ahead of this one",
+            "error bucket: the clock of s3://ours (--bucket) is 400 s behind this one",
         ),
         (
             changed(
@@ -126,7 +127,11 @@ def test_a_healthy_controller_is_told_so_in_each_check() -> None:
         (changed(free=5 << 30), "warning disk: 5.0 GiB of 200 are free"),
         (
             changed(missing_keys=(DATA / "secrets.key",), keys=None),
-            "error keys: secrets.key are missing, and other controllers have theirs",
+            "error keys: secrets.key is missing, and other controllers have theirs",
+        ),
+        (
+            changed(setup=setup(bucket=Bucket(name="ours", prefix="another"))),
+            "error bucket: https://c2.example:8700 has others than this controller, which won't",
         ),
         (changed(keys="x"), "error keys: they are not those of https://c2.example:8700"),
         (changed(open_keys=(DATA / "secrets.key",)), "error keys: others can read /data/secrets"),

@@ -163,6 +163,7 @@ async def test_a_successor_at_the_same_url_may_be_two_minor_versions_later() -> 
     peers.version = "0.3.0"
     peers.left = [seen(before)]
     await Wait(peers, asyncio.Event()).begin()
+    assert peers.installation_id == "of-the-database"
 
 
 @pytest.mark.parametrize("keys", ["other", "k2"])

@@ -5,8 +5,10 @@ A held request has done nothing, so it may go on here or at another controller.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Awaitable, Iterator
 from typing import Protocol
 
 from aiohttp import web
@@ -14,8 +16,11 @@ from aiohttp import web
 from common.proxy.body import KEPT_BYTES
 from common.proxy.forwarding import HangUps
 
+log = logging.getLogger(__name__)
+
 HELD_SECONDS = 8.0
 """A lease of 5 s ends in this time, and another controller leads."""
+_LOOK_SECONDS = 0.2
 MAX_HELD = 2048
 MAX_HELD_BYTES = 32 << 20
 _READ_AHEAD = 2 * KEPT_BYTES
@@ -28,6 +33,9 @@ class Lead(Protocol):
     """Whether this controller leads."""
 
     def is_sure(self) -> bool: ...
+
+    def sure_for(self) -> float:
+        """Return the seconds for which it surely leads without another renewal."""
 
     async def until_known(self, seconds: float) -> bool:
         """Return whether it surely leads, as soon as that is known, or after so long."""
@@ -56,6 +64,60 @@ class Room:
     def _count(self, requests: int, size: int) -> None:
         self.held += requests
         self.held_bytes += size
+
+
+ANSWERING: web.RequestKey[bool] = web.RequestKey("answering", bool)
+"""Set once the head of an answer was made."""
+
+
+async def note_answer(request: web.BaseRequest, _response: web.StreamResponse) -> None:
+    """For `on_response_prepare`."""
+    request[ANSWERING] = True
+
+
+class LeaseEnds(Exception):
+    """The lease is about to end, and the change still waits."""
+
+
+class Changing:
+    """Bounds how long clients wait for changes that have begun: a database that hangs answers
+    nothing, neither a commit nor the renewal of the lease."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self._late: set[asyncio.Future[web.StreamResponse]] = set()
+
+    async def answer(
+        self, request: web.Request, change: Awaitable[web.StreamResponse]
+    ) -> web.StreamResponse:
+        """Return the answer of the change. Raises LeaseEnds, and the change goes on: a commit that
+        nobody waits for would leave the memory of this controller behind its database."""
+        changing = asyncio.ensure_future(change)
+        try:
+            while True:
+                left = max(self._lead.sure_for(), _LOOK_SECONDS)
+                await asyncio.wait((changing,), timeout=left)
+                if changing.done():
+                    return changing.result()
+                if not self._lead.is_sure() and _waits_here(request):
+                    break
+        except asyncio.CancelledError:
+            changing.cancel()
+            await asyncio.wait((changing,))
+            raise
+        self._late.add(changing)
+        changing.add_done_callback(self._ended)
+        raise LeaseEnds
+
+    def _ended(self, changing: asyncio.Future[web.StreamResponse]) -> None:
+        self._late.discard(changing)
+        if not changing.cancelled() and (error := changing.exception()) is not None:
+            log.warning("a change that nobody waited for any more failed: %s", error)
+
+
+def _waits_here(request: web.Request) -> bool:
+    """Return whether this controller has all of the request, and has not begun to answer."""
+    return ANSWERING not in request and request.content.is_eof()
 
 
 class Holding:

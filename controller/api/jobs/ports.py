@@ -81,6 +81,7 @@ async def _to_job(socket: web.WebSocketResponse, stream: PortStream, ended: asyn
                 stream.writer.write_eof()
                 ended.set()
         except OSError:
+            # The job closed its end: a write to it is EPIPE or ECONNRESET (send(2)).
             ended.set()
 
 

@@ -27,6 +27,7 @@ from fairlead.documents.runs import (
     RunView,
     WatchLine,
 )
+from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from fairlead.queries import RunQuery
 from fairlead.wire.errors import ErrorDetail
@@ -63,6 +64,14 @@ class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
     """`configuration`: as of a submission; only code, commands and environment may differ."""
 
     configuration: dict[str, Any]
+
+
+class WatcherBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that watches a run. `watcher`: a name that it makes up. `seconds`: for how long it
+    counts as there; 0: it leaves."""
+
+    watcher: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LEASE_SECONDS)]
 
 
 class SubmitManyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +204,14 @@ async def start_run_again(call: Call) -> RunView:
         call.path("run"), submission, user=call.caller
     )
     return shown_run(call, state)
+
+
+async def note_watcher(call: Call) -> WatcherBody:
+    body: WatcherBody = call.body
+    await call.service.starting_again.watch(
+        call.path("run"), body.watcher, body.seconds, user=call.caller
+    )
+    return body
 
 
 async def complete_run(call: Call) -> RunView:
@@ -345,6 +362,14 @@ ROUTES: tuple[Route, ...] = (
         handler=start_run_again,
         body=StartAgainBody,
         answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/watchers",
+        summary="Tell that a client watches the run, and its container may wait for the next start",
+        handler=note_watcher,
+        body=WatcherBody,
+        answer=WatcherBody,
     ),
     Route(
         method="POST",

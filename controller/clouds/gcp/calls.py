@@ -22,7 +22,7 @@ from google.oauth2 import service_account
 from controller.clouds.base import CloudAway, CloudError, Unauthorized
 from controller.clouds.gcp.errors import refusal
 from controller.clouds.rest import Rest
-from controller.provider_config import GcpProvider
+from controller.provider_config.gcp import GcpProvider
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _CALL_SECONDS = 150.0

@@ -45,7 +45,7 @@ from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
 from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
-from controller.provider_config import GcpProvider, GcpRegion
+from controller.provider_config.gcp import GcpProvider, GcpRegion
 
 INSTALLATION_LABEL = "fairlead-installation"
 MACHINE_LABEL = "fairlead-machine"
@@ -218,7 +218,7 @@ class GcpCloud:
                 for offer in self._offers_of(kind, regions[zone], zone, prices.get(kind.name))
             ]
 
-        return await known_of(regions, of)
+        return (await known_of(regions, of)).at(self._config.rate)
 
     def _zones(self) -> Iterable[tuple[str, str]]:
         for region, where in self._config.regions.items():

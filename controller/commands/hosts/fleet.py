@@ -16,7 +16,9 @@ from rich.text import Text
 
 from controller.commands.hosts.connection import HostError
 from controller.commands.hosts.fleet_file import FleetHost
-from controller.commands.hosts.install import HostPlan, NodesApi, Result, make_node
+from controller.commands.hosts.host_plan import HostPlan
+from controller.commands.hosts.install import Result, make_node
+from controller.commands.hosts.nodes_api import NodesApi
 from controller.commands.hosts.preflight import HostFinding, Level
 from controller.commands.hosts.trust import UnknownHostKey, trusted_key
 from fairlead.cli import output

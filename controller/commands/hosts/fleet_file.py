@@ -12,7 +12,7 @@ import msgspec
 
 from controller.commands.hosts.bundle import Bundle
 from controller.commands.hosts.connection import Target
-from controller.commands.hosts.install import HostPlan
+from controller.commands.hosts.host_plan import HostPlan
 from controller.commands.hosts.preflight import DockerChoice
 from controller.commands.hosts.ssh_config import target_of
 from fairlead.configuration.convert import ConfigurationError, convert
@@ -156,7 +156,7 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
 def read_fleet(data: object, folder: Path) -> FleetWish:
     """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError,
     HostError."""
-    fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED, hints=_OF_DSTACK)
+    fields = convert(data, FleetFields, allowed=ALLOWED, hints=_OF_DSTACK)
     rented = _machines_of(fields)
     _check_images(fields)
     hosts: list[FleetHost] = []
@@ -289,7 +289,3 @@ def install_options(
     words += () if metadata is None else ("--job-metadata", metadata)
     words += () if gateway_port is None else ("--gateway-port", str(gateway_port))
     return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))
-
-
-def _no_hook(type_: type, value: Any) -> Any:
-    raise NotImplementedError(type_)

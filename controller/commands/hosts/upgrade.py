@@ -15,15 +15,9 @@ from enum import StrEnum
 import msgspec
 
 from controller.commands.hosts.connection import Host, HostError, connect
-from controller.commands.hosts.install import (
-    HostPlan,
-    NodesApi,
-    Progress,
-    examine,
-    install,
-    is_ready,
-    run_install,
-)
+from controller.commands.hosts.host_plan import HostPlan
+from controller.commands.hosts.install import Progress, examine, install, run_install
+from controller.commands.hosts.nodes_api import NodesApi, is_ready
 from controller.commands.hosts.preflight import errors
 from fairlead.documents.nodes import NodeView
 from fairlead.errors import FairleadError

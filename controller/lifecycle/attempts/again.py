@@ -18,9 +18,14 @@ from controller.lifecycle.reports import (
     StartAgainRefused,
     StartAgainRequested,
     StartedAgain,
+    StartEnded,
+    WatcherSeen,
 )
-from fairlead.model.starts import Starts
+from fairlead.model.reasons import ROWS, Reason
+from fairlead.model.starts import LEASE_SECONDS, StartEnd, Starts, Watcher
 from fairlead.model.statuses import AttemptStatus, RunStatus
+
+_MAX_WATCHERS = 16
 
 
 def ask(draft: Draft, requests: Sequence[StartAgainRequested]) -> None:
@@ -64,6 +69,101 @@ def begun(draft: Draft, report: StartedAgain) -> None:
     if attempt is None or attempt.starts is None or report.number <= attempt.starts.begun:
         return
     draft.change_attempt(attempt, starts=replace(attempt.starts, begun=report.number))
+
+
+def ended(draft: Draft, report: StartEnded) -> None:
+    """Note how a start ended, which may come before the report that it has begun."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or draft.run.policy.keeps_for is None:
+        return
+    starts = attempt.starts or Starts()
+    before = -1 if starts.ended is None else starts.ended.number
+    # A job can impersonate its runner, and number what nobody asked for.
+    if not max(starts.begun, before + 1) <= report.number <= starts.asked:
+        return
+    reason, message = as_told_by_runner(report.reason, report.message, report.exit_code)
+    end = StartEnd(
+        number=report.number,
+        at=min(report.at, draft.now),
+        reason=reason,
+        message=message,
+        exit_code=report.exit_code,
+    )
+    draft.change_attempt(attempt, starts=replace(starts, begun=report.number, ended=end))
+
+
+def as_told_by_runner(
+    reason: Reason, message: str | None, exit_code: int | None
+) -> tuple[Reason, str | None]:
+    """Return the reason and message of an end that a runner tells."""
+    # A job can forge its exit record, and a lost node is retried where an error is not.
+    if ROWS[reason].runner_rank is None:
+        message = f"the exit record gives the reason {reason}, which a runner must not give"
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR
+    # Done means exit code 0, whatever the record calls it.
+    elif reason is Reason.DONE_BY_RUNNER and exit_code:
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR
+    if message is None and exit_code:
+        message = f"the job ended with exit code {exit_code}"
+    return reason, message
+
+
+_OTHERS_END_IT = frozenset(
+    {
+        Reason.INSTANCE_UNREACHABLE,
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
+        Reason.GPU_UNHEALTHY,
+        Reason.LOST_AFTER_REVIVAL,
+        Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
+        Reason.EXECUTOR_ERROR,
+        Reason.NODE_DRAINED,
+        Reason.PREEMPTED,
+        Reason.SUSPENDED,
+        Reason.MAX_DURATION_EXCEEDED,
+    }
+)
+"""What takes a container away, or its runner, without a word about the job."""
+
+
+def own_result(attempt: Attempt, reason: Reason) -> StartEnd | None:
+    """Return how the job of a container that only waits has ended, if this reason is not about the
+    job: then it ends the attempt instead."""
+    starts = attempt.starts
+    if starts is None or attempt.status is not AttemptStatus.RUNNING:
+        return None
+    result = starts.result
+    if result is None or (reason not in _OTHERS_END_IT and reason is not result.reason):
+        return None
+    return result
+
+
+def watch(draft: Draft, reports: Sequence[WatcherSeen]) -> None:
+    """Note who watches. Of one client's reports the newest counts."""
+    if not reports or draft.run.policy.keeps_for is None:
+        return
+    attempt = next(iter(draft.live()), None)
+    if attempt is None:
+        return
+    starts = attempt.starts or Starts()
+    found = {one.id: one for one in starts.watchers or ()}
+    for report in sorted(reports, key=lambda one: (one.at, -one.until)):
+        found.pop(report.watcher, None)
+        if report.until > report.at:
+            found[report.watcher] = Watcher(id=report.watcher, until=report.until)
+    there = tuple(one for one in found.values() if one.until > draft.now)
+    changed = replace(starts, watchers=there[-_MAX_WATCHERS:])
+    draft.change_attempt(attempt, starts=changed)
+
+
+def renew_watchers(draft: Draft) -> None:
+    """While no controller was there, no client could tell that it still watches."""
+    until = draft.now + LEASE_SECONDS
+    for attempt in draft.live():
+        if attempt.starts is not None and attempt.starts.watchers:
+            watchers = tuple(
+                replace(one, until=max(one.until, until)) for one in attempt.starts.watchers
+            )
+            draft.change_attempt(attempt, starts=replace(attempt.starts, watchers=watchers))
 
 
 def refused(draft: Draft, report: StartAgainRefused) -> None:

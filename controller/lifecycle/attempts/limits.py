@@ -65,7 +65,8 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
             return _earlier(
                 _interruption(run, attempt)
                 or _probes_failed(run, attempt)
-                or _registration(run, attempt),
+                or _registration(run, attempt)
+                or _unwatched(attempt),
                 time_limit(run, attempt),
             )
         case _:
@@ -76,6 +77,20 @@ def _earlier(one: Deadline | None, other: Deadline | None) -> Deadline | None:
     if one is None or other is None:
         return one or other
     return other if other.at < one.at else one
+
+
+def _unwatched(attempt: Attempt) -> Deadline | None:
+    """Return the end of a container that waits for its next start, when nobody watches for it any
+    more. Its runner bounds the wait of the others."""
+    starts = attempt.starts
+    if starts is None or starts.result is None or starts.watched_until is None:
+        return None
+    return Deadline(
+        at=max(starts.result.at, starts.watched_until),
+        reason=starts.result.reason,
+        name="watcher",
+        message=starts.result.message or "",
+    )
 
 
 def time_limit(run: Run, attempt: Attempt) -> Deadline | None:

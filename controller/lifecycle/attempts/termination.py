@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from controller.lifecycle import outputs
-from controller.lifecycle.attempts import allocations
+from controller.lifecycle.attempts import again, allocations
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.membership import members
@@ -66,6 +66,14 @@ def end(
     if within is None:
         was_running = attempt.status is AttemptStatus.RUNNING
         within = grace(draft.run.policy, reason, was_running=was_running)
+    if (result := again.own_result(attempt, reason)) is not None:
+        later = () if reason is result.reason else (reason,)
+        attempt = draft.change_attempt(attempt, exit_code=result.exit_code, later_reasons=later)
+        for one in later:
+            draft.record(
+                EventKind.LATER_REASON, cause, attempt=attempt, reason=one, message=message
+            )
+        reason, message = result.reason, result.message
     drains = _drain_seconds(draft, attempt, reason)
     if attempt.serving.registered_at is not None:
         draft.record(EventKind.TRAFFIC, cause, attempt=attempt, to_status="unregistered")

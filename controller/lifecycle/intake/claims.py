@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from controller.lifecycle.attempts import termination
+from controller.lifecycle.attempts import again, termination
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Amount, Attempt
 from controller.lifecycle.reports import (
@@ -258,16 +258,7 @@ def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim 
 
 
 def _runner_exited(report: RunnerExited) -> Claim:
-    reason, message = report.reason, report.message
-    # A job can forge its exit record, and a lost node is retried where an error is not.
-    if ROWS[reason].runner_rank is None:
-        message = f"the exit record gives the reason {reason}, which a runner must not give"
-        reason = Reason.CONTAINER_EXITED_WITH_ERROR
-    # Done means exit code 0, whatever the record calls it.
-    elif reason is Reason.DONE_BY_RUNNER and report.exit_code:
-        reason = Reason.CONTAINER_EXITED_WITH_ERROR
-    if message is None and report.exit_code:
-        message = f"the job ended with exit code {report.exit_code}"
+    reason, message = again.as_told_by_runner(report.reason, report.message, report.exit_code)
     rank = ROWS[reason].runner_rank
     assert rank is not None
     return Claim(rank=rank, reason=reason, message=message, cause="RunnerExited")

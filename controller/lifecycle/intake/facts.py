@@ -46,6 +46,7 @@ from controller.lifecycle.reports import (
     RunnerStarted,
     StartAgainRefused,
     StartedAgain,
+    StartEnded,
     TaskAccepted,
     TaskMissing,
     TaskRemoved,
@@ -81,6 +82,7 @@ _ORDER: dict[type, int] = {
     JobSignalled: 6,
     StartedAgain: 5,
     StartAgainRefused: 6,
+    StartEnded: 6,
     RegistrationFailed: 6,
     ReplicaRegistered: 7,
     ReplicaDrained: 11,
@@ -162,6 +164,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             again.begun(draft, report)
         case StartAgainRefused():
             again.refused(draft, report)
+        case StartEnded():
+            again.ended(draft, report)
         case JobSignalled():
             end_signal.sent(draft, report)
         case ReplicaDrained():
@@ -170,6 +174,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
             rollout.start_timeout_anew(draft)
             readiness.start_registrations_anew(draft)
             allocations.hold_declared_ports(draft)
+            again.renew_watchers(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():

@@ -38,6 +38,7 @@ from controller.lifecycle.reports import (
     SuspendRequested,
     SweepResized,
     WakeRequested,
+    WatcherSeen,
 )
 from controller.lifecycle.runs import ending, schedules
 from controller.lifecycle.services import rollout, scaling
@@ -82,6 +83,7 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
                 pass
     rollout.deploy(draft, [one for one in reports if isinstance(one, DeployRequested)])
     again.ask(draft, [one for one in reports if isinstance(one, StartAgainRequested)])
+    again.watch(draft, [one for one in reports if isinstance(one, WatcherSeen)])
 
 
 _ORDER: Final[tuple[type, ...]] = (

@@ -187,6 +187,31 @@ def _reported(machine: Machine, report: MachineReport, around: Surroundings, now
     return machine
 
 
+def of_another(
+    machine: Machine, report: InstanceKnown, machines: Iterable[Machine]
+) -> OrderRefused | None:
+    """Return the refusal that follows when the provider answers an order with the machine of
+    another record; None: it did not. It made none, and the end of one would end the other's."""
+    if machine.instance_id is not None:
+        return None
+    holder = next((one for one in machines if holds(one, machine, report.instance_id)), None)
+    if holder is None:
+        return None
+    message = (
+        f"provider {machine.offer.provider} answered with machine {report.instance_id}, which is "
+        f"that of {holder.name}: it must make a machine of its own for each order"
+    )
+    return OrderRefused(machine_id=machine.id, end=MachineEnd.REFUSED, message=message)
+
+
+def holds(one: Machine, other: Machine, instance_id: str) -> bool:
+    """Return whether the provider's machine of this id, told about the record `other`, is that of
+    the record `one`."""
+    is_same_provider = one.offer.provider == other.offer.provider
+    is_held = one.is_live and one.instance_id == instance_id
+    return is_held and is_same_provider and one.id != other.id and one.account == other.account
+
+
 def can_be_forgotten(machine: Machine) -> bool:
     """Return whether only another account could tell whether this machine, which is to end, is
     gone."""

@@ -38,6 +38,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
     spot: bool = False
     price: float
+    """In the currency of the installation."""
+    rate: float = 1.0
+    """What 1 of the provider's currency was in that of the installation when it told the price."""
     cpu: float
     memory: int
     disk: int
@@ -122,6 +125,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet's `leash` when it was ordered, in seconds: its user-data stays the same."""
     idle_duration: float | None = None
     """The `idle_duration` of the run that it was bought for, in seconds; None: it has none."""
+    max_price: float | None = None
+    """The most that its fleet, and the run that it was bought for, allowed at its order for a
+    machine and hour; None: neither has a limit."""
     closing: bool = False
     """It was found idle and is closed to placement; its shim has not confirmed yet."""
     ordered_at: float

@@ -23,9 +23,13 @@ from controller.lifecycle.machines.model import Machine, MachineStatus
 SPARED_SECONDS = 30.0
 """A younger machine is never ended (Karpenter's rule for AWS)."""
 ORPHAN_GRACE_SECONDS = 600.0
-LIST_EVERY_SECONDS = 45.0
+LIST_EVERY_SECONDS = 30.0
 LIST_SOON_SECONDS = 10.0
-"""With a list every 45 s, a machine that vanished counts as lost within a minute."""
+"""Between the beginnings of two lists. A machine that vanished counts as lost once two lists lack
+it: with lists that take up to 10 s, within a minute."""
+LIST_PAUSE_SECONDS = 5.0
+"""The least between the end of a list and the beginning of the next; and how soon it is noticed
+that a node ceased to answer whose machine a list lacks."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +94,15 @@ def reconcile(
 ) -> Reconciled:
     """Return what a whole list tells. `machines`: the committed records, read after the list."""
     listed = list(found)
+    own = [one for one in machines.values() if one.is_live and one.offer.provider == case.provider]
+    holders = {one.instance_id: one.id for one in own if one.instance_id is not None}
     reports: list[InstanceKnown | AccountKnown | InstanceLost | CallFailed] = []
     orphans: list[Orphan] = []
     for one in listed:
         machine = machines.get(one.machine_id or "")
+        if holders.get(one.instance_id, one.machine_id) != one.machine_id:
+            # A program gave one machine to two orders; as an orphan the first one's would end.
+            continue
         if machine is None or not machine.is_live:
             orphans.append(_orphan(one, case, now, is_duplicate=False))
         elif machine.instance_id not in (None, one.instance_id):
@@ -103,7 +112,6 @@ def reconcile(
                 InstanceKnown(machine_id=machine.id, instance_id=one.instance_id, place=one.place)
             )
     there = {one.instance_id for one in listed}
-    own = [one for one in machines.values() if one.is_live and one.offer.provider == case.provider]
     # A list that has one machine of an account is a list of that account, whatever its name is now.
     same = {one.account for one in own if one.instance_id in there} | {case.account}
     reports += _placed(own, case.account, same, there)
@@ -154,10 +162,22 @@ def _in_account(machine: Machine) -> str:
     return f"{IN_ACCOUNT} {machine.account}"
 
 
-def until_next_list(missing: Set[str], answering: Set[str], *, is_new: bool) -> float:
-    """Return the seconds until the provider is asked again. `missing`, `answering`: as above;
-    `is_new`: whether this controller has just started."""
-    return LIST_SOON_SECONDS if is_new or missing - answering else LIST_EVERY_SECONDS
+def until_next_list(
+    began: float,
+    ended: float,
+    now: float,
+    *,
+    missing: Set[str],
+    answering: Set[str],
+    is_new: bool,
+) -> float:
+    """Return the seconds after which to look again, 0 when the next list is due. `began`, `ended`:
+    of the last list; `missing`, `answering`: as above, the latter now; `is_new`: whether this
+    controller has just started."""
+    every = LIST_SOON_SECONDS if is_new or missing - answering else LIST_EVERY_SECONDS
+    # From one beginning to the next: what a slow list takes must not come on top.
+    left = max(began + every, ended + LIST_PAUSE_SECONDS) - now
+    return min(max(left, 0.0), LIST_PAUSE_SECONDS)
 
 
 def _orphan(one: Found, case: Circumstances, now: float, *, is_duplicate: bool) -> Orphan:

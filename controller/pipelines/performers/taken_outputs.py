@@ -121,6 +121,7 @@ class TakenOutputsReader:
         try:
             file = await asyncio.to_thread(self._outputs.archive(attempt_id).open, "rb")
         except FileNotFoundError:
+            # The upload to the bucket removes the file once the bucket has it.
             raise RetryLater("the outputs that it takes were moved meanwhile") from None
         with file:
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):

@@ -16,18 +16,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from common.host_paths import allowing_prefix
-from controller.lifecycle.model import (
-    Allocation,
-    Amount,
-    GpuNeed,
-    Node,
-    NodeCapacity,
-    NodeGpu,
-    NodeStatus,
-    Resources,
-)
-from controller.lifecycle.pending_reasons import (
-    DoesNotFit,
+from controller.lifecycle.lacks import (
     HasOtherJobs,
     Lack,
     LacksAbilities,
@@ -42,6 +31,17 @@ from controller.lifecycle.pending_reasons import (
     LacksPort,
     StartsTooMany,
 )
+from controller.lifecycle.model import (
+    Allocation,
+    Amount,
+    GpuNeed,
+    Node,
+    NodeCapacity,
+    NodeGpu,
+    NodeStatus,
+    Resources,
+)
+from controller.lifecycle.pending_reasons import DoesNotFit
 from fairlead.model.needs import NO_PERMISSIONS
 from fairlead.model.statuses import AllocationState
 from fairlead.wire.amounts import NOTHING, UNITS, Amounts, Unit, amounts_in, left_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from common.refusals import Conflict
+from common.refusals import Conflict, Forbidden
 from controller.clock import Clock
 from controller.lifecycle.attempts.again import may_start_again
 from controller.lifecycle.model import JobSpec, RunState
-from controller.lifecycle.reports import StartAgainRequested
+from controller.lifecycle.reports import StartAgainRequested, WatcherSeen
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
@@ -36,7 +36,7 @@ class StartAgainService:
         Conflict (`not_in_place`) with the reason for which it needs a new container, NotFound,
         Forbidden, StoreUnavailable, and what a submission raises."""
         state = await self._runs.get(key)
-        require_control(user, state.run)
+        _require_owner(user, state)
         require_life(state, "started again")
         plan = kept_for_next(self._submissions.planned(submission, user=user))
         _require_in_place(state, plan)
@@ -55,8 +55,46 @@ class StartAgainService:
         # The container may have ended before this came.
         after = await self._runs.get(state.run.id)
         if not after.jobs or after.jobs[0].spec != spec:
+            if _asked(after, job.attempts[-1].id) > _asked(state, job.attempts[-1].id):
+                raise Conflict(
+                    "another client has started it again at the same time, and its changes count",
+                    code="overtaken",
+                    field="run",
+                )
             raise _refusal("its container has ended")
         return after
+
+    async def watch(self, key: str, watcher: str, seconds: float, *, user: User) -> None:
+        """Note that a client watches the run for so long; 0: it leaves. Raises NotFound, Forbidden,
+        StoreUnavailable."""
+        state = await self._runs.get(key)
+        _require_owner(user, state)
+        if state.run.finished_at is not None or state.run.policy.keeps_for is None:
+            return
+        now = self._clock.now()
+        await self._pipeline.report(
+            WatcherSeen(run_id=state.run.id, watcher=watcher, until=now + seconds, at=now)
+        )
+
+
+def _require_owner(user: User, state: RunState) -> None:
+    """Raise Forbidden for an admin too: the commands of the next start read the owner's secrets."""
+    require_control(user, state.run)
+    if user.name != state.run.user:
+        raise Forbidden(
+            f"run {state.run.name} belongs to {state.run.user}, and only its owner may start it"
+            f" again, because its commands get the owner's secrets; `fairlead rerun"
+            f" {state.run.name}` makes a run of your own",
+            code="not_owner",
+            field="run",
+        )
+
+
+def _asked(state: RunState, attempt_id: str) -> int:
+    """Return how often this attempt was asked to start again."""
+    attempts = state.jobs[0].attempts if state.jobs else ()
+    starts = next((one.starts for one in attempts if one.id == attempt_id), None)
+    return 0 if starts is None else starts.asked
 
 
 def _require_in_place(state: RunState, plan: Plan) -> None:

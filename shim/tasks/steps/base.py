@@ -17,6 +17,7 @@ from fairlead.wire.shim import GpuInfo
 from shim.engines.base import Engine, ImageInfo, MountSpec
 from shim.gpus.base import GpuDelivery
 from shim.image_cache.images import Images
+from shim.node.cgroups import CgroupTree, KernelTree
 from shim.node.pythons import Pythons
 from shim.settings import Settings
 from shim.tasks.task import TaskState
@@ -56,6 +57,7 @@ class StepContext(msgspec.Struct):
     images: Images
     mounter: Mounter
     pythons: Pythons
+    cgroups: CgroupTree = msgspec.field(default_factory=KernelTree)
     image: ImageInfo | None = None
     mounts: tuple[MountSpec, ...] = ()
     python_mounts: tuple[MountSpec, ...] = ()

@@ -56,7 +56,7 @@ def test_an_image_without_a_bundle_is_refused() -> None:
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.stem)
 def test_each_step_is_a_shell_script(step: Path) -> None:
-    run(["sh", "-n", step])
+    assert run(["sh", "-n", step]) == ""
 
 
 def test_each_step_is_in_the_build() -> None:

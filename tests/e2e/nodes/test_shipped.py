@@ -22,6 +22,7 @@ from runner.processes.scratch import GIVEN
 from shim.api.app import Routes
 from shim.monitoring.metrics import CONTENT_TYPE
 from tests.support.daemons import Daemon
+from tests.support.dialling import dial_to
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.imports import IMPORT_ALL, IN_CONTAINERS, ON_NODES, imported_by
 from tests.support.processes import ShimProcess
@@ -109,7 +110,9 @@ class TestShippedRunner(RunnerContract):
     async def runner(self, runner_socket: Path) -> AsyncIterator[RunnerApi]:
         async with a_session(runner_socket) as session:
             yield RunnerClient(
-                session, dial=lambda: asyncio.open_unix_connection(str(runner_socket))
+                session,
+                dial=lambda: asyncio.open_unix_connection(str(runner_socket)),
+                dial_answer=dial_to(runner_socket),
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -313,6 +314,32 @@ def test_a_paused_leader_is_replaced_and_stops_when_it_goes_on(controllers: Cont
 def _leads_elsewhere(controllers: Controllers) -> bool:
     _, *others = controllers.all
     return any("this controller leads now" in one.daemon.log.read_text() for one in others)
+
+
+def test_while_the_database_hangs_a_submission_is_answered_and_is_done_once(
+    controllers: Controllers, postgresql: PostgresqlServer, database_url: str
+) -> None:
+    leader, other, _ = controllers.all
+    controllers.submit(other, "before")
+    name = f"test{database_url.partition('/test')[2].partition('?')[0]}"
+    query = f"SELECT pid FROM pg_stat_activity WHERE datname = '{name}'"
+    backends = [int(pid) for pid in postgresql.sql("postgres", query).split()]
+    client = ControllerClient(leader.url, controllers.token)
+    body = {"configuration": HELLO, "client_key": "k"}
+    for backend in backends:
+        os.kill(backend, signal.SIGSTOP)
+    try:
+        with pytest.raises(ApiError) as refused:
+            client.post("/v1/runs", body)
+    finally:
+        for backend in backends:
+            with suppress(ProcessLookupError):
+                os.kill(backend, signal.SIGCONT)
+    assert refused.value.status == 503
+    run = controllers.submit(other, "k")
+    assert controllers.submit(other, "k") == run
+    listed = decode(ControllerClient(other.url, controllers.token).get("/v1/runs"), dict[str, Any])
+    assert len(listed["runs"]) == 2
 
 
 def test_one_whose_certificate_broke_meanwhile_leads_with_the_one_that_it_has(

@@ -28,6 +28,7 @@ from controller.store.errors import (
 )
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.reading import StoreReader
+from controller.store.sessions import Patience
 from controller.store.sql import SqlStore
 from fairlead.model.statuses import RunStatus
 from tests.doubles.watched_databases import WatchedPostgresql
@@ -401,4 +402,34 @@ async def test_a_session_that_hangs_is_left_for_another_one(
     finally:
         os.kill(backend, signal.SIGCONT)
         await reader.close()
+        await store.close()
+
+
+async def test_a_write_without_an_answer_is_cut_and_the_next_one_is_stored(
+    database_url: str, postgresql: PostgresqlServer
+) -> None:
+    patience = Patience(write_seconds=3600.0)
+    store = SqlStore(PostgresqlDatabase(database_url), patience=patience)
+    await store.open()
+    await store.renew_lease()
+    database = f"test{name_of(database_url)}"
+    (backend,) = map(
+        int,
+        postgresql.sql(
+            database,
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'fairlead'"
+            f" AND datname = '{database}' AND query ILIKE 'COMMIT%'",
+        ).split(),
+    )
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        patience._write_seconds = 0.1
+        with pytest.raises(StoreUnavailable):
+            await store.commit(Changes(runs=submission(a_run("run1")).runs))
+        patience._write_seconds = 3600.0
+        assert await store.find_run("run1") is None
+        await store.commit(Changes(runs=submission(a_run("run1")).runs))
+        assert await store.find_run("run1") is not None
+    finally:
+        os.kill(backend, signal.SIGCONT)
         await store.close()

@@ -47,7 +47,7 @@ async def test_one_that_may_have_been_replaced_answers_questions_and_refuses_cha
     controller: Controller,
 ) -> None:
     lead = Leading(5.0)
-    # Nobody renews it any more.
+    # The lease is never renewed again, so the controller cannot know whether it leads.
     lead.end()
     server = TestServer(app.make_app(controller.service, lead=lead))
     async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:

@@ -11,7 +11,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.api.http.holding import HELD_SECONDS, Holding, Room, held_size
+from controller.api.http.holding import (
+    HELD_SECONDS,
+    Changing,
+    Holding,
+    LeaseEnds,
+    Room,
+    held_size,
+    note_answer,
+)
 from controller.daemon.lease import SURE_SECONDS, Leading
 from tests.simulation.virtual import VirtualLoop
 from tests.support.waiting import eventually
@@ -142,3 +150,86 @@ async def test_a_client_that_leaves_is_not_held(bed: Bed) -> None:
     bed.lead.renewed(0.0)
     assert await _status(bed) == 200
     assert bed.done == 1
+
+
+class Hanging:
+    """A server whose changes wait for a database until it answers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lead = Leading(LEASE, lambda: self.now)
+        # Not sure for much longer: nobody waits for seconds in a test.
+        self.lead.renewed(SURE_SECONDS - LEASE + 0.01)
+        self.answers = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.done = 0
+        changing = Changing(self.lead)
+
+        async def change(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            if "answer" in request.query:
+                await response.prepare(request)
+            self.begun.set()
+            await request.read()
+            await self.answers.wait()
+            self.done += 1
+            return response
+
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            try:
+                return await changing.answer(request, change(request))
+            except LeaseEnds:
+                return web.Response(status=503)
+
+        app = web.Application()
+        app.on_response_prepare.append(note_answer)
+        app.router.add_post("/", endpoint)
+        self.client: TestClient[Any, Any] = TestClient(TestServer(app))
+
+    async def post(self, query: str = "", data: Any = b"x") -> int:
+        async with self.client.post(f"/{query}", data=data) as answer:
+            await answer.read()
+            return answer.status
+
+
+@pytest.fixture
+async def hanging() -> AsyncIterator[Hanging]:
+    made = Hanging()
+    async with made.client:
+        yield made
+        made.answers.set()
+
+
+async def test_a_change_whose_commit_hangs_is_answered_before_the_lease_ends(
+    hanging: Hanging,
+) -> None:
+    asked = asyncio.create_task(hanging.post())
+    await hanging.begun.wait()
+    hanging.now = LEASE - SURE_SECONDS
+    assert await asked == 503
+    assert hanging.done == 0
+    # It goes on: the database may have stored it, and the memory has to follow.
+    hanging.answers.set()
+    await eventually(lambda: hanging.done == 1)
+
+
+async def test_a_change_goes_on_while_its_body_comes_or_its_answer_has_begun(
+    hanging: Hanging,
+) -> None:
+    more = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x"
+        await more.wait()
+
+    slow = asyncio.create_task(hanging.post(data=body()))
+    answering = asyncio.create_task(hanging.post("?answer"))
+    await hanging.begun.wait()
+    hanging.now = LEASE - SURE_SECONDS
+    assert await hanging.post() == 503
+    assert not slow.done()
+    assert not answering.done()
+    hanging.lead.renewed(hanging.now)
+    more.set()
+    hanging.answers.set()
+    assert (await slow, await answering) == (200, 200)

@@ -9,7 +9,10 @@ from aiohttp.test_utils import TestClient
 
 from tests.unit.api.asking import HELLO, submit
 from tests.unit.api.conftest import Controller
+from tests.unit.api.test_users import Person, ada, admin, client
 from tests.unit.cli.conftest import PlayedNode
+
+__all__ = ["ada", "admin", "client"]
 
 API = TestClient[Any, Any]
 
@@ -35,7 +38,8 @@ async def test_a_running_job_starts_again_with_what_may_differ(
     await node.runs("hello")
     status, run = await again(api, commands=["two"])
     (attempt,) = run["jobs"][0]["attempts"]
-    assert (status, attempt["starts"]) == (200, {"asked": 1, "begun": 0, "refused": None})
+    starts = attempt["starts"]
+    assert (status, starts["asked"], starts["begun"], starts["refused"]) == (200, 1, 0, None)
     assert "its image has changed" in await refused(api, image="other")
     assert "policy" in await refused(api, priority=1)
     async with api.get("/v1/runs/hello/submission") as answer:
@@ -53,3 +57,32 @@ async def test_a_container_waits_only_for_a_task_with_one_job(
 async def test_a_run_that_was_submitted_without_it_does_not_start_again(api: API) -> None:
     await submit(api, name="hello")
     assert "a task with one job" in await refused(api)
+
+
+async def test_an_admin_cannot_start_a_run_of_another_user_again(
+    ada: Person, admin: Person
+) -> None:
+    """The commands of the next start would read the owner's secrets."""
+    body = {"configuration": HELLO, "name": "hello", "starts_again": True}
+    assert (await ada("POST", "/v1/runs", **body))[0] == 201
+    changed = {**HELLO, "commands": ["env"]}
+    status, answer = await admin("POST", "/v1/runs/hello/start-again", configuration=changed)
+    assert (status, answer["error"]["code"]) == (403, "not_owner")
+    assert "fairlead rerun hello" in answer["error"]["message"]
+    watcher = {"watcher": "here", "seconds": 60}
+    status, _ = await admin("POST", "/v1/runs/hello/watchers", **watcher)
+    assert status == 403
+
+
+async def test_a_watcher_is_noted_until_it_leaves(api: API, controller: Controller) -> None:
+    await submit(api, name="hello", starts_again=True)
+    for seconds, there in ((60, 1), (0, 0)):
+        body = {"watcher": "here", "seconds": seconds}
+        async with api.post("/v1/runs/hello/watchers", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        async with api.get("/v1/runs/hello") as answer:
+            (attempt,) = (await answer.json())["jobs"][0]["attempts"]
+        assert len(attempt["starts"]["watchers"]) == there
+    body = {"watcher": "here", "seconds": 61}
+    async with api.post("/v1/runs/hello/watchers", json=body) as answer:
+        assert (answer.status, (await answer.json())["error"]["field"]) == (400, "seconds")

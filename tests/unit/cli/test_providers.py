@@ -144,3 +144,9 @@ def test_a_refresh_says_what_it_found(
         f"2 offers of 1 types; prices: {words}",
         "note  odd",
     ]
+
+
+def test_an_empty_name_is_named() -> None:
+    for command in (providers.check, providers.offers_list, providers.offers_refresh):
+        with pytest.raises(CliError, match="NAME is empty: give a provider's name"):
+            command("")

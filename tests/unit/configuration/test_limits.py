@@ -8,13 +8,13 @@ import pytest
 
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
-from fairlead.configuration.plan import Defaults, to_run
+from fairlead.configuration.plan import Defaults, Plan, to_run
 from fairlead.wire.runner import MAX_ARGUMENT, script
 
 
-def submit(**fields: Any) -> None:
+def submit(**fields: Any) -> Plan:
     written = {"type": "task", "commands": ["true"], **fields}
-    to_run(parse(written), written, Defaults())
+    return to_run(parse(written), written, Defaults())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_request_that_could_never_run_is_refused_with_the_allowed_values(
     ],
 )
 def test_a_value_on_the_limit_is_accepted(fields: dict[str, Any]) -> None:
-    submit(**fields)
+    assert len(submit(**fields).specs) == 1
 
 
 AROUND = len("echo") + len(script(["", ""]))

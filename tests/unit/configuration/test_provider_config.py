@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.provider_config import (
-    AwsProvider,
-    AwsRegion,
-    GcpProvider,
-    GcpRegion,
-    read_provider,
-)
+from controller.provider_config.aws import AwsProvider, AwsRegion
+from controller.provider_config.gcp import GcpProvider, GcpRegion
+from controller.provider_config.reading import read_provider
+from controller.server_config import parse
 from fairlead.configuration.convert import ConfigurationError
 
 REGION = "regions.eu-central-1"
@@ -168,3 +165,37 @@ def test_what_is_wrong_with_a_provider_of_gcp_is_named(
     with pytest.raises(ConfigurationError) as caught:
         read_provider("eu", written)
     assert complaint in str(caught.value)
+
+
+def both(**more: Any) -> dict[str, Any]:
+    return {"providers": {"a": aws(), "h": hetzner()}} | more
+
+
+def test_prices_of_two_currencies_are_never_added_up_by_chance() -> None:
+    def wrong(data: dict[str, Any]) -> tuple[str, str]:
+        with pytest.raises(ConfigurationError) as caught:
+            parse(data)
+        return caught.value.field, str(caught.value)
+
+    field, text = wrong(both())
+    assert field == "currency"
+    assert "a in USD, h in EUR" in text
+    assert wrong(both(currency="EUR"))[0] == "providers.a.rate"
+    assert wrong({"currency": "EUR", "providers": {"h": hetzner(currency="USD")}})[0] == (
+        "providers.h.rate"
+    )
+    assert wrong({"providers": {"h": hetzner(rate=1.1)}})[0] == "providers.h.rate"
+    assert wrong(both(currency="euros"))[0] == "currency"
+    assert wrong({"providers": {"h": hetzner(currency="€")}})[0] == "providers.h.currency"
+    for rate in (0, -1, "1", True, float("nan"), float("inf")):
+        data = {"currency": "USD", "providers": {"h": hetzner(rate=rate)}}
+        assert wrong(data)[0] == "providers.h.rate"
+
+
+def test_a_rate_converts_the_prices_of_its_provider() -> None:
+    read = parse({"currency": "USD", "providers": {"a": aws(), "h": hetzner(rate=1.08)}})
+    assert {name: one.rate for name, one in read.providers.items()} == {"a": 1.0, "h": 1.08}
+    assert parse({"providers": {"h": hetzner()}}).providers["h"].rate == 1.0
+    # Who pays Hetzner in dollars says so.
+    same = parse({"providers": {"a": aws(), "h": hetzner(currency="USD")}})
+    assert same.providers["h"].rate == 1.0

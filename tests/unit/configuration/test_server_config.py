@@ -14,7 +14,7 @@ import pytest
 from controller import server_config
 from controller.lifecycle.inventory import Budget, NodeFailure
 from controller.lifecycle.model import Limits
-from controller.provider_config import InstanceType, QemuProvider
+from controller.provider_config.qemu import InstanceType, QemuProvider
 from controller.server_config import Operating, OperatingFields
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.field import fields_of

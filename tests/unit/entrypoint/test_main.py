@@ -21,6 +21,7 @@ from fairlead.wire.runner import ExitRecord, RunnerState
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.processes.scratch import GIVEN
 from shim.engines.procfs import descendants
+from tests.support.dialling import dial_to
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
@@ -50,8 +51,9 @@ async def an_entrypoint(
         *wrapper, *arguments(folder, *more), env={**os.environ, GIVEN: memory, **(env or {})}
     )
     try:
-        async with a_session(folder / "runner.sock") as session:
-            client = RunnerClient(session)
+        socket = folder / "runner.sock"
+        async with a_session(socket) as session:
+            client = RunnerClient(session, dial_answer=dial_to(socket))
             await eventually((folder / "runner.sock").exists)
             await client.health()
             yield process, client
@@ -296,7 +298,7 @@ async def test_as_pid_1_it_answers_a_request_that_came_while_it_loaded(tmp_path:
         assert await asyncio.wait_for(reader.readline(), DEADLINE) == b"HTTP/1.1 200 OK\r\n"
         writer.close()
         async with a_session(tmp_path / "runner.sock") as session:
-            client = RunnerClient(session)
+            client = RunnerClient(session, dial_answer=dial_to(tmp_path / "runner.sock"))
             await client.ack((await exit_of(client)).log_end)
         assert await status_of(process) == 6
 

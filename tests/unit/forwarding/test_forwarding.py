@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
+from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from common.proxy.headers import CLIENT
@@ -393,6 +393,19 @@ async def test_a_request_that_no_leader_takes_in_time_is_refused_as_not_done(bed
         assert (await answer.json())["error"]["code"] == "leads_no_more"
 
 
+async def test_a_new_connection_while_nobody_leads_is_told_so(bed: Bed) -> None:
+    bed.follower.forwarder._hold_seconds = 0.0
+    # A leader that has just died is still the last one that was seen.
+    for last in (None, leader_at("http://127.0.0.1:1", "dead")):
+        bed.relay.lead_to(last)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(bed.url + "/v1/runs") as answer,
+        ):
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert "no controller leads" in (await answer.json())["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -486,13 +499,19 @@ async def in_doubt(bed: Bed, name: str = "one") -> tuple[ALeader, Leading]:
     return leader, lead
 
 
+async def held_change(bed: Bed, leader: ALeader, lead: Leading) -> asyncio.Task[ClientResponse]:
+    """Return a change without a client key that this leader, in doubt, holds."""
+    bed.lead_to(leader)
+    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
+    await eventually(lambda: lead._known is not None)
+    return held
+
+
 async def test_a_change_that_a_leader_in_doubt_holds_is_done_there_when_it_is_sure_again(
     bed: Bed,
 ) -> None:
     first, lead = await in_doubt(bed)
-    bed.lead_to(first)
-    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
-    await eventually(lambda: lead._known is not None)
+    held = await held_change(bed, first, lead)
     assert first.writes == 0
     lead.renewed(0.0)
     assert await (await held).text() == "one"
@@ -506,9 +525,7 @@ async def test_a_change_that_a_leader_held_to_its_end_goes_to_the_next_one(bed: 
     first, lead = await in_doubt(bed)
     second = await bed.leader("two")
     second.goes_on.set()
-    bed.lead_to(first)
-    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
-    await eventually(lambda: lead._known is not None)
+    held = await held_change(bed, first, lead)
     bed.lead_to(second)
     lead.end()
     answer = await held
@@ -519,9 +536,7 @@ async def test_a_change_that_a_leader_held_to_its_end_goes_to_the_next_one(bed: 
 
 async def test_a_change_that_was_held_for_long_is_refused_if_nobody_else_leads(bed: Bed) -> None:
     first, lead = await in_doubt(bed)
-    bed.lead_to(first)
-    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
-    await eventually(lambda: lead._known is not None)
+    held = await held_change(bed, first, lead)
     lead.end()
     answer = await held
     assert answer.status == 503
@@ -533,9 +548,7 @@ async def test_a_change_that_a_leader_held_until_it_left_waits_for_the_next_one(
     first, lead = await in_doubt(bed)
     second = await bed.leader("two")
     second.goes_on.set()
-    bed.lead_to(first)
-    held = asyncio.create_task(bed.session.post(bed.url + "/v1/stop", data=b"{}"))
-    await eventually(lambda: lead._known is not None)
+    held = await held_change(bed, first, lead)
     assert first.links is not None
     leaving = asyncio.create_task(first.links.leave())
     await asyncio.sleep(0)

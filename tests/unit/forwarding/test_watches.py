@@ -34,6 +34,7 @@ from controller.lifecycle.model import Role
 from controller.store import queries
 from controller.store.accounts import User
 from controller.store.errors import StoreUnavailable
+from controller.store.peers import LEASE_SECONDS
 from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN
 from tests.unit.forwarding.test_reads import TO_THE_LEADER, Bed, bearer
@@ -129,6 +130,22 @@ async def test_a_watch_goes_on_at_the_next_leader(watched: WatchBed) -> None:
     async with bed.leader.get(f"/v1/events?run={run}", headers=bearer(USER_TOKEN)) as answer:
         stored = [event["seq"] for event in (await answer.json())["events"]]
     assert told == stored[1:], "each once, and none is missing"
+
+
+async def test_a_leader_feeds_nobody_beyond_its_lease(watched: WatchBed) -> None:
+    leading = watched.leading
+    # Not for much longer: nobody waits for seconds in a test.
+    leading.lease.renewed(0.01 - LEASE_SECONDS)
+    run = await watched.bed.submit("live")
+    async with watched.watch(f"/v1/runs/{run}/watch") as lines:
+        assert await status_of(lines) == "submitted"
+        assert leading.feeds == 1
+        leading.now = 0.01
+        await eventually(lambda: leading.feeds == 0)
+        await act(watched.bed, run, "suspend")
+        # Renewed after all, or led by another one: the watch goes on without a cut.
+        leading.lease.renewed(leading.now)
+        assert (await line_of(lines))["run"]["suspended"] is True
 
 
 async def test_events_of_all_runs_are_those_that_the_reader_may_see(watched: WatchBed) -> None:

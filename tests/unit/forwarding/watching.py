@@ -13,6 +13,7 @@ from aiohttp import web
 from controller.api.app import make_runner
 from controller.api.http.streams import end_streams
 from controller.clock import SystemClock
+from controller.daemon.lease import Leading as Lease
 from controller.forwarding.credentials import LinkTls, link_tls
 from controller.forwarding.dashboard_reads import DashboardReads
 from controller.forwarding.feeding import Feeding
@@ -39,6 +40,9 @@ class Leading:
         self.tls = tls
         self.links = links
         self.dashboard = Dashboard(service, session_key(SECRET), lambda: 0.0)
+        self.now = 0.0
+        self.lease = Lease(5.0, lambda: self.now)
+        self.lease.renewed(0.0)
         self.feeds = 0
         self.starts = 0
         self.url = ""
@@ -54,7 +58,7 @@ class Leading:
             finally:
                 self.feeds -= 1
 
-        taken = FollowerLinks(self.tls.leader, None, feed if feeds else None)
+        taken = FollowerLinks(self.tls.leader, None, feed if feeds else None, self.lease)
         runner = make_runner(
             self.service,
             shutdown_timeout=0.1,

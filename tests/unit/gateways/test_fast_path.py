@@ -372,6 +372,7 @@ async def test_a_replica_that_failed_gets_no_request_until_it_answers(bed: Bed) 
         await eventually(lambda: bed.haproxy.ways == {})
         bed.links.answers.set()
         await eventually(lambda: bed.state_of("a") == "UP" and bed.haproxy.ways)
+        assert path.in_flight() == {}
         server.close()
 
 

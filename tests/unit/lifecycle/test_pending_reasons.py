@@ -7,6 +7,18 @@ from typing import get_args
 import msgspec
 import pytest
 
+from controller.lifecycle.lacks import (
+    HasOtherJobs,
+    LacksAbilities,
+    LacksAmount,
+    LacksCpu,
+    LacksGateways,
+    LacksGpus,
+    LacksHostNetwork,
+    LacksInfiniband,
+    LacksPort,
+    StartsTooMany,
+)
 from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
 from controller.lifecycle.pending_reasons import (
     Alike,
@@ -17,15 +29,6 @@ from controller.lifecycle.pending_reasons import (
     GangApart,
     GangDoesNotFit,
     GangInPart,
-    HasOtherJobs,
-    LacksAbilities,
-    LacksAmount,
-    LacksCpu,
-    LacksGateways,
-    LacksGpus,
-    LacksHostNetwork,
-    LacksInfiniband,
-    LacksPort,
     NodeOfGangGone,
     NoFleetWithPlacement,
     NominatedNodeSilent,
@@ -42,7 +45,6 @@ from controller.lifecycle.pending_reasons import (
     RankComesBack,
     RanksFirst,
     RunSuspended,
-    StartsTooMany,
     Unusable,
     VictimsLeave,
     WaitsForContainer,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.reports import (
+    ControllerStarted,
+    NodeDrained,
+    Preempted,
     StartAgainRefused,
     StartAgainRequested,
     StartedAgain,
+    StartEnded,
     SuspendRequested,
+    WatcherSeen,
 )
 from controller.lifecycle.runs.submission import PlannedJob
 from fairlead.model.reasons import Reason
 from fairlead.model.spec import JobSpec
-from fairlead.model.starts import Starts
+from fairlead.model.starts import LEASE_SECONDS, Starts
+from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.play import Play
 
 FIRST = JobSpec(image="busybox", commands=("one",))
@@ -115,3 +122,132 @@ def test_a_run_that_ends_asks_the_runner_no_more() -> None:
     play = running()
     play.send(wish(play, "two")).send(play.stop())
     assert EffectKind.START_AGAIN not in play.wanted()
+
+
+def ended(play: Play, number: int, exit_code: int = 0) -> StartEnded:
+    reason = Reason.CONTAINER_EXITED_WITH_ERROR if exit_code else Reason.DONE_BY_RUNNER
+    return StartEnded(
+        run_id=play.run_id,
+        attempt_id=play.attempt().id,
+        number=number,
+        at=play.now,
+        reason=reason,
+        exit_code=exit_code,
+    )
+
+
+def watcher(play: Play, seconds: float = LEASE_SECONDS, name: str = "here") -> WatcherSeen:
+    return WatcherSeen(run_id=play.run_id, watcher=name, until=play.now + seconds, at=play.now)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_that_is_lost_while_the_container_waits_takes_no_result_along(number: int) -> None:
+    play = running()
+    if number:
+        play.send(wish(play, "two")).send(begun(play, 1))
+    play.send(ended(play, number)).send(play.node_gone()).clean()
+    attempt = play.attempt()
+    assert (attempt.reason, attempt.exit_code) == (Reason.DONE_BY_RUNNER, 0)
+    assert attempt.later_reasons == (Reason.INSTANCE_UNREACHABLE,)
+    assert play.run.status is RunStatus.DONE
+
+
+@pytest.mark.parametrize("reason", [Reason.PREEMPTED, Reason.NODE_DRAINED])
+def test_a_container_that_is_taken_away_while_it_waits_ends_as_its_last_start(
+    reason: Reason,
+) -> None:
+    play = running()
+    play.send(ended(play, 0, exit_code=3))
+    if reason is Reason.PREEMPTED:
+        ids = {"run_id": play.run_id, "attempt_id": play.attempt().id}
+        play.send(Preempted(**ids, message="by another"))
+    else:
+        play.send(NodeDrained(run_id=play.run_id, node_id="n1", message="its time has come"))
+    attempt = play.attempt()
+    assert (attempt.reason, attempt.exit_code) == (Reason.CONTAINER_EXITED_WITH_ERROR, 3)
+    assert attempt.status is AttemptStatus.TERMINATING
+
+
+def test_a_start_that_runs_or_is_owed_is_interrupted_by_the_loss_of_its_node() -> None:
+    for changes in (False, True):
+        play = running()
+        play.send(ended(play, 0)).send(wish(play, "two"))
+        if changes:
+            play.send(begun(play, 1))
+        play.send(play.node_gone())
+        assert play.job().attempts[0].reason is Reason.INSTANCE_UNREACHABLE
+
+
+def test_the_end_of_a_start_may_be_told_before_its_begin_and_late() -> None:
+    play = running()
+    play.send(wish(play, "two")).send(ended(play, 1, exit_code=4))
+    starts = play.attempt().starts
+    assert starts is not None
+    assert starts.result is not None
+    assert (starts.begun, starts.result.exit_code) == (1, 4)
+    play.send(begun(play, 1)).send(ended(play, 0))
+    assert play.attempt().starts == starts
+
+
+def test_an_end_of_a_start_that_nobody_asked_for_is_not_believed() -> None:
+    play = running()
+    play.send(ended(play, 7))
+    assert play.attempt().starts is None
+    play.send(replace(ended(play, 0), reason=Reason.INSTANCE_UNREACHABLE, exit_code=0))
+    starts = play.attempt().starts
+    assert starts is not None
+    assert starts.result is not None
+    assert starts.result.reason is Reason.CONTAINER_EXITED_WITH_ERROR
+
+
+def test_a_container_waits_as_long_as_somebody_watches_and_no_longer() -> None:
+    play = running()
+    play.send(watcher(play)).send(ended(play, 0, exit_code=2))
+    play.wait(LEASE_SECONDS - 1).send(watcher(play))
+    play.wait(LEASE_SECONDS - 1)
+    assert play.attempt().status is AttemptStatus.RUNNING
+    play.wait(1)
+    attempt = play.attempt()
+    assert (attempt.reason, attempt.exit_code) == (Reason.CONTAINER_EXITED_WITH_ERROR, 2)
+
+
+def test_a_watcher_that_leaves_ends_the_wait_at_once_and_does_not_stop_a_job() -> None:
+    play = running()
+    play.send(watcher(play)).send(watcher(play, 0.0))
+    assert play.attempt().status is AttemptStatus.RUNNING
+    play.send(ended(play, 0))
+    assert play.attempt().reason is Reason.DONE_BY_RUNNER
+
+
+def test_one_of_two_watchers_leaves_and_the_container_waits_for_the_other() -> None:
+    play = running()
+    play.send(watcher(play), watcher(play, name="there")).send(ended(play, 0))
+    play.send(watcher(play, 0.0))
+    assert play.attempt().status is AttemptStatus.RUNNING
+    play.send(watcher(play, 0.0, "there"))
+    assert play.attempt().reason is Reason.DONE_BY_RUNNER
+
+
+def test_a_run_that_no_client_ever_watched_waits_as_its_runner_says() -> None:
+    play = running()
+    play.send(ended(play, 0)).wait(10 * LEASE_SECONDS)
+    assert play.attempt().status is AttemptStatus.RUNNING
+
+
+def test_while_no_controller_was_there_no_lease_ran_out() -> None:
+    play = running()
+    play.send(watcher(play)).send(ended(play, 0))
+    play.now += 10 * LEASE_SECONDS
+    play.send(ControllerStarted(run_id=play.run_id))
+    assert play.attempt().status is AttemptStatus.RUNNING
+    play.wait(LEASE_SECONDS)
+    assert play.attempt().reason is Reason.DONE_BY_RUNNER
+
+
+def test_the_next_attempt_knows_who_watches() -> None:
+    play = running()
+    play.send(watcher(play))
+    play.end(0, Reason.PREEMPTED).clean()
+    starts = play.attempt().starts
+    assert starts is not None
+    assert starts.watched_until == play.now + LEASE_SECONDS

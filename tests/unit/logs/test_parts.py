@@ -161,11 +161,32 @@ async def test_nothing_is_stored_that_is_not_in_the_bucket(
     async with writing(logs, 0, 1) as writer:
         with pytest.raises(BucketError):
             await writer.sync()
-        assert logs.waiting == 20
+        assert (logs.waiting, logs.refused) == (20, 1)
         assert bucket.parts(ATTEMPT).end == 0
         is_away = False
         assert await writer.sync() == 20
-        assert logs.waiting == 0
+        assert (logs.waiting, logs.refused) == (0, 0)
+
+
+async def test_a_log_that_cannot_begin_without_its_bucket_is_counted_until_it_begins_or_is_final(
+    machine: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Parts:
+        raise BucketError("it does not answer")
+
+    logs = await machine("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(LogBucket, "parts", away)
+        for _ in range(2):
+            with pytest.raises(BucketError):
+                await logs.writer(ATTEMPT)
+        with pytest.raises(BucketError):
+            await logs.is_complete("another0attempt1")
+        assert (logs.waiting, logs.refused) == (0, 2)
+    async with writing(logs):
+        assert logs.refused == 1
+    logs.finish("another0attempt1")
+    assert logs.refused == 0
 
 
 async def test_a_bucket_that_hangs_holds_up_neither_other_logs_nor_the_end(

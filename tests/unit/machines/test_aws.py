@@ -25,7 +25,7 @@ from controller.clouds.base import (
     Unauthorized,
 )
 from controller.lifecycle.machines.model import Offer
-from controller.provider_config import AwsProvider, AwsRegion
+from controller.provider_config.aws import AwsProvider, AwsRegion
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of
 from tests.support.daemons import Daemon
 from tests.support.ec2_front import Ec2Front, Failure, front_of
@@ -134,6 +134,22 @@ def _offer(region: str, **more: Any) -> Offer:
 
 class TestContract(CloudContract):
     pass
+
+
+async def test_a_spot_machine_has_the_most_that_it_may_cost(
+    world: Ec2World, installation: str
+) -> None:
+    spot = msgspec.structs.replace(
+        order_of(world, installation), offer=_offer(REGION, spot=True), max_price=0.8 / 1.08
+    )
+    made = await world.cloud.create(spot)
+    assert await world.cloud.create(spot) == made
+    first, again = world.front.wishes
+    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.740741"
+    assert {**first, "Timestamp": ""} == {**again, "Timestamp": ""}
+    on_demand = order_of(world, installation)
+    await world.cloud.create(msgspec.structs.replace(on_demand, max_price=0.8))
+    assert not any("Spot" in name for name in world.front.wishes[-1])
 
 
 async def test_a_machine_has_what_no_machine_may_lack(world: Ec2World, installation: str) -> None:

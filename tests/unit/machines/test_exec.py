@@ -136,6 +136,7 @@ async def test_a_machine_is_made_of_everything_that_the_order_has(tmp_path: Path
         "zone": "north-1",
         "spot": False,
         "reservation": None,
+        "max_price": None,
         "user_data": "#cloud-config\n",
     }
 
@@ -297,3 +298,18 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path
     async with asyncio.timeout(LONG):
         with pytest.raises(CloudAway, match=r"took more than 0\.5 s"):
             await cloud(tmp_path, body, timeout=0.5).offers()
+
+
+async def test_prices_are_told_in_the_currency_of_the_installation(tmp_path: Path) -> None:
+    told = {
+        "instance_type": "s",
+        "region": "here",
+        "price": 0.5,
+        "cpu": 1,
+        "memory_gib": 1,
+        "disk_gib": 1,
+    }
+    lab = answering(tmp_path, {"offers": [told]})
+    lab._rate = 1.08
+    (found,) = (await lab.offers()).offers
+    assert (found.price, found.rate) == (0.54, 1.08)

@@ -25,7 +25,7 @@ from controller.clouds.base import (
 )
 from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud, name_of
 from controller.lifecycle.machines.model import GpuOffer, Offer
-from controller.provider_config import GcpProvider, GcpRegion
+from controller.provider_config.gcp import GcpProvider, GcpRegion
 from tests.doubles.gcp import IMAGE, PROJECT, GcpDouble, gcp
 from tests.doubles.google_apis import GoogleFailure, Method, WrongRequest
 from tests.support.cloud_contract import CloudContract, ended, installation, order_of

@@ -20,7 +20,7 @@ from controller.clouds.base import (
 )
 from controller.clouds.hetzner import MAX_USER_DATA, HetznerCloud
 from controller.lifecycle.machines.model import Offer
-from controller.provider_config import HetznerProvider
+from controller.provider_config.hetzner import HetznerProvider
 from tests.doubles.hetzner import IMAGE, TOKEN, HetznerDouble, HetznerFailure, hetzner
 from tests.support.cloud_contract import CloudContract, installation, order_of
 from tests.unit.machines.parts import GIB

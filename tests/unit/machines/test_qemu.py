@@ -16,7 +16,7 @@ import pytest
 from controller.clouds.base import CloudAway, CloudError, NoCapacity, Order, Refused
 from controller.clouds.guests import Guest, Guests
 from controller.clouds.qemu import QemuCloud
-from controller.provider_config import InstanceType, QemuPrograms, QemuProvider
+from controller.provider_config.qemu import InstanceType, QemuPrograms, QemuProvider
 from tests.support.cloud_contract import CloudContract, CloudWorld, installation
 from tests.support.waiting import LONG, wait_until
 from tests.unit.machines.parts import GIB, offer

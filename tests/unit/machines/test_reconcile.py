@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.machines.life import (
@@ -141,7 +142,59 @@ def test_what_an_operator_did_not_repair_stays_said_and_ends_with_the_repair() -
 
 def test_a_provider_is_asked_again_soon_while_it_lacks_a_machine_that_is_silent() -> None:
     some, none = frozenset({"m1"}), frozenset[str]()
-    assert until_next_list(some, none, is_new=False) == 10.0
-    assert until_next_list(some, some, is_new=False) == 45.0
-    assert until_next_list(none, some, is_new=False) == 45.0
-    assert until_next_list(none, none, is_new=True) == 10.0
+    assert listed_after(some, none, is_new=False) == 10.0
+    assert listed_after(some, some, is_new=False) == 30.0
+    assert listed_after(none, some, is_new=False) == 30.0
+    assert listed_after(none, none, is_new=True) == 10.0
+
+
+def listed_after(
+    missing: frozenset[str], answering: frozenset[str], *, is_new: bool, took: float = 0.0
+) -> float:
+    """Return when the list after one at 0 begins, by the steps in which a worker waits."""
+    now = took
+    while wait := until_next_list(
+        0.0, took, now, missing=missing, answering=answering, is_new=is_new
+    ):
+        now += wait
+    return now
+
+
+def test_a_list_that_takes_long_puts_the_next_one_off_by_a_pause_only() -> None:
+    some, none = frozenset({"m1"}), frozenset[str]()
+    assert listed_after(none, none, is_new=False, took=10.0) == 30.0
+    assert listed_after(some, none, is_new=False, took=10.0) == 15.0
+    assert listed_after(none, none, is_new=False, took=40.0) == 45.0
+
+
+def noticed_at(vanished_at: float, silent_at: float, took: float) -> float:
+    """Return when a machine counts as lost that vanished, and whose node was then taken to be
+    silent, while lists begin at 0 and each takes so many seconds."""
+    now, missing, machine = 0.0, frozenset[str](), live(ordered_at=-1000.0)
+    while True:
+        began, now = now, now + took
+        answering = frozenset({"m1"}) if now < silent_at else frozenset[str]()
+        # What is on a list is read when it begins; what follows is decided when it ends.
+        there = [listed()] if began < vanished_at else []
+        result = judge(there, machine, missing=missing, answering=answering)
+        if any(isinstance(one, InstanceLost) for one in result.reports):
+            return now
+        missing, ended = result.missing, now
+        while wait := until_next_list(
+            began,
+            ended,
+            now,
+            missing=missing,
+            answering=frozenset({"m1"}) if now < silent_at else frozenset(),
+            is_new=False,
+        ):
+            now += wait
+
+
+@pytest.mark.parametrize("took", [0.0, 3.0, 10.0])
+@pytest.mark.parametrize("silence", [0.0, 12.0, 30.0, 40.0])
+def test_a_vanished_machine_is_noticed_within_a_minute(took: float, silence: float) -> None:
+    """A node is silent after 30 s and the probe that follows (rule 7.2)."""
+    waits = [noticed_at(at, at + silence, took) - at for at in (step / 4 for step in range(1, 400))]
+    assert max(waits) <= 60.0
+    assert min(waits) >= silence

@@ -146,7 +146,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_RETRY_SECONDS", "_FIRST_END_SECONDS", "_RELEASE_RETRY_SECONDS"):
         monkeypatch.setattr(worker, name, 0.01)
     monkeypatch.setattr(worker, "DESCRIBE_EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(worker, "until_next_list", lambda *_, **__: 0.02)
+
+    def soon(began: float, ended: float, now: float, **_: object) -> float:
+        return max(0.0, ended + 0.02 - now)
+
+    monkeypatch.setattr(worker, "until_next_list", soon)
 
 
 @contextlib.asynccontextmanager
@@ -706,3 +710,40 @@ class SlowCloud(MemoryCloud):
             return await MemoryCloud.create(self, order)
 
         return Accepted(outcome=outcome)
+
+
+class OneForAll(MemoryCloud):
+    """Answers each order with its first machine, as a program with a wrong cache does. `lists_as`:
+    the record that its list says the machine is of."""
+
+    lists_as: str | None = None
+
+    async def create(self, order: Order) -> Created:
+        if self.instances:
+            return Created(instance_id=next(iter(self.instances)))
+        return await super().create(order)
+
+    async def list_tagged(self, installation: str) -> Sequence[Found]:
+        found = await super().list_tagged(installation)
+        return [replace(one, machine_id=self.lists_as or one.machine_id) for one in found]
+
+
+@pytest.mark.parametrize("is_listed_as_the_second", [False, True])
+async def test_no_two_records_share_a_machine(is_listed_as_the_second: bool) -> None:
+    cloud = OneForAll(offer())
+    async with renting(cloud) as lab:
+        await lab.pipeline.admit(parts.run("first", cpu=4.0))
+        await lab.join()
+        await lab.pipeline.admit(parts.run("second", cpu=4.0))
+        await lab.until(lambda: any(not one.is_live for one in lab.rentals.committed.values()))
+        first, second = lab.rentals.committed.values()
+        assert (second.status, second.end) == (MachineStatus.TERMINATED, MachineEnd.REFUSED)
+        assert f"answered with machine i-1, which is that of {first.name}" in (second.message or "")
+        assert second.terminated_at == second.ordered_at, "it costs nothing"
+        if is_listed_as_the_second:
+            cloud.lists_as = second.id
+        calls = cloud.calls.count("list")
+        await lab.until(lambda: cloud.calls.count("list") > calls + 3, step=900.0)
+        assert lab.manager.orphans == []
+        assert "terminate" not in cloud.calls
+        assert lab.rentals.committed[first.id].status is MachineStatus.JOINED

@@ -10,14 +10,10 @@ import pytest
 from controller.daemon.options import CannotStart, Options
 from controller.daemon.providers import Catalogs, make_cloud, require_providers
 from controller.lifecycle.machines.model import MachineStatus
-from controller.provider_config import (
-    AwsProvider,
-    AwsRegion,
-    ExecProvider,
-    GcpProvider,
-    GcpRegion,
-    ProviderConfig,
-)
+from controller.provider_config.aws import AwsProvider, AwsRegion
+from controller.provider_config.gcp import GcpProvider, GcpRegion
+from controller.provider_config.program import ExecProvider
+from controller.provider_config.reading import ProviderConfig
 from controller.store.base import Snapshot
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.machines.parts import machine, offer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from runner.runner import Runner
 from runner.server import served
 from runner.sockets import Peers
 from tests.doubles.scopes import SessionScope
+from tests.support.dialling import dial_to
 from tests.support.waiting import LONG
 
 DEADLINE = LONG
@@ -47,7 +49,8 @@ async def a_runner(
     socket = folder / "runner.sock"
     try:
         async with served(runner, socket, Peers.ANY), a_session(socket) as session:
-            yield runner, RunnerClient(session, dial=lambda: asyncio.open_unix_connection(socket))
+            dial = partial(asyncio.open_unix_connection, socket)
+            yield runner, RunnerClient(session, dial=dial, dial_answer=dial_to(socket))
             await runner.close()
     finally:
         await runner.close()

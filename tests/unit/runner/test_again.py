@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import subprocess
 import tarfile
 import threading
 from pathlib import Path
@@ -67,14 +68,15 @@ async def test_changed_files_come_and_what_the_job_made_stays(tmp_path: Path) ->
     async with a_runner(tmp_path) as (_, client):
         await start(client, with_files(tmp_path, old, show), old)
         await until_output(client, b"exit code 3; its container waits 1 min")
+        show = show.replace("exit 3", "exit 4")
         await again(client, 1, with_files(tmp_path, new, f"ls; {show}"), new)
-        output = await until_output(client, b"two")
+        output = await until_output(client, b"exit code 4")
         assert b"started again in the same container" in output
         assert b"\na\nb\ntwo" in output
         assert b"code\nmade\n" in output
         assert output.count(b"gone") == 1
         await client.stop(grace=1)
-        assert (await exit_of(client)).exit_code == 3
+        assert (await exit_of(client)).exit_code == 4
 
 
 async def test_a_job_that_runs_is_stopped_when_its_code_is_there(tmp_path: Path) -> None:
@@ -291,3 +293,40 @@ async def test_a_log_that_is_full_between_two_starts_ends_the_attempt(tmp_path: 
         for _ in range(32):
             runner.log.append(Stream.STDOUT, b"x" * (1 << 16))
         assert (await exit_of(client)).exit_code == 3
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+
+
+async def test_an_image_without_git_refuses_before_the_job_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("one\n")
+    git(source, "init", "-q")
+    git(source, "add", "a")
+    git(source, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    diff = b"--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two\n"
+
+    def job(*changes: bytes) -> SubmitRequest:
+        repo = {"path": str(tmp_path / "code"), "url": f"file://{source}"}
+        for one in changes:
+            repo["diff"] = hashlib.sha256(one).hexdigest()
+        place = str(tmp_path)
+        return a_job("cat code/a; sleep 1000", repos=[repo], working_dir=place, keeps_for=60.0)
+
+    async with a_runner(tmp_path) as (_, client):
+        await client.submit(job(diff))
+        await client.put_code(hashlib.sha256(diff).hexdigest(), diff)
+        await client.run()
+        await until_output(client, b"two")
+        monkeypatch.setattr("runner.job.setup.find", lambda *_: None)
+        with pytest.raises(RunnerError, match="has no git") as refused:
+            await client.again(AgainRequest(number=1, submission=job()))
+        assert refused.value.code == "not_in_place"
+        assert (await client.health()).state is RunnerState.RUNNING
+        await client.stop(grace=0)
+        await exit_of(client)
+        assert b"started again" not in payload(await followed(client))

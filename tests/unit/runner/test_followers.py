@@ -19,6 +19,7 @@ from runner.runner import Runner
 from runner.server import served
 from runner.sockets import Peers
 from tests.doubles.scopes import SessionScope
+from tests.support.dialling import dial_to
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -50,7 +51,7 @@ async def an_impatient_runner(folder: Path) -> AsyncIterator[tuple[Runner, Runne
             served(runner, path, Peers.ANY, patience=0.1),
             a_session(path) as session,
         ):
-            yield runner, RunnerClient(session)
+            yield runner, RunnerClient(session, dial_answer=dial_to(path))
             await runner.close()
     finally:
         await runner.close()
@@ -199,7 +200,8 @@ async def test_a_follower_of_the_status_chooses_how_often_it_hears(tmp_path: Pat
 class TestUnavailable:
     async def test_a_runner_that_is_not_there(self, tmp_path: Path) -> None:
         async with a_session(tmp_path / "runner.sock") as session:
-            client = RunnerClient(session)
+            path = tmp_path / "runner.sock"
+            client = RunnerClient(session, dial_answer=dial_to(path))
             with pytest.raises(RunnerUnavailable):
                 await client.health()
             with pytest.raises(RunnerUnavailable):

@@ -12,6 +12,7 @@ import pytest
 
 from fairlead.wire.frames import BadFrame, Decoder
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
+from tests.support.dialling import dial_to
 from tests.unit.runner.harness import DEADLINE, a_session
 
 MIB = 1 << 20
@@ -120,7 +121,7 @@ async def test_each_hostile_answer_is_an_error_within_bounds(
             asyncio.timeout(DEADLINE),
         ):
             with pytest.raises((RunnerError, RunnerUnavailable, BadFrame)):
-                await ASKED[asked](RunnerClient(session))
+                await ASKED[asked](RunnerClient(session, dial_answer=dial_to(path)))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

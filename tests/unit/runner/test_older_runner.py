@@ -13,6 +13,7 @@ from aiohttp import web
 from fairlead.wire.frames import Frame, Stream, encode
 from fairlead.wire.runner import LogsHeader, RunnerState, StatusEvent, SubmitRequest
 from runner.client import RunnerClient, RunnerError
+from tests.support.dialling import dial_to
 from tests.unit.runner.harness import a_job, a_session, followed, payload
 
 HELLO = encode(Frame(0, 1, Stream.STDOUT, b"hello\n"))
@@ -69,8 +70,9 @@ async def served(older: Older, folder: Path) -> AsyncIterator[RunnerClient]:
     await runner.setup()
     await web.UnixSite(runner, str(folder / "runner.sock")).start()
     try:
-        async with a_session(folder / "runner.sock") as session:
-            yield RunnerClient(session)
+        socket = folder / "runner.sock"
+        async with a_session(socket) as session:
+            yield RunnerClient(session, dial_answer=dial_to(socket))
     finally:
         await runner.cleanup()
 

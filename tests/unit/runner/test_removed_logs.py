@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from fairlead.wire.frames import Stream
+from runner.logs.reading import LogReader
 from runner.logs.segments import SegmentLog
 from tests.unit.runner.harness import a_job, a_runner, followed, frames_of, payload, run_job
 
@@ -13,7 +14,7 @@ KIB = 1 << 10
 
 
 def read(log: SegmentLog, offset: int = 0) -> list[tuple[Stream, bytes]]:
-    reader = log.reader(offset)
+    reader = LogReader(log, offset)
     try:
         pieces = list(iter(reader.read, b""))
         return [(f.stream, f.payload) for piece in pieces for f in frames_of(piece)]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.wire.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
-from runner.logs.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog, next_page
+from runner.logs.reading import LogReader, next_page
+from runner.logs.segments import MAX_FRAME_PAYLOAD, SegmentLog
 from tests.unit.runner.harness import frames_of, payload
 
 KIB = 1 << 10
@@ -49,7 +50,7 @@ def test_a_reader_gets_what_was_written_across_segments(open_log: Open) -> None:
     log = open_log(segment_size=4 * KIB)
     text = written(log, 300, 100)
     assert len(log.segments) > 5
-    frames = read_all(log.reader(0))
+    frames = read_all(LogReader(log, 0))
     assert payload(frames) == text
     assert [frame.offset for frame in frames] == list(range(0, len(text), 100))
 
@@ -57,7 +58,7 @@ def test_a_reader_gets_what_was_written_across_segments(open_log: Open) -> None:
 def test_a_reader_starts_in_the_middle_of_a_frame(open_log: Open) -> None:
     log = open_log(segment_size=4 * KIB)
     text = written(log, 100, 100)
-    frames = read_all(log.reader(1234))
+    frames = read_all(LogReader(log, 1234))
     assert frames[0].offset == 1234
     assert payload(frames) == text[1234:]
 
@@ -72,7 +73,7 @@ def test_segments_are_named_by_the_offset_they_start_at(open_log: Open, tmp_path
 
 def test_a_waiting_reader_finds_what_comes_later(open_log: Open) -> None:
     log = open_log()
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     assert reader.read() == b""
     log.append(Stream.STDERR, b"late")
     assert payload(frames_of(reader.read())) == b"late"
@@ -86,7 +87,7 @@ def test_a_long_output_is_split_into_frames(open_log: Open) -> None:
     log = open_log()
     text = bytes(range(256)) * 4096
     log.append(Stream.STDOUT, text)
-    frames = read_all(log.reader(0))
+    frames = read_all(LogReader(log, 0))
     assert len(frames) == len(text) // MAX_FRAME_PAYLOAD
     assert payload(frames) == text
 
@@ -95,7 +96,7 @@ def test_above_the_quota_the_oldest_go_and_a_marker_counts_them(open_log: Open) 
     log = open_log(segment_size=4 * KIB, quota=16 * KIB)
     text = written(log, 1000, 100)
     assert 0 < log.start < log.end == len(text)
-    frames = read_all(log.reader(50))
+    frames = read_all(LogReader(log, 50))
     assert frames[0].stream is Stream.MARKER
     assert (frames[0].offset, frames[0].end) == (50, log.start)
     assert payload(frames[1:]) == text[log.start :]
@@ -114,7 +115,7 @@ def test_the_files_alone_tell_what_was_dropped(open_log: Open, tmp_path: Path) -
 def test_a_reader_within_a_dropped_segment_finishes_it(open_log: Open) -> None:
     log = open_log(segment_size=4 * KIB, quota=16 * KIB)
     log.append(Stream.STDOUT, b"first")
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     first = frames_of(reader.read())
     written(log, 1000, 100)
     frames = first + read_all(reader)
@@ -133,7 +134,7 @@ def test_a_torn_tail_is_cut_and_writing_goes_on(open_log: Open, tmp_path: Path) 
     again = open_log()
     assert again.end == len(b"whole")
     again.append(Stream.STDOUT, b"-next")
-    assert payload(read_all(again.reader(0))) == b"whole-next"
+    assert payload(read_all(LogReader(again, 0))) == b"whole-next"
 
 
 def test_reopening_keeps_start_end_and_marker(open_log: Open) -> None:
@@ -142,7 +143,7 @@ def test_reopening_keeps_start_end_and_marker(open_log: Open) -> None:
     log.close()
     again = open_log(segment_size=4 * KIB, quota=16 * KIB)
     assert (again.start, again.end) == (log.start, log.end)
-    assert payload(read_all(again.reader(again.start))) == text[log.start :]
+    assert payload(read_all(LogReader(again, again.start))) == text[log.start :]
 
 
 def test_a_kill_between_the_marker_and_what_it_replaces_doubles_nothing(open_log: Open) -> None:
@@ -179,7 +180,7 @@ def test_a_marker_that_is_alone_in_its_segment_is_kept_when_reopened(
     log.close()
     again = open_log(segment_size=4 * KIB)
     again.append(Stream.STDOUT, b"after")
-    frames = read_all(again.reader(0))
+    frames = read_all(LogReader(again, 0))
     assert all(a.end == b.offset for a, b in pairwise(frames))
     assert [(f.offset, f.end, f.stream) for f in frames[-2:]] == [
         (20 * KIB, 22 * KIB, Stream.MARKER),
@@ -202,7 +203,7 @@ def test_output_that_cannot_be_written_is_counted_by_a_marker(
         log.append(Stream.STDOUT, b"lost2")
     assert log.end == 16
     log.append(Stream.STDOUT, b"after")
-    frames = read_all(log.reader(0))
+    frames = read_all(LogReader(log, 0))
     assert [(f.offset, f.end, f.stream) for f in frames] == [
         (0, 6, Stream.STDOUT),
         (6, 16, Stream.MARKER),
@@ -222,7 +223,7 @@ def test_bytes_lost_at_the_very_end_are_told_to_readers(
     monkeypatch.setattr("runner.logs.segments.write_all", full)
     log.append(Stream.STDOUT, b"lost")
     log.finish()
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     frames = [*frames_of(reader.read()), *frames_of(reader.read())]
     assert [(f.end, f.stream) for f in frames] == [(6, Stream.STDOUT), (10, Stream.MARKER)]
     assert reader.at_end
@@ -235,7 +236,7 @@ def test_a_segment_that_the_job_shortened_is_an_error_not_a_hang(
     log = open_log()
     log.append(Stream.STDOUT, b"output")
     (tmp_path / "logs" / f"{0:020d}.seg").write_bytes(b"")
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     with pytest.raises(BadFrame, match="shorter"):
         reader.read()
     reader.close()
@@ -249,7 +250,7 @@ def test_what_lies_before_a_damage_is_served_and_then_the_damage_is_an_error(
         log.append(Stream.STDOUT, word)
     path = tmp_path / "logs" / f"{0:020d}.seg"
     path.write_bytes(path.read_bytes()[:-3])
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     assert [one.payload for one in frames_of(reader.read())] == [b"sound"]
     with pytest.raises(BadFrame, match="shorter"):
         reader.read()
@@ -262,7 +263,7 @@ def test_a_page_ends_before_a_damage_in_a_later_segment(open_log: Open, tmp_path
         log.append(Stream.STDOUT, bytes(40 << 10))
     second = sorted((tmp_path / "logs").iterdir())[1]
     second.write_bytes(b"")
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     page = next_page(reader)
     assert (page.end, page.complete) == (int(second.stem), False)
     assert sum(len(one.payload) for one in frames_of(page.frames)) == page.end > 0
@@ -330,7 +331,7 @@ def test_any_offset_of_any_log_reads_the_rest_exactly(
         text += piece
         log.append(Stream.STDOUT, piece)
     offset = int(share * len(text))
-    assert payload(read_all(log.reader(offset))) == text[offset:]
+    assert payload(read_all(LogReader(log, offset))) == text[offset:]
     log.close()
 
 
@@ -339,7 +340,7 @@ def test_a_reader_takes_no_more_at_once_than_it_asked_for(open_log: Open) -> Non
     text = bytes(range(256)) * (16 * KIB)
     log.append(Stream.STDOUT, text)
     log.append(Stream.STDOUT, b"end")
-    reader = log.reader(0)
+    reader = LogReader(log, 0)
     pieces = list(iter(lambda: reader.read(100 * KIB), b""))
     reader.close()
     assert max(map(len, pieces)) <= 100 * KIB + HEADER_SIZE
@@ -386,7 +387,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_frame_tears_nothing(
             patch.setattr("os.ftruncate", refuse)
         log.append(Stream.STDOUT, b"lost")
     log.append(Stream.STDOUT, b"after")
-    frames = read_all(log.reader(0))
+    frames = read_all(LogReader(log, 0))
     assert [(f.offset, f.end, f.stream) for f in frames] == [
         (0, 6, Stream.STDOUT),
         (6, 10, Stream.MARKER),
@@ -430,7 +431,7 @@ def test_a_marker_says_why_bytes_could_not_be_written(
         patch.setattr("runner.logs.segments.write_all", failing(number))
         log.append(Stream.STDOUT, b"at the end")
     log.finish()
-    assert [frame.payload for frame in read_all(log.reader(0))] == [
+    assert [frame.payload for frame in read_all(LogReader(log, 0))] == [
         b"[fairlead: 4 bytes of output are gone, %b]\n" % why,
         b"after",
         b"[fairlead: 10 bytes of output are gone, %b]\n" % why,
@@ -465,7 +466,7 @@ def test_a_segment_that_is_gone_at_a_restart_is_told_and_the_rest_is_read(
     log.close()
     gone = log.segments[number]
     gone.path.unlink()
-    frames = read_all(open_log(segment_size=4 * KIB).reader(0))
+    frames = read_all(LogReader(open_log(segment_size=4 * KIB), 0))
     size = gone.end - gone.start
     told = b"[fairlead: %d bytes of output are gone, their file was removed]\n" % size
     assert [f.payload for f in frames if f.stream is Stream.MARKER] == [told]
@@ -475,7 +476,7 @@ def test_a_segment_that_is_gone_at_a_restart_is_told_and_the_rest_is_read(
 
 def first_marker(log: SegmentLog) -> bytes:
     """Why the oldest output is gone."""
-    frame = read_all(log.reader(0))[0]
+    frame = read_all(LogReader(log, 0))[0]
     assert frame.stream is Stream.MARKER
     return frame.payload.partition(b" are gone, ")[2]
 

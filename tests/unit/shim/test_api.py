@@ -28,6 +28,7 @@ from fairlead.wire.shim import (
 from shim.api.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from shim.engines.base import ImageInfo
+from tests.support.dialling import dial_to
 from tests.support.waiting import LONG
 from tests.unit.shim.parts import RUN, Node, request
 
@@ -55,8 +56,8 @@ async def session(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-def client(session: aiohttp.ClientSession) -> ShimClient:
-    return ShimClient(session)
+def client(session: aiohttp.ClientSession, node: Node) -> ShimClient:
+    return ShimClient(session, dial=dial_to(node.settings.socket))
 
 
 async def test_health_names_this_life_and_this_install(client: ShimClient) -> None:
@@ -116,7 +117,8 @@ async def test_outputs_are_given_once_the_task_has_ended(client: ShimClient) -> 
         async with client.outputs("t1", offset=0, limit=100):
             pass
     assert caught.value.status == 409
-    async with asyncio.timeout(LONG), aclosing(client.events("none")) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events()) as events:
+        await anext(events)  # the end is told to a stream that is open
         await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
         async for event in events:
             if event.task is not None and event.task.status is TaskStatus.TERMINATED:

@@ -19,8 +19,9 @@ import pytest
 
 from shim.engines.docker.dialect import DOCKER
 from shim.errors import StartError
-from shim.main import gid_of, main
+from shim.main import main
 from shim.node.machine import parse_size
+from shim.options import gid_of
 from tests.support.waiting import LONG, wait_until
 
 DEADLINE = LONG

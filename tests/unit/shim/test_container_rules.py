@@ -9,7 +9,7 @@ import pytest
 from fairlead.wire.container_rules import CAPABILITIES, HARMLESS
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import ContainerOptions, Ulimit
-from shim import main
+from shim import options
 from shim.admission import container_rules
 from shim.errors import StartError
 
@@ -84,7 +84,7 @@ def test_a_container_that_cannot_change_users_starts_as_the_jobs(
 
 def test_proxies_are_handed_on_in_both_spellings() -> None:
     environment = {"http_proxy": "http://p:1", "NO_PROXY": "localhost", "PATH": "/bin"}
-    assert main.proxy_variables(environment) == {
+    assert options.proxy_variables(environment) == {
         "HTTP_PROXY": "http://p:1",
         "http_proxy": "http://p:1",
         "NO_PROXY": "localhost",
@@ -94,24 +94,24 @@ def test_proxies_are_handed_on_in_both_spellings() -> None:
 
 def test_a_proxys_password_is_handed_to_nobody() -> None:
     with pytest.raises(StartError, match="HTTPS_PROXY contains a password") as caught:
-        main.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
+        options.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["90", "70:90", "x:1", "101:5", "-1:0"])
 def test_marks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="--image-gc"):
-        main.watermarks(text)
+        options.watermarks(text)
 
 
 def test_marks_are_percent() -> None:
-    assert (main.watermarks("90:70"), main.watermarks("off")) == ((0.9, 0.7), None)
+    assert (options.watermarks("90:70"), options.watermarks("off")) == ((0.9, 0.7), None)
 
 
 @pytest.mark.parametrize("text", ["mnt", "/mnt/../etc"])
 def test_prefixes_that_are_no_places_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="--volume-prefix"):
-        main.volume_prefixes([text])
+        options.volume_prefixes([text])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_level_of_the_log_is_the_options_else_the_variables(
     asked: str | None, variable: str | None, level: str
 ) -> None:
     environ = {} if variable is None else {"FAIRLEAD_LOG_LEVEL": variable}
-    assert main.log_level(asked, environ) == level
+    assert options.log_level(asked, environ) == level
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_a_level_that_is_not_known_is_refused_by_its_source(
     asked: str | None, environ: dict[str, str], named: str
 ) -> None:
     with pytest.raises(StartError, match=f"^{named}: expected one of debug, info, warning, error$"):
-        main.log_level(asked, environ)
+        options.log_level(asked, environ)

@@ -22,6 +22,7 @@ from shim.daemon import disk_threads
 from shim.engines import fork_server, procfs, sweep
 from shim.engines.fork_server import MAX_FAILURES, ForkServer
 from shim.engines.process import ProcessEngine
+from tests.support.dialling import dial_to
 from tests.support.engine_contract import DEADLINE, spec
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_job, a_session, exit_of, followed, payload, until_output
@@ -71,7 +72,7 @@ class World:
     async def run(self, task_id: str, *commands: str) -> str:
         """Run a job to its end; return its output."""
         async with a_session(self.socket(task_id)) as session:
-            client = RunnerClient(session)
+            client = RunnerClient(session, dial_answer=dial_to(self.socket(task_id)))
             await client.start(a_job(*commands))
             record = await exit_of(client)
             output = payload(await followed(client)).decode()

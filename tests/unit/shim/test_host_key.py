@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.wire.errors import Refused
 from shim.access.host_key import NodeHostKey
-from shim.main import host_key
+from shim.options import host_key
 
 
 class Sshd:

@@ -13,7 +13,7 @@ import pytest
 from shim import daemon
 from shim.errors import StartError
 from shim.leash import Leash
-from shim.main import leash
+from shim.options import leash
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import Node
 

@@ -62,6 +62,21 @@ async def test_what_waited_when_a_controller_died_is_sent_by_the_next_one(
     assert receiver.lines == ["one", "two", "three", "four", "five"]
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
+async def test_the_last_lines_of_a_quiet_log_are_sent_by_the_next_controller(
+    receiver: Receiver, session: aiohttp.ClientSession, is_saved: bool
+) -> None:
+    log, saved = Log(), Saved()
+    first = await shipper(logs=f"loki={receiver.url}", saved=saved)
+    assert first.log_shipper is not None
+    if is_saved:
+        await first.log_shipper.save()
+    first.stored(ATTEMPT, log.add(b"one\ntwo\n"))
+    second = await shipper(logs=f"loki={receiver.url}", saved=saved)
+    await send_all(second, session, log)
+    assert receiver.lines == ["one", "two"]
+
+
 async def test_a_log_that_goes_on_where_its_copies_ended_is_not_read(
     receiver: Receiver, session: aiohttp.ClientSession
 ) -> None:

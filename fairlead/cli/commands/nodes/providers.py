@@ -40,8 +40,8 @@ def check(
     """
     if instance_type is not None and not boot:
         raise CliError("--instance-type is of the machine that --boot makes: give both", EXIT_USAGE)
+    path = _path(name)
     client = settings.client()
-    path = f"/v1/providers/{quote(name, safe='')}"
     data = client.post(f"{path}/check", {})
     found = list(decode(data, ProviderCheckView).findings)
     if not json:
@@ -68,7 +68,8 @@ def offers_list(name: str, /, *, json: Json = False) -> int:
     name
         The provider's name in the controller's file.
     """
-    return _show_offers(settings.client().get(_offers_path(name)), json=json)
+    path = _offers_path(name)
+    return _show_offers(settings.client().get(path), json=json)
 
 
 def offers_refresh(name: str, /, *, json: Json = False) -> int:
@@ -79,7 +80,8 @@ def offers_refresh(name: str, /, *, json: Json = False) -> int:
     name
         The provider's name in the controller's file.
     """
-    data = settings.client().post(f"{_offers_path(name)}/refresh", {})
+    path = f"{_offers_path(name)}/refresh"
+    data = settings.client().post(path, {})
     if json:
         output.emit_json(data)
         return 0
@@ -91,8 +93,15 @@ def offers_refresh(name: str, /, *, json: Json = False) -> int:
     return 0
 
 
+def _path(name: str) -> str:
+    if not name:
+        problem = "NAME is empty: give a provider's name, as in the controller's file"
+        raise CliError(problem, EXIT_USAGE)
+    return f"/v1/providers/{quote(name, safe='')}"
+
+
 def _offers_path(name: str) -> str:
-    return f"/v1/providers/{quote(name, safe='')}/offers"
+    return f"{_path(name)}/offers"
 
 
 def _show_offers(data: bytes, *, json: bool) -> int:

@@ -21,6 +21,7 @@ import msgspec
 from fairlead import settings
 from fairlead.cli import follow, output
 from fairlead.cli.commands.runs import applying
+from fairlead.cli.commands.runs.presence import Presence
 from fairlead.cli.display import display
 from fairlead.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from fairlead.documents.runs import RunView
@@ -66,12 +67,18 @@ def apply_watched(
         raise CliError("--watch: standard input does not change; give a file", EXIT_USAGE)
     client, watched = settings.client(), Watched(file, env, override)
     submitting = _Submitting(client, watched, name, if_exists, parent)
+    presence = Presence(settings.client())
+
+    def attach(run: RunView) -> Attachment:
+        presence.at(run.id)
+        return follow.Attachment(client, run, display())
+
     iterations = Iterations(
         look=watched.look,
         submit=submitting,
         start_again=submitting.again,
         changed=watched.changed,
-        attach=lambda run: follow.Attachment(client, run, display()),
+        attach=attach,
         tell=output.note,
     )
     try:
@@ -80,6 +87,7 @@ def apply_watched(
         return _interrupted(client, iterations)
     finally:
         iterations.close()
+        presence.leave()
 
 
 def _interrupted(client: ControllerClient, iterations: Iterations) -> int:
@@ -96,7 +104,7 @@ def _interrupted(client: ControllerClient, iterations: Iterations) -> int:
     return applying.interrupted(client, run, may_stop=True, also=_WAITS)
 
 
-_WAITS = "; a container that waits for changed files is given back after 10 min, or by a stop"
+_WAITS = "; its container does not wait for changed files any more"
 
 
 class Watched:
@@ -186,6 +194,7 @@ def written_since(path: Path, since: float) -> bool:
     try:
         return path.lstat().st_mtime >= since
     except OSError:
+        # vim moves a file away before it writes the new one (`backupcopy=no`).
         return False
 
 
@@ -417,7 +426,7 @@ def until_begun(views: Iterable[RunView]) -> RunView:
     for view in views:
         attempt = view.jobs[0].attempts[-1] if view.jobs and view.jobs[0].attempts else None
         starts = None if attempt is None else attempt.starts
-        if view.status in FINAL_RUN_STATUSES or starts is None:
+        if view.status in FINAL_RUN_STATUSES or starts is None or not starts.asked:
             break
         if starts.refused is not None:
             raise NotInPlace(starts.refused)

@@ -223,7 +223,7 @@ def apply_gateway(document: Document, json: bool) -> int:
 
 def _fields(data: object) -> GatewayFields:
     """Raises ConfigurationError."""
-    fields = convert(data, GatewayFields, _no_hook, allowed=ALLOWED, hints=_OF_DSTACK)
+    fields = convert(data, GatewayFields, allowed=ALLOWED, hints=_OF_DSTACK)
     if (fields.host is None) == (fields.local_socket is None):
         raise ConfigurationError("host", "or local_socket is needed, and not both")
     return fields
@@ -234,10 +234,6 @@ def _certificate_of_file(written: str | CertificateFields) -> dict[str, Any]:
         return {"kind": written}
     kind = "lets-encrypt" if written.cert is None and written.key is None else "files"
     return {"kind": kind, **msgspec.to_builtins(written)}
-
-
-def _no_hook(type_: type, value: Any) -> Any:
-    raise NotImplementedError(type_)
 
 
 def _path(name: str) -> str:

@@ -13,7 +13,8 @@ from common.links.host_keys import public_line
 from controller.api.machines.nodes import node_view
 from controller.commands.hosts.bundle import Bundle
 from controller.commands.hosts.connection import HostError, Target
-from controller.commands.hosts.install import HostPlan, NodesApi, options_of
+from controller.commands.hosts.host_plan import HostPlan, options_of
+from controller.commands.hosts.nodes_api import NodesApi
 from controller.commands.hosts.preflight import Facts
 from controller.commands.install import install
 from controller.lifecycle.model import Node, NodeAddress

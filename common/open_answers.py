@@ -1,0 +1,184 @@
+"""An HTTP answer that stays open for as long as its daemon has something to tell.
+
+The controller has two of them for each node, for as long as the node is connected. aiohttp keeps
+8 KiB for one: its headers, its request, four queues. An `OpenAnswer` is 2 KiB. A loss of
+that shows in the row "the same by SSH" of `./dev bench scale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+
+import httptools
+
+_MAX_HEAD = 64 << 10
+_MAX_HELD = 128 << 10
+
+Dial = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+"""Connects the protocol to a daemon's socket. Raises OSError."""
+
+
+class InvalidAnswer(ValueError):
+    """The other side does not speak HTTP, or says more at once than it may."""
+
+
+class OpenAnswer(asyncio.Protocol):
+    """The protocol of one answer whose body is read as it comes; `open_answer` makes it.
+
+    What comes while nobody reads is held, up to `_MAX_HELD` bytes and one delivery.
+    """
+
+    __slots__ = (
+        "_at",
+        "_body",
+        "_error",
+        "_head",
+        "_is_over",
+        "_parser",
+        "_paused",
+        "_transport",
+        "_waiter",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self._body = b""
+        self._at = 0
+        """No line ends before this place in the body."""
+        self._head: int | None = 0
+        """The bytes that came of the head; None: it is whole."""
+        self._is_over = self._paused = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self.status = 0
+
+    async def read(self, silence: float | None = None) -> bytes:
+        """Return the next bytes of the body; empty at its end.
+
+        Raises OSError when the answer breaks off, or nothing came for `silence` seconds;
+        InvalidAnswer.
+        """
+        while not self._body and not self._is_over:
+            await self._more(silence)
+        body, self._body, self._at = self._body, b"", 0
+        return body
+
+    async def read_line(self, most: int, silence: float | None = None) -> bytes | None:
+        """Return the next line without its end; None at the end of the body.
+
+        Raises the errors of `read`; InvalidAnswer for a line of more than `most` bytes.
+        """
+        while (end := self._body.find(b"\n", self._at)) < 0:
+            if self._is_over:
+                return await self.read() or None
+            self._at = len(self._body)
+            if self._at > most:
+                raise InvalidAnswer(f"a line of more than {most} bytes")
+            await self._more(silence)
+        line, self._body, self._at = self._body[:end], self._body[end + 1 :], 0
+        return line
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._is_over = True
+        self._parser = None  # else the two are a cycle, and wait for the collector
+        if self._transport is not None:
+            self._transport.close()
+
+    def send(self, request: bytes) -> None:
+        """Send the request; a lost connection is told to the reader."""
+        if self._transport is not None:
+            self._transport.write(request)
+
+    async def read_head(self) -> None:
+        """Return when `status` is known. Raises the errors of `read`."""
+        while self._head is not None:
+            await self._more(None)
+
+    async def _more(self, silence: float | None) -> None:
+        """Return when something came, or nothing more will."""
+        if self._error is not None:
+            raise self._error
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        # A handle is a third of `asyncio.timeout`.
+        timer = None if silence is None else loop.call_later(silence, self._end, TimeoutError())
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _end(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- what the transport calls --------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None or self._error is not None:
+            return
+        if self._head is not None:
+            self._head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._end(InvalidAnswer(f"not an answer in HTTP: {error}"))
+            return
+        # httptools keeps a header until it is whole.
+        if self._head is not None and self._head > _MAX_HEAD:
+            self._end(InvalidAnswer(f"a head of more than {_MAX_HEAD} bytes"))
+        elif len(self._body) > _MAX_HELD and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(ConnectionResetError(errno.ECONNRESET, "the connection was lost"))
+
+    # -- what the parser calls -----------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        self._head = None
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._is_over = True
+
+
+async def open_answer(dial: Dial, host: str, path: str, within: float) -> OpenAnswer:
+    """Send a GET request and return its answer, whose head must come `within` so many seconds.
+
+    The caller closes it. Raises OSError, InvalidAnswer.
+    """
+    answer = OpenAnswer()
+    try:
+        await dial(lambda: answer)
+        async with asyncio.timeout(within):
+            answer.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            await answer.read_head()
+    except BaseException:
+        answer.close()
+        raise
+    return answer

@@ -1,0 +1,222 @@
+"""Gives runners leaves: cgroups below their own, one for each job that a container carries.
+
+The shim connects to the runner through its own link, and serves it until one of them ends. A leaf
+holds no limit and no state, and is named by its task, whose record comes first. A note names the
+cgroups below which the task has some: a shim that was killed leaves nothing for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from common.processes.leaves import (
+    BEGIN,
+    MAX_LEAVES,
+    MAX_LINE,
+    LeafOrder,
+    LeafSupply,
+    line_of,
+)
+from shim.node.cgroups import (
+    CgroupTree,
+    Place,
+    TaskLeaves,
+    prefix_of,
+    remove_leaves,
+)
+from shim.settings import Settings
+from shim.state import records
+from shim.tasks.steps.base import StepContext
+
+HELLO_SECONDS = 5.0
+"""Seconds within which a runner answers; its job is not started before."""
+_PAUSE = 0.02
+"""Seconds between two orders of a runner: a job that impersonates it could else keep this busy."""
+_END_SECONDS = 0.5
+"""Seconds for which killed processes of an ended task are waited for."""
+_CREDENTIALS = struct.Struct("3i")
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LeafGiver:
+    """The connection to one runner."""
+
+    def __init__(self, ctx: StepContext, way: socket.socket, leaves: TaskLeaves) -> None:
+        self._ctx = ctx
+        self._way = way
+        self._leaves = leaves
+        self._received = b""
+        self._next = 0
+
+    @classmethod
+    async def connect(cls, ctx: StepContext) -> LeafGiver | None:
+        """Connect to the runner of a task that carries jobs; None: it gets no leaves."""
+        way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                giver = await cls._greeted(ctx, way)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("task %s: its jobs get no cgroup each: %s", ctx.task.info.id, error)
+            giver = None
+        except BaseException:
+            way.close()
+            raise
+        if giver is None:
+            way.close()
+        return giver
+
+    @classmethod
+    async def _greeted(cls, ctx: StepContext, way: socket.socket) -> LeafGiver | None:
+        loop, task = asyncio.get_running_loop(), ctx.task.info
+        await loop.sock_connect(way, task.runner_socket)
+        places = await _in_thread(ctx, _places_of_peer, ctx.cgroups, way)
+        await loop.sock_sendall(way, BEGIN)
+        giver = cls(ctx, way, TaskLeaves(ctx.cgroups, places, task.id))
+        # It answers now, so it lived when its place was looked up, and its pid was no other's.
+        hello = await giver._order()
+        if hello is None:
+            raise ConnectionError("its runner takes none")
+        if (why := await _in_thread(ctx, ctx.cgroups.why_none, places)) is not None:
+            log.info("task %s: its jobs get no cgroup each: %s", task.id, why)
+            _send(way, LeafSupply(), [])
+            return None
+        await _in_thread(ctx, _note, ctx.settings, task.id, places)
+        await giver._begin(hello)
+        return giver
+
+    async def serve(self) -> None:
+        """Bring what the runner orders until it ends."""
+        try:
+            while (order := await self._order()) is not None:
+                await self._fulfil(order)
+                await asyncio.sleep(_PAUSE)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("task %s: no more leaves: %s", self._ctx.task.info.id, error)
+        finally:
+            self._way.close()
+
+    async def _begin(self, hello: LeafOrder) -> None:
+        await _in_thread(self._ctx, self._leaves.remove_all, frozenset(hello.holds))
+        self._next = 1 + max(hello.holds, default=-1)
+        home = await _in_thread(self._ctx, self._leaves.open_home)
+        _send(self._way, LeafSupply(home=len(home)), home)
+
+    async def _order(self) -> LeafOrder | None:
+        """Return the next order; None: the runner is gone, or no runner of this version."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._received:
+            some = await loop.sock_recv(self._way, MAX_LINE)
+            if not some or len(self._received) > MAX_LINE:
+                return None
+            self._received += some
+        line, _, self._received = self._received.partition(b"\n")
+        return msgspec.json.decode(line, type=LeafOrder)
+
+    async def _fulfil(self, order: LeafOrder) -> None:
+        wanted = range(self._next, self._next + min(max(order.want, 0), MAX_LEAVES))
+        self._next = wanted.stop
+        await _in_thread(self._ctx, self._remove_and_make, order.ended[:MAX_LEAVES], wanted)
+
+    def _remove_and_make(self, ended: tuple[int, ...], wanted: range) -> None:
+        for number in ended:
+            if not self._leaves.remove(number):
+                log.info("task %s: leaf %s has a process", self._ctx.task.info.id, number)
+        if not wanted:
+            return
+        try:
+            files, fds = self._leaves.make(wanted)
+        except OSError:
+            _send(self._way, LeafSupply(), [])
+            raise
+        _send(self._way, LeafSupply(numbers=tuple(wanted), files=files), fds)
+
+
+def _send(way: socket.socket, supply: LeafSupply, fds: list[int]) -> None:
+    """Send the descriptors, and close them here. Raises OSError, also where it would block."""
+    try:
+        socket.send_fds(way, [line_of(supply)], fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _places_of_peer(tree: CgroupTree, way: socket.socket) -> tuple[Place, ...]:
+    # The credentials are those of the process that called listen(2), with its pid here.
+    raw = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _, _ = _CREDENTIALS.unpack(raw)
+    # 0: it is in a pid namespace that this one does not see.
+    return tree.places(pid) if pid else ()
+
+
+class Leaves:
+    async def do(self, ctx: StepContext) -> None:
+        """Do nothing: the runner orders leaves when it carries jobs."""
+
+    async def undo(self, ctx: StepContext) -> None:
+        """Remove all leaves of the task, whose processes have ended."""
+        if ctx.task.request.carries_jobs:
+            await _in_thread(ctx, _remove_noted, ctx.settings, ctx.cgroups, ctx.task.info.id)
+
+
+def remove_strays(settings: Settings, tree: CgroupTree, known: Iterable[str]) -> None:
+    """Remove leaves of tasks that are gone, after a crash. Blocking."""
+    folder, wanted = settings.leaves_folder, set(known)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in wanted:
+            _remove_noted(settings, tree, path.name)
+
+
+def _remove_noted(settings: Settings, tree: CgroupTree, task_id: str) -> None:
+    places = _noted(settings, task_id)
+    ends_at = time.monotonic() + _END_SECONDS
+    while not _is_removed(tree, places, task_id):
+        # A process of it has been killed, and has not ended.
+        if time.monotonic() > ends_at:
+            log.warning("a cgroup of task %s has a process: it is removed later", task_id)
+            return
+        time.sleep(_PAUSE)
+    settings.leaves_folder.joinpath(task_id).unlink(missing_ok=True)
+
+
+def _is_removed(tree: CgroupTree, places: tuple[Place, ...], task_id: str) -> bool:
+    try:
+        return remove_leaves(tree, places, prefix_of(task_id))
+    except OSError as error:
+        # The hierarchy is mounted no more, or read-only now.
+        log.warning("the cgroups of task %s stay: %s", task_id, error)
+        return True
+
+
+def _note(settings: Settings, task_id: str, places: tuple[Place, ...]) -> None:
+    """Note the places before the first leaf. Without fsync: no cgroup outlives a power cut."""
+    both = dict.fromkeys((*_noted(settings, task_id), *places))
+    settings.leaves_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    records.write_note(settings.leaves_folder / task_id, msgspec.json.encode(tuple(both)))
+
+
+def _noted(settings: Settings, task_id: str) -> tuple[Place, ...]:
+    path = settings.leaves_folder / task_id
+    try:
+        return msgspec.json.decode(records.read_file(path), type=tuple[Place, ...])
+    except FileNotFoundError:
+        return ()
+    except (OSError, records.DamagedFile, msgspec.DecodeError) as error:
+        log.error("%s cannot be read: %s", path, error)
+        return ()
+
+
+async def _in_thread(ctx: StepContext, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(ctx.executor, partial(act, *args, **kwargs))

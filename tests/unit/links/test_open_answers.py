@@ -1,0 +1,97 @@
+"""An answer that stays open: what its reader gets, and when it breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from common.open_answers import InvalidAnswer, OpenAnswer
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+MOST = 1000
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.fixture
+def transport() -> Any:
+    return mock.create_autospec(asyncio.Transport, instance=True)
+
+
+@pytest.fixture
+async def answer(transport: Any) -> OpenAnswer:
+    answer = OpenAnswer()
+    answer.connection_made(transport)
+    return answer
+
+
+async def test_lines_come_whole_however_their_bytes_were_cut(answer: OpenAnswer) -> None:
+    sent = HEAD + chunk(b"one\ntw") + chunk(b"o\n\nthree\n") + b"0\r\n\r\n"
+    lines: list[bytes] = []
+
+    async def read() -> None:
+        while (line := await answer.read_line(MOST)) is not None:
+            lines.append(line)
+
+    reading = asyncio.create_task(read())
+    for byte in sent:
+        answer.data_received(bytes([byte]))
+        await asyncio.sleep(0)
+    await reading
+    assert answer.status == 200
+    assert lines == [b"one", b"two", b"", b"three"]
+
+
+async def test_lines_that_came_before_the_loss_are_read_before_it_is_told(
+    answer: OpenAnswer,
+) -> None:
+    answer.data_received(HEAD + chunk(b"one\ntwo\nthr"))
+    answer.connection_lost(None)
+    assert await answer.read_line(MOST) == b"one"
+    assert await answer.read_line(MOST) == b"two"
+    with pytest.raises(ConnectionResetError):
+        await answer.read_line(MOST)
+
+
+async def test_a_reader_that_waits_is_told_of_the_loss(answer: OpenAnswer) -> None:
+    reading = asyncio.create_task(answer.read_head())
+    await asyncio.sleep(0)
+    answer.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await reading
+
+
+async def test_silence_is_a_loss(answer: OpenAnswer) -> None:
+    answer.data_received(HEAD)
+    with pytest.raises(TimeoutError):
+        await answer.read_line(MOST, silence=0.0)
+
+
+async def test_a_line_that_does_not_end_is_refused(answer: OpenAnswer) -> None:
+    answer.data_received(HEAD + chunk(b"x" * (MOST + 1)))
+    with pytest.raises(InvalidAnswer):
+        await answer.read_line(MOST)
+
+
+async def test_a_head_that_does_not_end_is_refused(answer: OpenAnswer) -> None:
+    answer.data_received(b"HTTP/1.1 200 OK\r\nA: " + b"x" * (65 << 10))
+    with pytest.raises(InvalidAnswer):
+        await answer.read_head()
+
+
+async def test_what_nobody_reads_stops_the_other_side_until_it_is_read(
+    answer: OpenAnswer, transport: Any
+) -> None:
+    answer.data_received(HEAD + chunk(b"x" * (129 << 10)))
+    transport.pause_reading.assert_called_once_with()
+    assert len(await answer.read()) == 129 << 10
+    reading = asyncio.create_task(answer.read())
+    await asyncio.sleep(0)
+    transport.resume_reading.assert_called_once_with()
+    answer.data_received(b"0\r\n\r\n")
+    assert await reading == b""
