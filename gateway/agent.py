@@ -48,8 +48,9 @@ from gateway.access import AskingAccess
 from gateway.caddy import CaddyRefused
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
 from gateway.direct import DirectWays
-from gateway.fast_path import FastPath, LogSocket
+from gateway.fast_path import FastPath
 from gateway.fast_plan import fast_services
+from gateway.fast_sockets import LogSocket
 from gateway.haproxy import ADMITTED, Haproxy, Limits, Paths, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks

@@ -25,8 +25,9 @@ from fairlead.wire.gateway import (
     Snapshot,
 )
 from gateway import fast_path
-from gateway.fast_path import FastPath, LogSocket
+from gateway.fast_path import FastPath
 from gateway.fast_plan import FastService, fast_services
+from gateway.fast_sockets import LogSocket
 from gateway.haproxy import (
     DIRECT,
     NEW_REQUESTS,
