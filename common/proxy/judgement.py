@@ -33,6 +33,7 @@ def require_plain(request: web.Request) -> None:
         raise NotAllowed("a service opens no tunnels: CONNECT is for proxies")
     if len(request.headers.getall("Authorization", ())) > 1:
         raise Invalid("the request has more than one Authorization", field="Authorization")
+    # Programs that read another coding differently see different requests (RFC 9112, 11.2).
     encodings = request.headers.getall("Transfer-Encoding", ())
     if any(one.strip().lower() != "chunked" for one in encodings):
         raise Invalid("only chunked is understood", field="Transfer-Encoding")
