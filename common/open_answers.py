@@ -179,6 +179,7 @@ async def open_answer(dial: Dial, host: str, path: str, within: float) -> OpenAn
             answer.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             await answer.read_head()
     except BaseException:
+        # Also when it is cancelled: nobody else knows this connection yet.
         answer.close()
         raise
     return answer

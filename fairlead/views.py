@@ -64,7 +64,7 @@ from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
-from fairlead.model.starts import Starts
+from fairlead.model.starts import StartEnd, Starts, Watcher
 from fairlead.model.statuses import (
     AllocationState,
     AttemptStatus,
@@ -146,6 +146,7 @@ __all__ = [
     "ServiceView",
     "SetStatus",
     "SetView",
+    "StartEnd",
     "Starts",
     "SweepPlanView",
     "SweepView",
@@ -153,5 +154,6 @@ __all__ = [
     "TokenView",
     "UnderWayView",
     "Waiting",
+    "Watcher",
     "When",
 ]

@@ -307,6 +307,7 @@ class RunnerClient:
                 writer.close()
                 raise RunnerError("bad_answer", str(error), 502) from error
             except BaseException:
+                # Also when it is cancelled: nobody else knows this connection yet.
                 writer.close()
                 raise
         return PortStream(reader, writer, answer.rest)
