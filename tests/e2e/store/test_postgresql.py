@@ -26,6 +26,8 @@ from controller.store.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from controller.store.examination import postgresql_facts
+from controller.store.peers import Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.reading import StoreReader
 from controller.store.sessions import Patience
@@ -156,17 +158,23 @@ async def test_a_database_that_only_reads_for_a_while_is_waited_for(
     assert found == a_run()
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_a_database_that_cannot_hold_every_text_is_refused_at_the_start(
-    postgresql: PostgresqlServer,
+    postgresql: PostgresqlServer, encoding: str
 ) -> None:
     await asyncio.to_thread(
         postgresql.sql,
         "postgres",
-        "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'",
+        f"CREATE DATABASE {encoding} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'",
     )
-    store = SqlStore(PostgresqlDatabase(postgresql.url("latin")))
-    with pytest.raises(StoreUnusable, match=r"LATIN1.*createdb --encoding UTF8"):
-        await store.open()
+    url = postgresql.url(encoding.lower())
+    peers = Peers(url="http://here", version="0.1.0")
+    for database in (PostgresqlDatabase(url), PostgresqlDatabase(url, peers=peers)):
+        assert await asyncio.to_thread(peers.installation) is None
+        with pytest.raises(StoreUnusable, match=rf"{encoding}.*createdb --encoding UTF8"):
+            await SqlStore(database).open()
+    facts = await asyncio.to_thread(postgresql_facts, PostgresqlDatabase(url))
+    assert facts.encoding == encoding
 
 
 def cut_at_commit(store: Store, first: str | None = None) -> None:
