@@ -59,7 +59,7 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
     commands = ["ls code; echo x >> made; wc -l < made", "sh code/a.sh"]
     file = lab.write(files=["code:code"], commands=commands)
     with watching(lab, file) as command:
-        command.hears(b"exit code 3; its container waits 10 min for changed files")
+        command.hears(b"exit code 3; its container waits at most 10 min for changed files")
         before = lab.attempts("train")
         (code / "gone").unlink()
         (code / "a.sh").write_text("echo second; sleep 1000\n")
