@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.reports import (
     ControllerStarted,
     NodeDrained,
@@ -251,3 +252,20 @@ def test_the_next_attempt_knows_who_watches() -> None:
     starts = play.attempt().starts
     assert starts is not None
     assert starts.watched_until == play.now + LEASE_SECONDS
+
+
+def test_a_watcher_that_is_seen_between_two_attempts_is_known_to_the_next() -> None:
+    retry = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=3)
+    plan = [PlannedJob(group="main", replica=0, cookie=0, spec=FIRST)]
+    play = Play(plan=plan, keeps_for=600.0, retry=retry)
+    for _ in range(2):
+        play.to_running().end(0, Reason.CONTAINER_EXITED_WITH_ERROR).clean()
+    retry_at = play.job().retry_at
+    assert retry_at is not None
+    play.send(watcher(play))
+    seen_at = play.now
+    play.wait(retry_at - play.now)
+    starts = play.attempt().starts
+    assert play.attempt().number == 2
+    assert starts is not None
+    assert starts.watched_until == seen_at + LEASE_SECONDS
