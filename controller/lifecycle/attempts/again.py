@@ -19,6 +19,7 @@ from controller.lifecycle.reports import (
     StartAgainRequested,
     StartedAgain,
     StartEnded,
+    TaskSeen,
     WatcherSeen,
 )
 from fairlead.model.reasons import ROWS, Reason
@@ -125,16 +126,18 @@ _OTHERS_END_IT = frozenset(
 """What takes a container away, or its runner, without a word about the job."""
 
 
-def own_result(attempt: Attempt, reason: Reason) -> StartEnd | None:
+def own_result(attempt: Attempt, reason: Reason, cause: str) -> StartEnd | None:
     """Return how the job of a container that only waits has ended, if this reason is not about the
     job: then it ends the attempt instead."""
     starts = attempt.starts
     if starts is None or attempt.status is not AttemptStatus.RUNNING:
         return None
     result = starts.result
-    if result is None or (reason not in _OTHERS_END_IT and reason is not result.reason):
+    if result is None:
         return None
-    return result
+    # The shim says how the container ended, in which no job was left.
+    others = reason in _OTHERS_END_IT or cause == TaskSeen.__name__
+    return result if others or reason is result.reason else None
 
 
 def watch(draft: Draft, reports: Sequence[WatcherSeen]) -> None:

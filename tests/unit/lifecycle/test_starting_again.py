@@ -169,6 +169,21 @@ def test_a_container_that_is_taken_away_while_it_waits_ends_as_its_last_start(
     assert attempt.status is AttemptStatus.TERMINATING
 
 
+@pytest.mark.parametrize(
+    ("told", "exit_code"),
+    [("container_exited_with_error", 137), ("out_of_memory", 137), (None, 0), (None, 137)],
+)
+def test_a_container_that_is_killed_while_it_waits_takes_no_result_along(
+    told: str | None, exit_code: int
+) -> None:
+    play = running()
+    play.send(ended(play, 0))
+    play.send(play.seen(terminated=True, reason=told, exit_code=exit_code)).clean()
+    attempt = play.attempt()
+    assert (attempt.reason, attempt.exit_code) == (Reason.DONE_BY_RUNNER, 0)
+    assert play.run.status is RunStatus.DONE
+
+
 def test_a_start_that_runs_or_is_owed_is_interrupted_by_the_loss_of_its_node() -> None:
     for changes in (False, True):
         play = running()
