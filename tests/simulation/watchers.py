@@ -102,9 +102,8 @@ class Watcher(User):
             await asyncio.sleep(chance.choices((20.0, 90.0), weights=(95, 5))[0])
             if chance.random() < 0.3:
                 await self._ask(chance)
-        del leases[name]
         if self._is_live() and chance.random() < 0.5:
-            now = self._office.clock.now()
+            leases[name] = now = self._office.clock.now()
             await self._wish(
                 reports.WatcherSeen(run_id=state.run.id, watcher=name, until=now, at=now)
             )
