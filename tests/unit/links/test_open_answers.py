@@ -20,8 +20,8 @@ def chunk(data: bytes) -> bytes:
 
 @pytest.fixture
 def transport() -> Any:
-    # As those of uvloop, with which the controller runs: no subclass of asyncio.Transport.
-    return mock.Mock(spec_set=["close", "pause_reading", "resume_reading", "write"])
+    # Those of the controller's loop, uvloop's, are no subclass.
+    return mock.NonCallableMock(spec_set=dir(asyncio.Transport))
 
 
 @pytest.fixture
