@@ -88,6 +88,12 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
         assert lab.inspect("train")["id"] != run["id"]
         command.process.send_signal(signal.SIGINT)
         command.process.wait(LONG)
+    # Its container does not wait for anybody, and its result is the job's.
+    (attempt,) = lab.wait_for("train", "failed")["jobs"][0]["attempts"]
+    assert (attempt["termination_reason"], attempt["exit_code"]) == (
+        "container_exited_with_error",
+        5,
+    )
 
 
 def test_a_container_of_docker_is_kept_with_what_the_job_installed(lab: RunLab) -> None:
