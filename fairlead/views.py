@@ -11,6 +11,8 @@ from fairlead.documents.jobs import (
     JobView,
     OutputFileView,
     OutputsView,
+    StartEndView,
+    StartsView,
 )
 from fairlead.documents.machines import CostsView
 from fairlead.documents.metrics import (
@@ -64,7 +66,6 @@ from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
-from fairlead.model.starts import StartEnd, Starts, Watcher
 from fairlead.model.statuses import (
     AllocationState,
     AttemptStatus,
@@ -146,14 +147,13 @@ __all__ = [
     "ServiceView",
     "SetStatus",
     "SetView",
-    "StartEnd",
-    "Starts",
+    "StartEndView",
+    "StartsView",
     "SweepPlanView",
     "SweepView",
     "SwitchView",
     "TokenView",
     "UnderWayView",
     "Waiting",
-    "Watcher",
     "When",
 ]
