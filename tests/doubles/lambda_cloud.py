@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 KEY = "canary-of-lambda"
-_TYPES = (
+_TYPES: tuple[tuple[str, str, int, int, int, int, int, list[str]], ...] = (
     ("gpu_1x_h100_sxm5", "H100 (80 GB SXM5)", 1, 26, 225, 2816, 429, ["us-east-1", "us-west-3"]),
     ("gpu_8x_a100", "A100 (40 GB SXM4)", 8, 124, 1800, 6144, 1592, []),
     ("gpu_1x_gh200", "GH200 (96 GB)", 1, 64, 432, 4096, 229, ["us-east-1"]),
