@@ -1,7 +1,8 @@
 """What a gateway costs a service, beside plain Caddy: `./dev bench gateway`.
 
-The same app behind Caddy alone, and behind HAProxy, OpenSSH's client, a real sshd, an exposed
-socket and the relay of a runner, each in its own process on one machine. Clients use plain HTTP.
+The same app behind Caddy alone; behind HAProxy, OpenSSH's client, a real sshd, an exposed socket
+and the relay of a runner; and behind HAProxy and the HAProxy of a node (the direct way). Each is a
+process of its own on one machine. Clients use plain HTTP.
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ from fairlead.wire.shim import TaskInfo, TaskStatus, TaskTimes
 from gateway import agent
 from gateway.haproxy import Ports
 from gateway.state import AgentState
+from shim.access.direct_way import DirectWays
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.daemon import disk_threads
-from shim.settings import GatewayAccess
+from shim.settings import DirectAccess, GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
 from tests.support.daemons import Daemon
-from tests.support.gateway import haproxy_daemon
+from tests.support.gateway import haproxy_daemon, listens
 from tests.support.ssh_daemon import GATEWAY_USER, SshDaemon, free_port
 from tests.support.waiting import wait_until
 
 HOST = "api.bench.test"
+DIRECT_HOST = "direct.bench.test"
 ROUNDS = 7
-"""The three take turns, since other work on the machine comes and goes; medians are shown."""
+"""All take turns, since other work on the machine comes and goes; medians are shown."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -56,6 +59,11 @@ class Place(msgspec.Struct, frozen=True):
     app: int
     http: int
     plain: int
+    direct: int
+
+    @property
+    def direct_access(self) -> DirectAccess:
+        return DirectAccess(folder=self.path / "direct", port=self.direct, addresses=("127.0.0.1",))
 
     @property
     def path(self) -> Path:
@@ -63,8 +71,28 @@ class Place(msgspec.Struct, frozen=True):
 
 
 async def _expose(place: Place) -> None:
-    info = TaskInfo(
-        id="t",
+    """Expose the port for two tasks: `t` through SSH alone, `d` directly."""
+    tasks = {id: _task(place, id) for id in ("t", "d")}
+    threads = disk_threads()
+    access = GatewayAccess(folder=place.path / "exposed", gid=grp.getgrnam(GATEWAY_USER).gr_gid)
+    records = DiskRecords(place.path / "records", ExposureRecord, threads)
+    direct = DirectWays(
+        place.direct_access,
+        place.path / "direct.pem",
+        tasks.get,
+        lambda info: "127.0.0.1" if info.id == "d" else None,
+        threads,
+    )
+    ports = ExposedPorts(access, records, tasks.get, threads, direct=direct)
+    await ports.open(EventLog(epoch="e"))
+    for info in tasks.values():
+        await ports.expose(info, place.app)
+    await asyncio.Event().wait()
+
+
+def _task(place: Place, id: str) -> TaskInfo:
+    return TaskInfo(
+        id=id,
         run_id="r",
         run_name="r",
         allocation_id="a",
@@ -74,13 +102,6 @@ async def _expose(place: Place) -> None:
         runner_socket=str(place.path / "runner.sock"),
         times=TaskTimes(submitted_at=0.0),
     )
-    threads = disk_threads()
-    access = GatewayAccess(folder=place.path / "exposed", gid=grp.getgrnam(GATEWAY_USER).gr_gid)
-    records = DiskRecords(place.path / "records", ExposureRecord, threads)
-    ports = ExposedPorts(access, records, lambda task_id: info, threads)
-    await ports.open(EventLog(epoch="e"))
-    await ports.expose(info, place.app)
-    await asyncio.Event().wait()
 
 
 def _options(place: Place) -> agent.Options:
@@ -94,10 +115,23 @@ def _options(place: Place) -> agent.Options:
 
 
 def _snapshot(place: Place, sshd: SshDaemon) -> Snapshot:
-    exposed = str(place.path / "exposed" / f"t-{place.app}.sock")
-    replica = GatewayReplica(id="r1", group="main", node_id="n", socket=exposed)
-    service = GatewayService(
-        run_id="r", name="api", owner="o", host=HOST, auth=False, replicas=(replica,)
+    services = tuple(
+        GatewayService(
+            run_id=id,
+            name=host.partition(".")[0],
+            owner="o",
+            host=host,
+            auth=False,
+            replicas=(
+                GatewayReplica(
+                    id=id,
+                    group="main",
+                    node_id="n",
+                    socket=str(place.path / "exposed" / f"{id}-{place.app}.sock"),
+                ),
+            ),
+        )
+        for id, host in (("t", HOST), ("d", DIRECT_HOST))
     )
     node = GatewayNode(id="n", host="127.0.0.1", port=sshd.port, host_key=sshd.host_key)
     return Snapshot(
@@ -106,7 +140,7 @@ def _snapshot(place: Place, sshd: SshDaemon) -> Snapshot:
         domain="bench.test",
         certificate=Certificate(kind="none"),
         nodes=(node,),
-        services=(service,),
+        services=services,
     )
 
 
@@ -140,7 +174,9 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
     folder.chmod(0o755)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        place = Place(str(folder), app=free_port(), http=free_port(), plain=free_port())
+        place = Place(
+            str(folder), **{name: free_port() for name in ("app", "http", "plain", "direct")}
+        )
         (folder / "ssh").mkdir()
         sshd = SshDaemon(folder / "ssh")
         state = AgentState(folder / "state")
@@ -157,7 +193,12 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         wait_until(runner.exists, 20)
         stack.enter_context(program("bench.services", "--app", str(place.app)))
         stack.enter_context(program("bench.gateway", "--expose", str(described)))
-        wait_until((folder / "exposed" / f"t-{place.app}.sock").exists, 20)
+        wait_until((folder / "exposed" / f"d-{place.app}.sock").exists, 20)
+        of_node = place.direct_access
+        at_node = Daemon(["/usr/sbin/haproxy", "-f", of_node.configuration], folder / "node.log")
+        at_node.spawn()
+        stack.callback(at_node.kill9)
+        wait_until(partial(listens, of_node.admin), 20)
         stack.callback(_caddy(folder, _plain(place), "plain").kill9)
         balancer = haproxy_daemon(_options(place).paths, Ports(http=place.http, https=free_port()))
         balancer.spawn()
@@ -166,43 +207,55 @@ def _bed() -> Iterator[tuple[Place, psutil.Process]]:
         serving = stack.enter_context(program("bench.gateway", "--agent", str(described)))
         for port in (place.app, place.plain):
             wait_until(partial(answers, port), 20)
-        wait_until(partial(_is_fast, place), 20)
+        wait_until(partial(_are_fast, place), 20)
         yield place, serving
 
 
-def _is_fast(place: Place) -> bool:
-    """Return whether HAProxy sends the requests of the service straight to its replica."""
+def _are_fast(place: Place) -> bool:
+    """Return whether HAProxy sends the requests of both services straight to their replicas, and to
+    one of them directly."""
+    ways, names = (_map(place, name) for name in ("slots", "names"))
+    return HOST in ways and DIRECT_HOST in ways and "fairlead.internal" in names
+
+
+def _map(place: Place, name: str) -> str:
     with socket.socket(socket.AF_UNIX) as admin:
         admin.connect(str(place.path / "haproxy/admin.sock"))
-        admin.sendall(f"show map {place.path / 'haproxy/slots.map'}\n".encode())
-        return HOST.encode() in admin.recv(1 << 16)
+        admin.sendall(f"show map {place.path / 'haproxy'}/{name}.map\n".encode())
+        return admin.recv(1 << 16).decode()
 
 
 async def _measure(place: Place, serving: psutil.Process, seconds: float) -> None:
-    print("| | app alone | plain Caddy | gateway | |\n|---|---:|---:|---:|---|")
-    ports = (place.app, place.plain, place.http)
+    print("| | app alone | plain Caddy | gateway | directly | |\n|---|---:|---:|---:|---:|---|")
+    asked = {
+        "app": (place.app, HOST),
+        "plain": (place.plain, HOST),
+        "gateway": (place.http, HOST),
+        "direct": (place.http, DIRECT_HOST),
+    }
     for connections in (1, 32):
-        rounds: dict[int, list[Load]] = {port: [] for port in ports}
+        rounds: dict[str, list[Load]] = {name: [] for name in asked}
         cpu = 0.0
         for _ in range(ROUNDS):
-            for port in ports:
+            for name, (port, host) in asked.items():
                 # User and system time; psutil adds that of children after them, such as ssh.
                 before = sum(serving.cpu_times()[:2])
-                load = await ask_load(port, "/", connections, seconds / ROUNDS, HOST)
-                rounds[port].append(load)
-                cpu += sum(serving.cpu_times()[:2]) - before if port == place.http else 0.0
-        carried = sum(load.per_second for load in rounds[place.http]) * seconds / ROUNDS
-        app, plain, gateway = (_median(rounds[port]) for port in ports)
+                load = await ask_load(port, "/", connections, seconds / ROUNDS, host)
+                rounds[name].append(load)
+                cpu += sum(serving.cpu_times()[:2]) - before if name == "gateway" else 0.0
+        carried = sum(load.per_second for load in rounds["gateway"]) * seconds / ROUNDS
+        loads = {name: _median(found) for name, found in rounds.items()}
+        plain = loads["plain"]
+        cells = " | ".join(f"{load.per_second:.0f}" for load in loads.values())
+        shares = (loads[name].per_second / plain.per_second for name in ("gateway", "direct"))
         print(
-            f"| {len(ANSWER)} bytes, {connections} connections: requests/s "
-            f"| {app.per_second:.0f} | {plain.per_second:.0f} | {gateway.per_second:.0f} "
-            f"| {gateway.per_second / plain.per_second:.2f} of plain Caddy, "
+            f"| {len(ANSWER)} bytes, {connections} connections: requests/s | {cells} "
+            f"| {' and '.join(f'{share:.2f}' for share in shares)} of plain Caddy, "
             f"{carried / cpu:.0f} for each second of the agent's CPU |"
         )
-        print(
-            f"| … p50 (p99) | {_times(app)} | {_times(plain)} | {_times(gateway)} "
-            f"| + {(gateway.p50 - plain.p50) * 1e3:.2f} ms |"
-        )
+        times = " | ".join(_times(load) for load in loads.values())
+        more = (loads[name].p50 - plain.p50 for name in ("gateway", "direct"))
+        print(f"| … p50 (p99) | {times} | {' and '.join(f'{one * 1e3:+.2f}' for one in more)} ms |")
 
 
 def _median(rounds: list[Load]) -> Load:

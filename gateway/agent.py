@@ -43,12 +43,14 @@ from fairlead.wire.gateway import (
     Snapshot,
     Wake,
 )
-from gateway import caddy
+from gateway import caddy, direct
 from gateway.access import AskingAccess
 from gateway.caddy import CaddyRefused
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
-from gateway.fast_path import FastPath, LogSocket
+from gateway.direct import DirectWays
+from gateway.fast_path import FastPath
 from gateway.fast_plan import fast_services
+from gateway.fast_sockets import LogSocket
 from gateway.haproxy import ADMITTED, Haproxy, Limits, Paths, Ports
 from gateway.link import ControllerLink
 from gateway.links import NodeLinks
@@ -361,6 +363,7 @@ class Agent:
         """Make the fast path. Raises OSError."""
         paths = self._options.paths
         paths.servers.mkdir(mode=0o700, exist_ok=True)
+        direct.prepare(paths)
         self.fast_path = FastPath(
             self.haproxy,
             partial(SshForwards, paths.servers, key),
@@ -369,6 +372,7 @@ class Agent:
             self._emptied,
             paths.server,
             self._outliers,
+            DirectWays(paths, self.nodes.ask_direct, self.haproxy.trust_nodes),
         )
         return self.fast_path
 

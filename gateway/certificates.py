@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from common.files.durable import write_durably
+from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from fairlead.wire.gateway import Certificate, HostCertificate
-from gateway.haproxy import HaproxyAway, HaproxyRefused
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0

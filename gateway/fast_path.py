@@ -12,17 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from common.links.errors import LinkError
 from common.proxy.outliers import Outliers
 from common.proxy.view import Replica
 from common.streams import PortStream
 from fairlead.wire.errors import AgentError, AgentUnavailable
 from fairlead.wire.gateway import GatewayNode
+from gateway.direct import DirectWays
 from gateway.fast_plan import (
     CloseServer,
     Command,
@@ -36,13 +37,8 @@ from gateway.fast_plan import (
     SetWay,
     UnsetWay,
 )
-from gateway.haproxy import (
-    Haproxy,
-    HaproxyAway,
-    HaproxyRefused,
-    Limits,
-)
-from gateway.links import raw_socket
+from gateway.fast_sockets import Sockets
+from gateway.haproxy import DirectPlace, Haproxy, Limits
 from gateway.served import GatewayTraffic
 from gateway.ssh_forwards import ForwardFailed, SshForwards
 
@@ -51,11 +47,10 @@ LOOK_SECONDS = 1.0
 SOON_LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 5.0
 TRY_SECONDS = 10.0
+DIRECT_AGAIN_SECONDS = 60.0
+"""A replica that is reached by SSH is tried directly again after this time."""
 LEFTOVER_SECONDS = 60.0
 """Requests that a killed agent left with HAProxy may take so long."""
-_LINES = 500
-"""Lines of HAProxy's log that are read before other work has its turn."""
-_LINE_BYTES = 512
 
 
 class Links(Protocol):
@@ -81,6 +76,7 @@ class FastPath:
         emptied: Callable[[str], None],
         socket_path: Callable[[str, str], Path],
         outliers: Outliers,
+        direct: DirectWays | None = None,
     ) -> None:
         self._haproxy = haproxy
         self._links = links
@@ -88,8 +84,11 @@ class FastPath:
         self._emptied = emptied
         self._outliers = outliers
         self._plan = FastPlan()
-        self._sockets = _Sockets(forwards(self._lost), socket_path)
+        self._sockets = Sockets(forwards(self._lost), socket_path)
         self._replicas = _Preparing()
+        self._direct = direct
+        self._direct_at: dict[str, float] = {}
+        """When each replica may be tried directly again."""
         self._limits = Limits()
         self._life: str | None = None
         """The life of the HAProxy that holds what the plan notes; None: none does."""
@@ -210,7 +209,8 @@ class FastPath:
         """Forget a server that HAProxy does not use any more."""
         self._plan.drop(server)
         self._count(server, server.requests, server.errors, 0)
-        self._sockets.take_away(server.key, server.replica, is_local=server.is_local)
+        if not server.is_direct:
+            self._sockets.take_away(server.key, server.replica, is_local=server.is_local)
         self._emptied(server.replica.id)
 
     async def _begin(self) -> None:
@@ -238,9 +238,16 @@ class FastPath:
             if not self._is_closing and not self._replicas.has(replica):
                 self._replicas.start(replica, self._prepare(run_id, replica))
         await self._do(self._plan.open_ways())
+        for server in self._plan.servers:
+            if server.is_open and not server.is_drained and self._may_be_direct(server):
+                self._replicas.start(server.replica, self._promote(server))
         replicas = self._plan.tidy(also=self._replicas.all())
         await self._sockets.keep_nodes({replica.node_id for replica in replicas})
-        self._replicas.forget_others({replica.id for replica in replicas})
+        ids = {replica.id for replica in replicas}
+        self._replicas.forget_others(ids)
+        self._direct_at = {id: at for id, at in self._direct_at.items() if id in ids}
+        if self._direct is not None:
+            self._direct.keep(ids, {replica.node_id for replica in replicas})
 
     async def _look(self) -> None:
         """Read the counts; remove servers that are drained and have no requests left."""
@@ -252,6 +259,11 @@ class FastPath:
             return
         for server in self._plan.servers:
             found = counts[server.key]
+            if server.is_direct and found.retries > server.retries:
+                # HAProxy has marked it down, or soon does; its requests go to the agent meanwhile.
+                self._wait_for_direct(server.replica)
+                self._suspect(server, is_gone=True)
+            server.retries = found.retries
             if self._count(server, found.requests, found.errors, found.in_flight):
                 self._emptied(server.replica.id)
             if server.is_drained and not server.in_flight:
@@ -273,7 +285,7 @@ class FastPath:
         self._traffic.count_elsewhere(
             server.run_id,
             server.replica.group,
-            server.replica.id,
+            "/".join(server.key),
             requests=requests - server.requests,
             errors=errors - server.errors,
             in_flight=in_flight,
@@ -292,6 +304,9 @@ class FastPath:
         """Make the replica a server."""
         try:
             node = self._links.node(replica)
+            if await self._add_direct(run_id, replica, node):
+                self._replicas.worked(replica)
+                return
             async with asyncio.timeout(TRY_SECONDS):
                 has_one = await self._links.has_raw_socket(replica)
             self._plan.has_raw_socket(replica, has_one)
@@ -326,12 +341,96 @@ class FastPath:
             # HAProxy counts from its start on: so far these are of earlier replicas.
             if (one.slot, one.server) == server.key:
                 server.requests, server.errors = one.requests, one.errors
+                server.retries = one.retries
         await self._do([LimitServer(server.key, server.limit), OpenServer(server.key)])
+
+    # -- the direct way ---------------------------------------------------------------------
+
+    async def _find_direct(self, replica: Replica) -> DirectPlace | None:
+        """Return where a direct server may lead; if there is no way, it is not tried again for some
+        time. Raises LinkError."""
+        node = self._links.node(replica)
+        if self._direct is None or node.local:
+            return None
+        place = await self._direct.find(replica, node)
+        if place is None:
+            self._wait_for_direct(replica)
+        return place
+
+    async def _add_direct(self, run_id: str, replica: Replica, node: GatewayNode) -> bool:
+        """Make the replica a direct server if it can be one; one through SSH is left then."""
+        if self._direct is None or node.local or self._waits_for_direct(replica):
+            return False
+        key = self._plan.take_free(run_id, direct=True)
+        if key is None:
+            self._wait_for_direct(replica)
+            return False
+        self._sockets.busy.add(key)
+        try:
+            place = await self._find_direct(replica)
+            if place is None:
+                return False
+            async with self._lock:
+                # While the node was asked, HAProxy may have restarted, and the replica have left.
+                if self._life is not None and self._plan.wants(run_id, replica):
+                    await self._guarded(self._open_direct(run_id, replica, key, place))
+        finally:
+            self._sockets.busy.discard(key)
+        self._changed.set()
+        return True
+
+    async def _open_direct(
+        self, run_id: str, replica: Replica, key: ServerKey, place: DirectPlace
+    ) -> None:
+        before = self._plan.server_of(replica)
+        await self._haproxy.lead_server(*key, place)
+        leaving = [] if before is None else self._plan.leave(before)
+        server = Server(replica=replica, run_id=run_id, key=key, is_local=False, is_direct=True)
+        self._plan.add(server)
+        await self._begin_counts(server)
+        await self._do(leaving)
+
+    def _may_be_direct(self, server: Server) -> bool:
+        """Return whether the server of a replica that is reached by SSH shall be tried directly."""
+        return not (
+            self._direct is None
+            or self._is_closing
+            or server.is_direct
+            or server.is_local
+            or self._replicas.has(server.replica)
+            or self._waits_for_direct(server.replica)
+        )
+
+    async def _promote(self, server: Server) -> None:
+        """Reach a replica directly that is reached by SSH."""
+        with contextlib.suppress(LinkError):
+            await self._add_direct(server.run_id, server.replica, self._links.node(server.replica))
+
+    def _wait_for_direct(self, replica: Replica) -> None:
+        self._direct_at[replica.id] = self._now() + DIRECT_AGAIN_SECONDS
+
+    def _waits_for_direct(self, replica: Replica) -> bool:
+        return self._direct_at.get(replica.id, 0.0) > self._now()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _is_there(self, server: Server) -> bool:
+        """Return whether HAProxy's way to the server leads through."""
+        if not server.is_direct:
+            return await self._sockets.is_there(server.key)
+        with contextlib.suppress(LinkError):
+            return await self._find_direct(server.replica) is not None
+        return False
+
+    # -- replicas that fail -----------------------------------------------------------------
 
     def _lost(self, node_id: str) -> None:
         """The connection to a node broke, and its sockets are gone."""
         for server in self._plan.servers:
-            if server.replica.node_id == node_id and not server.is_local:
+            through_ssh = not server.is_local and not server.is_direct
+            if server.replica.node_id == node_id and through_ssh:
                 self._suspect(server, is_gone=True)
 
     def _suspect(self, server: Server, *, is_gone: bool = False) -> None:
@@ -346,7 +445,7 @@ class FastPath:
         while not is_gone and self._plan.has(server):
             if await self._answers(server.replica):
                 # The agent has a connection of its own; HAProxy's way leads through another ssh.
-                is_gone = not await self._sockets.is_there(server.key)
+                is_gone = not await self._is_there(server)
                 if not is_gone:
                     async with self._lock:
                         await self._guarded(self._do(self._plan.open(server)))
@@ -354,7 +453,9 @@ class FastPath:
                     return
             await asyncio.sleep(LOOK_SECONDS)
         async with self._lock:
-            if self._plan.has(server):
+            if server.is_direct:
+                self._plan.leave(server)
+            elif self._plan.has(server):
                 server.is_drained = True
         self._changed.set()
 
@@ -437,97 +538,3 @@ class _Preparing:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Sockets:
-    """The sockets of HAProxy's servers, which lead to replicas. `socket_path` returns where one
-    is."""
-
-    def __init__(self, forwards: SshForwards, socket_path: Callable[[str, str], Path]) -> None:
-        self.busy: set[ServerKey] = set()
-        """The servers whose sockets are being made or taken away."""
-        self._forwards = forwards
-        self._socket_path = socket_path
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def make(self, key: ServerKey, replica: Replica, node: GatewayNode) -> None:
-        """Let the server's socket lead to the replica; the server stays busy. Raises ForwardFailed,
-        OSError."""
-        self.busy.add(key)
-        path, target = self._socket_path(*key), raw_socket(replica.socket)
-        try:
-            if node.local:
-                await asyncio.to_thread(_lead, path, target)
-            else:
-                await self._forwards.open(node, target, path)
-        except BaseException:
-            self.busy.discard(key)
-            raise
-
-    def take_away(self, key: ServerKey, replica: Replica, *, is_local: bool) -> None:
-        """Take the server's socket away, in the background; it is busy until that is done."""
-        self.busy.add(key)
-        self.in_background(self._take_away(key, replica, is_local=is_local))
-
-    async def _take_away(self, key: ServerKey, replica: Replica, *, is_local: bool) -> None:
-        path = self._socket_path(*key)
-        if is_local:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        else:
-            await self._forwards.close_one(replica.node_id, raw_socket(replica.socket), path)
-        self.busy.discard(key)
-
-    async def is_there(self, key: ServerKey) -> bool:
-        try:
-            _, writer = await asyncio.open_unix_connection(self._socket_path(*key))
-        except OSError:
-            # A forward that ended may leave its socket, on which connect(2) is ECONNREFUSED.
-            return False
-        writer.close()
-        return True
-
-    async def keep_nodes(self, node_ids: set[str]) -> None:
-        await self._forwards.keep_nodes(node_ids)
-
-    def end_leftovers(self) -> None:
-        self.in_background(self._forwards.end_leftovers())
-
-    def in_background(self, doing: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(doing, name="clear away")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._forwards.close()
-
-
-def _lead(path: Path, target: str) -> None:
-    # An earlier link may be there, and symlink(2) replaces nothing.
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
-
-
-class LogSocket:
-    """The socket at which HAProxy says a line for each request. Raises OSError when it is made."""
-
-    def __init__(self, path: Path, heard: Callable[[Iterable[bytes]], None]) -> None:
-        # A killed agent leaves its socket, and bind(2) refuses a path that exists.
-        path.unlink(missing_ok=True)
-        self._heard = heard
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(str(path))
-        path.chmod(0o600)
-        asyncio.get_running_loop().add_reader(self._socket, self._read)
-
-    def _read(self) -> None:
-        lines = []
-        with contextlib.suppress(BlockingIOError):
-            # A busy HAProxy may send lines as fast as they are read.
-            for _ in range(_LINES):
-                lines.append(self._socket.recv(_LINE_BYTES))
-        self._heard(lines)
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._socket)
-        self._socket.close()

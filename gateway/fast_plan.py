@@ -12,7 +12,7 @@ import msgspec
 
 from common.proxy.view import Replica, Service
 from fairlead.wire.gateway import GatewayService, Snapshot
-from gateway.haproxy import NEW_REQUESTS, SERVERS, SLOTS
+from gateway.haproxy import DIRECT, NEW_REQUESTS, SERVERS, SLOTS
 
 ServerKey = tuple[str, str]
 """Slot and name of a server of HAProxy."""
@@ -90,12 +90,14 @@ Command = OpenServer | DrainServer | CloseServer | LimitServer | SetWay | UnsetW
 
 class Server(msgspec.Struct, kw_only=True):
     """A replica as a server of HAProxy. `is_open`: it gets requests; `counted`: HAProxy told its
-    counts since it was drained."""
+    counts since it was drained; `is_direct`: it is reached without SSH; `retries`: connections to
+    it that failed."""
 
     replica: Replica
     run_id: str
     key: ServerKey
     is_local: bool
+    is_direct: bool = False
     is_open: bool = True
     is_drained: bool = False
     is_ejected: bool = False
@@ -103,6 +105,7 @@ class Server(msgspec.Struct, kw_only=True):
     in_flight: int = 0
     requests: int = 0
     errors: int = 0
+    retries: int = 0
     limit: int = NEW_REQUESTS
     """It gets no more requests at once."""
 
@@ -137,7 +140,8 @@ class FastPlan:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        return tuple(self._servers.values())
+        """All of them, also those that were left (`leave`) and still have requests."""
+        return tuple(self._by_key.values())
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -159,14 +163,14 @@ class FastPlan:
 
     def in_flight(self) -> dict[str, int]:
         """Return the requests at each replica that has any, or may have while it is drained."""
-        counts = {}
-        for id, server in self._servers.items():
-            known = server.in_flight
+        counts = dict[str, int]()
+        for server in self._by_key.values():
+            id, known = server.replica.id, server.in_flight
             # HAProxy may have sent it a request between the last count and the order to drain.
             if server.is_drained and not server.counted:
                 known = max(known, 1)
             if known:
-                counts[id] = known
+                counts[id] = counts.get(id, 0) + known
         return counts
 
     # -- what HAProxy is told ---------------------------------------------------------------
@@ -281,10 +285,10 @@ class FastPlan:
         """Note the servers that nothing uses."""
         self._free = set(keys)
 
-    def take_free(self, run_id: str) -> ServerKey | None:
+    def take_free(self, run_id: str, *, direct: bool = False) -> ServerKey | None:
         """Return a server of the run's slot that nothing uses, and give it to nobody else."""
         slot = self._slots.get(run_id)
-        for name in SERVERS:
+        for name in DIRECT if direct else SERVERS:
             if slot is not None and (slot, name) in self._free:
                 self._free.discard((slot, name))
                 return slot, name
@@ -293,9 +297,21 @@ class FastPlan:
     def add(self, server: Server) -> None:
         self._servers[server.replica.id] = self._by_key[server.key] = server
 
+    def server_of(self, replica: Replica) -> Server | None:
+        return self._servers.get(replica.id)
+
+    def leave(self, server: Server) -> list[Command]:
+        """Let the server's replica have another one; this one ends with its last request."""
+        if not self.has(server):
+            return []
+        del self._servers[server.replica.id]
+        was_open, server.is_drained, server.counted = server.is_open, True, False
+        return [DrainServer(server.key)] if was_open else []
+
     def drop(self, server: Server) -> None:
         """Forget a server that HAProxy does not use any more."""
-        del self._servers[server.replica.id]
+        if self.has(server):
+            del self._servers[server.replica.id]
         del self._by_key[server.key]
 
     def forget(self) -> None:
@@ -306,11 +322,11 @@ class FastPlan:
     def tidy(self, also: Iterable[Replica]) -> list[Replica]:
         """Free the slots of runs that are gone. Return the replicas that are still of interest:
         those that are wanted or have a server, and `also`."""
-        used = {server.run_id for server in self._servers.values()}
+        used = {server.run_id for server in self._by_key.values()}
         self._slots = {
             id: slot for id, slot in self._slots.items() if id in self.wanted or id in used
         }
         replicas = [replica for one in self.wanted.values() for replica in one.replicas]
-        replicas += [*also, *(server.replica for server in self._servers.values())]
+        replicas += [*also, *(server.replica for server in self._by_key.values())]
         self._without &= {replica.id for replica in replicas}
         return replicas

@@ -12,19 +12,21 @@ request.)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from common import haproxy_admin
+from common.haproxy_admin import HaproxyRefused
 from common.proxy.headers import NEVER, OWN_COOKIES
 from common.proxy.judgement import TOKEN
 from common.tokens import TOKEN_PREFIX
 
 SLOTS = tuple(f"s{number}" for number in range(64))
 SERVERS = tuple(f"r{number}" for number in range(32))
-ANSWER_SECONDS = 5.0
+DIRECT = tuple(f"d{number}" for number in range(8))
+"""The servers of each slot that lead to nodes by TLS. One takes 20 KiB, so there are fewer."""
 NEW_REQUESTS = 100
 """A replica gets so many more requests than it has, until the next look; others wait. OpenSSH's
 socket on the way refuses more than 128 connections that it has not accepted yet."""
@@ -178,6 +180,17 @@ backend {slot}
 # `pool-purge-delay`: servers close unused connections after some seconds (uvicorn after 5), and a
 # request may meet that.
 _SERVER = "    server {server} unix@{socket} maxconn {most} pool-purge-delay 1s disabled\n"
+# The agent tells where a direct server leads, and by which name: it names one port at one node, and
+# only that node's certificate has it. `tcp-ut`: a node that is gone takes its connections with it.
+# `on-error mark-down`: HAProxy tries a request again at once, at the same server unless that is
+# down; so the first refused connection sends all to the agent. That works only beside a check: this
+# one asks HAProxy's own port, which answers.
+_DIRECT = (
+    "    server {server} 127.0.0.1:1 ssl verify required ca-file {nodes} crt {own} "
+    "ssl-min-ver TLSv1.3 sni str({slot}-{server}),map_str({names}) maxconn {most} "
+    "tcp-ut 20s pool-purge-delay 1s check inter 1d no-check-ssl addr 127.0.0.1 port {check} "
+    "observe layer4 error-limit 1 on-error mark-down disabled\n"
+)
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +253,21 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
         return self.maps / "limits.map"
 
     @property
+    def names(self) -> Path:
+        """The map of direct servers to the names by which they ask nodes for a port."""
+        return self.maps / "names.map"
+
+    @property
+    def identity(self) -> Path:
+        """The gateway's certificate for nodes, with its key."""
+        return self.certificates.with_name("direct.pem")
+
+    @property
+    def nodes(self) -> Path:
+        """The certificates of nodes with a direct way, one after the other."""
+        return self.certificates.with_name("nodes.pem")
+
+    @property
     def shown(self) -> Path:
         """The list of the certificates that HAProxy shows (its `crt-list`)."""
         return self.certificates / "shown.list"
@@ -279,6 +307,18 @@ def configuration(
             _SERVER.format(server=server, socket=paths.server(slot, server), most=NEW_REQUESTS)
             for server in SERVERS
         )
+        servers += "".join(
+            _DIRECT.format(
+                slot=slot,
+                server=server,
+                nodes=paths.nodes,
+                own=paths.identity,
+                names=paths.names,
+                check=ports.http,
+                most=NEW_REQUESTS,
+            )
+            for server in DIRECT
+        )
         slots.append(_SLOT.format(slot=slot, servers=servers, **values))
     return _CONFIGURATION.format(**values) + "".join(slots)
 
@@ -289,17 +329,18 @@ def _binds(address: str, ports: Ports, shown: Path) -> str:
     return f"    bind {address}:{ports.http}{only}\n    bind {address}:{ports.https}{only} {tls}\n"
 
 
-class HaproxyAway(Exception):
-    """No HAProxy listens at its admin socket: it carries no request. The message says why."""
+class DirectPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a direct server leads: an IP address with the port of a node's HAProxy, and the name
+    that it is asked for."""
 
-
-class HaproxyRefused(Exception):
-    """HAProxy did not do what it was told; the message is its answer."""
+    address: str
+    port: int
+    name: str
 
 
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one server, and its counts since HAProxy's start. `in_flight`: requests that it
-    has now; `idle`: connections that are kept for later ones."""
+    has now; `idle`: connections that are kept for later ones; `retries`: those tried again."""
 
     slot: str
     server: str
@@ -308,6 +349,7 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     idle: int
     requests: int
     errors: int
+    retries: int = 0
 
     @property
     def is_unused(self) -> bool:
@@ -323,6 +365,19 @@ class Haproxy:
     async def open_server(self, slot: str, server: str) -> None:
         """Send it requests."""
         await self._do(f"set server {slot}/{server} state ready")
+
+    async def lead_server(self, slot: str, server: str, to: DirectPlace) -> None:
+        """Let a direct server that nothing uses lead there."""
+        names, key = self._paths.names, f"{slot}-{server}"
+        await self._do(f"del map {names} {key}", "not found")
+        await self._do(f"add map {names} {key} {to.name}")
+        await self._do(
+            f"set server {slot}/{server} addr {to.address} port {to.port}", "changed", "no need"
+        )
+
+    async def trust_nodes(self, certificates: str) -> None:
+        """Let direct servers lead to the nodes with these certificates (PEM) alone."""
+        await haproxy_admin.trust(self._paths.admin, self._paths.nodes, certificates)
 
     async def limit_server(self, slot: str, server: str, requests: int) -> None:
         """Send it no more requests than these at once; others wait."""
@@ -408,7 +463,7 @@ class Haproxy:
         answer = await self._ask("show stat -1 4 -1")
         head, *lines = answer.strip().splitlines() or [""]
         names = head.removeprefix("# ").split(",")
-        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", *_ERRORS)
+        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", "wretr", *_ERRORS)
         if not set(wanted) <= set(names):
             raise HaproxyRefused(f"show stat: {head[:200]}")
         columns = [names.index(name) for name in wanted]
@@ -418,7 +473,7 @@ class Haproxy:
             slot, server, status, *numbers = (cells[column] for column in columns)
             if slot not in SLOTS or server == "agent":
                 continue
-            in_flight, idle, requests, *errors = (int(number or 0) for number in numbers)
+            in_flight, idle, requests, retries, *errors = (int(number or 0) for number in numbers)
             counts.append(
                 ServerCounts(
                     slot=slot,
@@ -428,24 +483,13 @@ class Haproxy:
                     idle=idle,
                     requests=requests,
                     errors=sum(errors),
+                    retries=retries,
                 )
             )
         return counts
 
     async def _do(self, command: str, *accepted: str) -> None:
-        answer = (await self._ask(command)).strip()
-        if answer and not any(word in answer for word in accepted):
-            raise HaproxyRefused(f"{command}: {answer}")
+        await haproxy_admin.do(self._paths.admin, command, *accepted)
 
     async def _ask(self, command: str) -> str:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(self._paths.admin)
-                try:
-                    writer.write(f"{command}\n".encode())
-                    # HAProxy closes the connection after the answer to one command.
-                    return (await reader.read(-1)).decode()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError) as error:
-            raise HaproxyAway(f"{self._paths.admin}: {error or 'no answer'}") from error
+        return await haproxy_admin.ask(self._paths.admin, command)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 import asyncssh
+import msgspec
 
 from common.links.errors import LinkError, why_unreachable
 from common.links.ssh import Advice, SshLogin
@@ -13,7 +15,7 @@ from common.links.ssh_http import open_stream
 from common.proxy.view import Replica
 from common.streams import PortStream, StreamReader, StreamWriter
 from fairlead.wire.errors import AgentError
-from fairlead.wire.gateway import GatewayNode
+from fairlead.wire.gateway import DirectAnswer, DirectQuestion, GatewayNode
 
 LINGER_SECONDS = 300.0
 """A connection to a node without replicas is kept for this time, which is longer than a drain."""
@@ -24,6 +26,7 @@ _ADVICE = Advice(
     "install --upgrade` does that"
 )
 _MAX_LINE = 1000
+_MAX_ANSWER = 16 << 10
 
 
 class NodeLinks:
@@ -79,6 +82,26 @@ class NodeLinks:
         writer.close()
         return True
 
+    async def ask_direct(self, replica: Replica, question: DirectQuestion) -> DirectAnswer | None:
+        """Ask the node for the direct way to the replica; None: its shim has none. Raises
+        LinkError."""
+        try:
+            reader, writer = await self._stream(self.node(replica), direct_socket(replica.socket))
+        except OSError:
+            return None
+        with contextlib.closing(writer):
+            writer.write(msgspec.json.encode(question) + b"\n")
+            answer = b""
+            while not answer.endswith(b"\n") and len(answer) < _MAX_ANSWER:
+                piece = await reader.read(_MAX_ANSWER)
+                if not piece:
+                    break
+                answer += piece
+        try:
+            return msgspec.json.decode(answer, type=DirectAnswer)
+        except msgspec.DecodeError as error:
+            raise LinkError("its node's answer about the direct way is none") from error
+
     async def close(self) -> None:
         connections = [*self._connections.values(), *self._lingering]
         self._connections.clear()
@@ -115,6 +138,11 @@ class NodeLinks:
 def raw_socket(socket: str) -> str:
     """Return the path of a socket without the first line (`shim.settings.GatewayAccess`)."""
     return socket.removesuffix(".sock") + ".raw"
+
+
+def direct_socket(socket: str) -> str:
+    """Return the path at which the node answers about the direct way."""
+    return socket.removesuffix(".sock") + ".direct"
 
 
 async def _close(connecting: asyncio.Task[asyncssh.SSHClientConnection]) -> None:

@@ -171,7 +171,8 @@ StartLimitIntervalSec=0
 Type=notify
 ExecStartPre=/usr/bin/mkdir -p -m 700 {DATA}/certificates
 ExecStartPre=/usr/bin/touch {HAPROXY_FOLDER}/slots.map {HAPROXY_FOLDER}/guarded.map \\
-    {HAPROXY_FOLDER}/limits.map {DATA}/certificates/shown.list
+    {HAPROXY_FOLDER}/names.map {HAPROXY_FOLDER}/limits.map {DATA}/certificates/shown.list
+ExecStartPre={{program}} gateway run --data {DATA} --prepare
 ExecStart=/usr/sbin/haproxy -Ws -f {_HAPROXY_FILE}
 SuccessExitStatus=143
 Restart=always
@@ -252,7 +253,7 @@ def steps(program: str, controllers: Sequence[str], haproxy: str) -> list[Step]:
         File(_FIRST_CONFIGURATION, _FIRST),
         File(f"{_UNITS}/{_CADDY}", _CADDY_UNIT),
         File(_HAPROXY_FILE, haproxy),
-        File(f"{_UNITS}/{_HAPROXY}", _HAPROXY_UNIT),
+        File(f"{_UNITS}/{_HAPROXY}", _HAPROXY_UNIT.format(program=program)),
         File(f"{_UNITS}/{_TRAFFIC}", _TRAFFIC_UNIT),
         File(f"{_UNITS}/{_AGENT}", agent),
         Command("sshd", "reloaded", frozenset({_SNIPPET}), _reload_sshd),

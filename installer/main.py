@@ -87,6 +87,13 @@ def _add_options_of_controllers(add: Callable[..., object]) -> None:
         help="a controller's public key, as `fairlead node key` prints it; may be repeated",
     )
     add(
+        "--gateway-port",
+        type=int,
+        metavar="PORT",
+        help="gateways come in there by TLS, past SSH, which is faster; needs HAProxy; 0: nowhere "
+        "(the default)",
+    )
+    add(
         "--takeover",
         action="store_true",
         help="let the controller of --tunnel-key in also where another one has this node",
@@ -135,6 +142,7 @@ def _act(arguments: argparse.Namespace, system: System, tell: Tell) -> None:
         tunnel_keys=arguments.tunnel_key,
         volume_prefixes=arguments.volume_prefix,
         job_metadata=arguments.job_metadata,
+        gateway_port=arguments.gateway_port,
         registry_mirror=arguments.registry_mirror,
         standing_keys=keys.standing_keys(system, plan.KEYS),
         takeover=arguments.takeover,

@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from installer import keys
+from installer import direct, keys
 from installer.system import InstallError
 
 _KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [^\r\n\"]*)?")
+_MAX_PORT, _SSH = 65535, 22
 _UNSAFE = re.compile(r"[\s\"'\\$]")
 
 
@@ -51,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     registry_mirror: str | None = None
     tunnel_keys: tuple[str, ...] | None = None
     job_metadata: JobMetadata = JobMetadata.CLOSED
+    gateway_port: int | None = None
+    """Where gateways come in by TLS; None: nowhere."""
 
     @property
     def opens_metadata(self) -> bool:
@@ -63,6 +66,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         words += ["--gateway-folder", "/run/fairlead-exposed"]
         words += ["--gateway-keys", "/var/lib/fairlead-gateway/authorized_keys"]
         words += ["--gateway-group", "fairlead-gateway"]
+        words += direct.options(self.gateway_port)
         if not self.docker.is_docker:
             words += ["--engine", "process" if self.docker is Docker.NONE else "podman"]
         for prefix in self.volume_prefixes:
@@ -88,6 +92,7 @@ def merge(
     tunnel_keys: Sequence[str],
     volume_prefixes: Sequence[str],
     job_metadata: str | None = None,
+    gateway_port: int | None = None,
     registry_mirror: str | None,
     standing_keys: Sequence[str] | None = None,
     takeover: bool = False,
@@ -116,6 +121,7 @@ def merge(
         docker=_engine(before, docker, has_docker),
         volume_prefixes=tuple(volume_prefixes) or (before.volume_prefixes if before else ()),
         job_metadata=_metadata(before, job_metadata),
+        gateway_port=_port(before, gateway_port),
         registry_mirror=registry_mirror or (before.registry_mirror if before else None),
         tunnel_keys=_keys(before, standing_keys, tunnel_keys, takeover, revoke_others),
     )
@@ -158,3 +164,14 @@ def _metadata(before: Options | None, asked: str | None) -> JobMetadata:
     if asked is not None:
         return JobMetadata(asked)
     return before.job_metadata if before else JobMetadata.CLOSED
+
+
+def _port(before: Options | None, asked: int | None) -> int | None:
+    """0 takes the port away."""
+    if asked is None:
+        return before.gateway_port if before else None
+    if not 0 <= asked <= _MAX_PORT or asked == _SSH:
+        raise InstallError(
+            f"--gateway-port {asked}: expected a free TCP port such as 8443, or 0 for none"
+        )
+    return asked or None

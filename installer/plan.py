@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from installer import docker
+from installer import direct, docker
 from installer.keys import Keys
 from installer.options import Docker, Options
 from installer.steps import (
@@ -51,6 +51,7 @@ _OPENS = """\
 # --job-metadata open: jobs reach the metadata service of a cloud.
 flush chain inet fairlead metadata
 """
+_ALL_RULES = (*_RULES.values(), _OPENED, direct.RULES)
 _JOIN = "fairlead-join.service"
 GATEWAY_UNIT = "fairlead-gateway.service"
 _OF_USER_DATA = (
@@ -97,6 +98,8 @@ def problems(system: System, options: Options) -> list[str]:
         found.append(f"programs are missing; install the packages: {' '.join(missing)}")
     if options.docker is Docker.PODMAN and not system.has_program("podman"):
         found.append("--engine podman: no Podman is here; install the packages podman and netavark")
+    if options.gateway_port is not None and not system.has_program("haproxy"):
+        found.append("--gateway-port: no HAProxy is here; install the package haproxy")
     if options.docker is Docker.USE and not system.has_program("dockerd"):
         found.append("--docker use: no Docker engine is here; --docker install brings it")
     return found
@@ -117,17 +120,21 @@ def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]
         *_engine(options),
         Tree(bundle, f"{HOME}/{version}", linked=linked),
         *_files(bundle, options),
+        *direct.files(options.gateway_port),
         Current(_CURRENT, version),
         OldVersions(version),
         Link("/usr/local/bin/fairlead-shim", f"{_CURRENT}/bin/fairlead-shim"),
         Command("sshd", "reloaded", frozenset({_SNIPPET}), reload_sshd),
         Command("kernel settings", "loaded", frozenset({_SYSCTL}), _load_kernel_settings),
-        Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", *_RULES.values(), _OPENED})),
+        Unit(
+            _FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", *_RULES.values(), _OPENED, direct.RULES})
+        ),
         Unit(
             _SHIM,
             frozenset({f"{_UNITS}/{_SHIM}", _LIMITS, _ENVIRONMENT, _CURRENT}),
             lambda system: other_program(system, version),
         ),
+        *direct.units(options.gateway_port, _ENVIRONMENT),
     ]
 
 
@@ -176,6 +183,7 @@ def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
         NoFile(KEYS),
         Folder("/run/fairlead"),
         Folder("/run/fairlead-exposed"),
+        Folder(direct.FOLDER),
         Folder(HOME, is_kept=False),
         Command("sshd", "reloaded", frozenset(), reload_sshd_unit),
         Command("systemd", "reloaded", frozenset(), _reload_systemd),

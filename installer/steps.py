@@ -330,6 +330,30 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class NoUnit:
+    """A service of an earlier install that these options do not have. Its file goes after it."""
+
+    unit: str
+
+    @property
+    def name(self) -> str:
+        return self.unit
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        return self.leftover(system)
+
+    def apply(self, system: System) -> None:
+        self.undo(system)
+
+    def leftover(self, system: System) -> str | None:
+        return Unit(self.unit, frozenset()).leftover(system)
+
+    def undo(self, system: System) -> None:
+        if self.leftover(system) is not None:
+            Unit(self.unit, frozenset()).undo(system)
+
+
+@dataclass(frozen=True)
 class Command:
     """A service takes up files that were changed."""
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from fairlead.wire.shim import (
     NodeAllows,
     NodeInfo,
     NodeMetrics,
+    TaskInfo,
     TaskStatus,
 )
 from shim.access.controller_keys import fingerprints
@@ -69,9 +70,13 @@ from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
 from shim.volumes.mounter import KernelMounter
 
+if TYPE_CHECKING:
+    from shim.access.direct_way import DirectWays
+
 P = ParamSpec("P")
 T = TypeVar("T")
 API_VERSIONS = ("v1",)
+_LOOPBACK = "127.0.0.1"
 _NODE_KEY = "node"
 _LIFE_BITS = 24
 
@@ -145,6 +150,26 @@ async def _watch(
     return watch
 
 
+def _direct_ways(
+    settings: Settings, supervisor: Supervisor, executor: Executor
+) -> DirectWays | None:
+    if settings.direct is None:
+        return None
+    # Only nodes with the direct way load what makes certificates.
+    from shim.access.direct_way import DirectWays
+
+    engine = supervisor.engine
+
+    def address_of(info: TaskInfo) -> str | None:
+        if not engine.isolation:
+            return _LOOPBACK
+        return info.address if engine.routes_to(info.run_id) else None
+
+    return DirectWays(
+        settings.direct, settings.data / "direct.pem", supervisor.find, address_of, executor
+    )
+
+
 def disk_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="shim-disk")
 
@@ -168,11 +193,13 @@ class Daemon:
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
         self._known_controllers: tuple[str, ...] | None = None
+        self._direct = _direct_ways(settings, supervisor, executor)
         self.exposed = ExposedPorts(
             settings.gateways,
             DiskRecords(settings.data / "records" / "exposed", ExposureRecord, executor),
             supervisor.find,
             executor,
+            direct=self._direct,
         )
         self.images_ahead = ImagesAhead(
             supervisor.images, supervisor.engine, self.events.node_changed
@@ -372,7 +399,8 @@ class Daemon:
             data=settings.data, socket=settings.socket, runtime=settings.runtime, engine=engine
         )
         async with self._examining:
-            return await asyncio.to_thread(doctor.examine, node)
+            found = await asyncio.to_thread(doctor.examine, node)
+            return found if self._direct is None else [*found, await self._direct.examine()]
 
     async def drain(self, request: DrainRequest) -> None:
         """Start or end a drain. Raises Refused (507)."""

@@ -6,6 +6,7 @@ import argparse
 import grp
 import logging
 import os
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,15 @@ from shim.errors import StartError
 from shim.files import safe_files
 from shim.node import machine
 from shim.node.ledger import Capacity
-from shim.settings import RUNTIME, GatewayAccess, NetworkKind, Settings, SubnetRange, check_runtime
+from shim.settings import (
+    RUNTIME,
+    DirectAccess,
+    GatewayAccess,
+    NetworkKind,
+    Settings,
+    SubnetRange,
+    check_runtime,
+)
 from shim.tasks.steps.folders import make_shared
 
 log = logging.getLogger("shim")
@@ -24,6 +33,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _MIN_LEASH_SECONDS = 60.0
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 _DEFAULT_GROUP = "fairlead"
+_MAX_PORT = 65535
+_IPV6 = Path("/proc/net/if_inet6")
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -200,6 +211,19 @@ def _add_access(add: Callable[..., object]) -> None:
         help="authorized_keys of the user as whom gateways log in",
     )
     add("--gateway-group", metavar="GROUP", help="the group of that user")
+    add(
+        "--gateway-port",
+        type=int,
+        metavar="PORT",
+        help="where HAProxy lets gateways in by TLS, without SSH (default: nowhere)",
+    )
+    add(
+        "--direct-folder",
+        type=Path,
+        metavar="DIR",
+        help="with --gateway-port: where the shim writes the files of that HAProxy",
+    )
+    add("--direct-user", metavar="USER", help="who that HAProxy becomes once it has read them")
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -212,6 +236,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
         controller_keys=arguments.controller_keys and arguments.controller_keys.absolute(),
         gateways=_gateways(arguments),
+        direct=_direct(arguments),
         image_gc=watermarks(arguments.image_gc),
         leash=leash(arguments.leash),
         host_key=host_key(os.environ),
@@ -327,6 +352,29 @@ def _gateways(arguments: argparse.Namespace) -> GatewayAccess | None:
         folder=arguments.gateway_folder.absolute(),
         keys=keys and keys.absolute(),
         gid=None if group is None else _gid_of_gateways(group),
+    )
+
+
+def _direct(arguments: argparse.Namespace) -> DirectAccess | None:
+    port, folder = arguments.gateway_port, arguments.direct_folder
+    if port is None:
+        return None
+    if not 1 <= port <= _MAX_PORT:
+        raise StartError(f"--gateway-port {port}: expected a number from 1 to {_MAX_PORT}")
+    if folder is None or arguments.gateway_folder is None:
+        raise StartError("--gateway-port needs --direct-folder and --gateway-folder")
+    user = arguments.direct_user
+    try:
+        if user is not None:
+            pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"--direct-user {user}: there is no such user") from None
+    return DirectAccess(
+        folder=folder.absolute(),
+        port=port,
+        user=user,
+        # HAProxy does not start with an address of a family that the kernel does not have.
+        addresses=("*", "[::]") if _IPV6.exists() else ("*",),
     )
 
 

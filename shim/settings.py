@@ -43,6 +43,44 @@ class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
         """A connection is the port's own from its first byte; without a listener it is closed."""
         return self.folder / f"{task_id}-{port}.raw"
 
+    def direct_socket(self, task_id: str, port: int) -> Path:
+        """An agent asks there for the direct way to the port (`shim.access.direct_way`)."""
+        return self.folder / f"{task_id}-{port}.direct"
+
+
+class DirectAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the node's HAProxy lets gateways in by TLS. `folder`: what it reads, and its admin
+    socket; `port`: where it listens, at `addresses`; `user`: who it becomes once it has read its
+    files; None: it stays who it is."""
+
+    folder: Path
+    port: int
+    user: str | None = None
+    addresses: tuple[str, ...] = ("*", "[::]")
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "haproxy.cfg"
+
+    @property
+    def admin(self) -> Path:
+        return self.folder / "admin.sock"
+
+    @property
+    def gateways(self) -> Path:
+        """The certificates that are let in, one after the other."""
+        return self.folder / "gateways.pem"
+
+    @property
+    def own(self) -> Path:
+        """The node's certificate with its key."""
+        return self.folder / "node.pem"
+
+    @property
+    def ways(self) -> Path:
+        """The map of names to addresses with ports."""
+        return self.folder / "ways.map"
+
 
 MAX_NETWORKS = 4096
 """The networks of one range; each is a bridge and some firewall rules of the node."""
@@ -160,6 +198,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The authorized_keys file of the user as whom controllers log in."""
     gateways: GatewayAccess | None = None
     """How gateways reach the ports that are exposed; None: they do not."""
+    direct: DirectAccess | None = None
+    """How gateways reach exposed ports without SSH; None: they do not."""
 
     @property
     def run_folder(self) -> Path:

@@ -62,6 +62,7 @@ def install(
     volume_prefix: VolumePrefixes = None,
     registry_mirror: RegistryMirror = None,
     job_metadata: JobMetadata | None = None,
+    gateway_port: int | None = None,
     address: str | None = None,
     identity: Identity = None,
     jump: Jump = None,
@@ -95,6 +96,9 @@ def install(
         HOST[:PORT] at which the controller reaches it; default: the same.
     job_metadata
         Whether jobs reach the metadata service of a cloud, and with it the node's credentials.
+    gateway_port
+        Where gateways come in by TLS, past SSH, which is faster; 0: nowhere (the default). The host
+        needs HAProxy.
     yes
         Ask no questions. An unknown host key is still refused.
     upgrade
@@ -137,7 +141,9 @@ def install(
         fleet=fleet,
         attributes={name: value for name, value in attributes_of(attribute).items() if value},
         docker=_chosen(docker, engine),
-        options=install_options(tuple(volume_prefix or ()), registry_mirror, job_metadata),
+        options=install_options(
+            tuple(volume_prefix or ()), registry_mirror, job_metadata, gateway_port
+        ),
         upgrade=upgrade,
         takeover=takeover,
     )

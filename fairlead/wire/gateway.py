@@ -17,6 +17,27 @@ NODE_USER = "fairlead-gateway"
 """The SSH user of gateways on a node."""
 
 
+# -- between an agent and a node ------------------------------------------------------------
+
+
+class DirectQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent writes, as one line of JSON, to the `.direct` socket beside an exposed one: it
+    wants to reach the port without SSH. `certificate`: its own (PEM), which the node lets in."""
+
+    certificate: str
+
+
+class DirectAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node answers, as one line of JSON. `why`: there is no direct way; else `name`, at
+    TCP port `port` of the node, leads to the exposed port by TLS, and `certificate` (PEM) is the
+    node's."""
+
+    why: str | None = None
+    port: int = 0
+    name: str = ""
+    certificate: str = ""
+
+
 # -- what a snapshot holds ------------------------------------------------------------------
 
 

@@ -11,9 +11,10 @@ import uvloop
 from cyclopts import Parameter
 
 from fairlead.cli import output
+from fairlead.cli.commands.options import Flag
 from fairlead.cli.errors import EXIT_USAGE, CliError
 from fairlead.wire.gateway import AGENT_SOCKET
-from gateway import agent
+from gateway import agent, direct
 from gateway.haproxy import Ports
 from installer.gateway import CADDY_ADMIN, HAPROXY_FOLDER, TRAFFIC_SOCKET
 
@@ -31,6 +32,7 @@ def run(
     haproxy: Path = Path(HAPROXY_FOLDER),
     https_port: int = 443,
     challenge_port: int = 2080,
+    prepare: Annotated[bool, Flag] = False,
 ) -> int:
     """Run the agent of a gateway, beside HAProxy and Caddy; `fairlead gateway setup` makes its
     unit.
@@ -51,6 +53,8 @@ def run(
         Where HAProxy listens for HTTPS.
     challenge_port
         Where Caddy, on the loopback, answers the challenges of an authority.
+    prepare
+        Make the files that HAProxy needs when it starts, and end.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -65,6 +69,12 @@ def run(
         haproxy=haproxy,
         ports=Ports(https=https_port, challenges=challenge_port),
     )
+    if prepare:
+        try:
+            direct.prepare(options.paths)
+        except OSError as error:
+            raise CliError(f"{data}: {error.strerror}") from error
+        return 0
     try:
         uvloop.run(agent.serve(options, lambda: output.note(f"listening at {socket}")))
     except agent.AgentCannotStart as error:

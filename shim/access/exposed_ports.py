@@ -17,18 +17,17 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.files.durable import sync_folder, write_beside
 from common.relay import BUFFER_BYTES, RelayEnd
 from common.sockets import BACKLOG
 from fairlead.wire.errors import Refused
-from fairlead.wire.public_keys import public_key
 from fairlead.wire.runner import (
     MAX_EARLY,
     SOCKET_OFFERED,
@@ -38,13 +37,16 @@ from fairlead.wire.runner import (
     socket_offer,
 )
 from fairlead.wire.shim import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
+from shim.access.gateway_keys import render, replace
 from shim.errors import conflict, invalid
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
 from shim.state.records import DiskRecords
 
+if TYPE_CHECKING:
+    from shim.access.direct_way import DirectWays
+
 log = logging.getLogger(__name__)
-_MAX_KEYS = 64
 _MAX_HEAD = 8192
 _END_OF_HEAD = b"\r\n\r\n"
 _CONNECT_SECONDS = 15.0
@@ -65,11 +67,13 @@ class ExposedPorts:
         records: DiskRecords[ExposureRecord],
         find: Callable[[str], TaskInfo | None],
         executor: Executor,
+        direct: DirectWays | None = None,
     ) -> None:
         self._access = access
         self._records = records
         self._find = find
         self._executor = executor
+        self._direct = direct
         self._ports: dict[str, tuple[int, ...]] = {}
         self._servers: dict[Path, asyncio.Server] = {}
         self._changing = asyncio.Lock()
@@ -95,6 +99,8 @@ class ExposedPorts:
             await self._in_thread(_make_folder, self._access)
             for task_id, record in (await self._records.load()).records.items():
                 self._ports[task_id] = record.ports
+            if self._direct is not None:
+                await self._direct.open(self._exposed())
             await self._match()
         self._following = asyncio.create_task(self._follow(stream), name="exposed ports")
 
@@ -132,8 +138,13 @@ class ExposedPorts:
         """Let exactly these keys in. Raises Refused."""
         access = self._possible()
         text = render(wanted.keys)
-        if access.keys is not None:
-            await self._in_thread(_replace, access.keys, text)
+        if access.keys is None:
+            return
+        loop = asyncio.get_running_loop()
+        removes = await loop.run_in_executor(self._executor, replace, access.keys, text)
+        # All of them, since nobody knows which gateway brought which certificate.
+        if removes and self._direct is not None:
+            await self._direct.forget_gateways()
 
     def _possible(self) -> GatewayAccess:
         if self._access is None:
@@ -161,32 +172,52 @@ class ExposedPorts:
         """Listen for each exposed port of a live task, and close those of others."""
         assert self._access is not None, "something is exposed"
         async with self._changing:
-            for task_id in [one for one in self._ports if not self._lives(one)]:
+            over = [one for one in self._ports if not self._lives(one)]
+            for task_id in over:
                 for port in self._ports.pop(task_id):
-                    for path in _paths(self._access, task_id, port):
+                    for path in self._paths(self._access, task_id, port):
                         server = self._servers.pop(path, None)
                         if server is not None:
                             server.close()
                         path.unlink(missing_ok=True)
                 await self._records.delete(task_id)
                 self._takers.pop(task_id, None)
+            if over and self._direct is not None:
+                await self._direct.keep(self._exposed())
             for task_id, ports in self._ports.items():
                 for port in ports:
                     await self._listen(self._access, task_id, port)
 
     async def _listen(self, access: GatewayAccess, task_id: str, port: int) -> None:
-        for path in _paths(access, task_id, port):
+        for path in self._paths(access, task_id, port):
             if path in self._servers:
                 continue
             path.unlink(missing_ok=True)
-            connect = partial(self._connect, task_id, port)
-            caller = partial(_Caller, connect, tells=path == access.socket(task_id, port))
-            loop = asyncio.get_running_loop()
-            self._servers[path] = await loop.create_unix_server(caller, str(path), backlog=BACKLOG)
+            self._servers[path] = await self._make_server(access, path, task_id, port)
             # bind(2) leaves the mode to the umask, and to connect takes write permission (unix(7)).
             path.chmod(0o660)
             if access.gid is not None:
                 os.chown(path, -1, access.gid)
+
+    async def _make_server(
+        self, access: GatewayAccess, path: Path, task_id: str, port: int
+    ) -> asyncio.Server:
+        if self._direct is not None and path == access.direct_socket(task_id, port):
+            answer = partial(self._direct.serve, task_id, port)
+            return await asyncio.start_unix_server(answer, path, backlog=BACKLOG)
+        connect = partial(self._connect, task_id, port)
+        caller = partial(_Caller, connect, tells=path == access.socket(task_id, port))
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_server(caller, str(path), backlog=BACKLOG)
+
+    def _exposed(self) -> frozenset[tuple[str, int]]:
+        return frozenset(
+            (task_id, port) for task_id, ports in self._ports.items() for port in ports
+        )
+
+    def _paths(self, access: GatewayAccess, task_id: str, port: int) -> tuple[Path, ...]:
+        paths = access.socket(task_id, port), access.raw_socket(task_id, port)
+        return paths if self._direct is None else (*paths, access.direct_socket(task_id, port))
 
     async def _connect(self, task_id: str, port: int, *, may_offer: bool) -> _Port:
         """Open a connection to a port of the task, through its runner, which is offered the
@@ -253,10 +284,6 @@ async def _takes_one(far: _Port) -> bool:
         with contextlib.suppress(OSError):
             return ours.recv(1) == b"?"
     return False
-
-
-def _paths(access: GatewayAccess, task_id: str, port: int) -> tuple[Path, Path]:
-    return access.socket(task_id, port), access.raw_socket(task_id, port)
 
 
 class _Caller(RelayEnd):
@@ -461,31 +488,6 @@ def _sentence(error: OSError | TimeoutError) -> str:
     return " ".join(str(error).split()) or "its runner does not answer"
 
 
-def render(keys: Iterable[str]) -> str:
-    """Return the authorized_keys of the gateways' user. Raises Refused for what is no key."""
-    lines = list(keys)
-    if len(lines) > _MAX_KEYS:
-        raise invalid(f"at most {_MAX_KEYS} public keys", "keys")
-    found: set[str] = set()
-    for number, line in enumerate(lines):
-        key = public_key(line)
-        if key is None:
-            raise invalid("must be an OpenSSH public key on one line", f"keys[{number}]")
-        found.add(key)
-    return "".join(f"restrict,port-forwarding {key} gateway\n" for key in sorted(found))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the file. sshd reads it as the gateways' user, so all may read it; only its owner may
-    write."""
-    if path.is_file() and path.read_text() == text:
-        return
-    fresh = write_beside(path, text.encode(), 0o644)
-    fresh.chmod(0o644)  # whatever the umask took away
-    fresh.rename(path)
-    sync_folder(path.parent)
-
-
 def _make_folder(access: GatewayAccess) -> None:
     """Make the folder, which only the gateways' group may enter, and remove what a crash left."""
     access.folder.mkdir(parents=True, exist_ok=True)
@@ -493,5 +495,6 @@ def _make_folder(access: GatewayAccess) -> None:
         os.chown(access.folder, -1, access.gid)
     # mkdir(2) takes the umask away, and a folder of before keeps its mode.
     access.folder.chmod(0o750)
-    for path in access.folder.glob("*.sock"):
-        path.unlink()
+    for pattern in ("*.sock", "*.direct"):
+        for path in access.folder.glob(pattern):
+            path.unlink()

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from gateway.direct import prepare
 from gateway.haproxy import Paths, Ports, configuration
 from tests.support.daemons import Daemon
 from tests.support.ssh_daemon import free_port
@@ -25,8 +26,9 @@ def haproxy_daemon(paths: Paths, ports: Ports) -> Daemon:
     """Return a HAProxy at these ports of the loopback."""
     for folder in (paths.maps, paths.certificates):
         folder.mkdir(parents=True)
-    for file in (paths.slots, paths.guarded, paths.limits, paths.shown):
+    for file in (paths.slots, paths.guarded, paths.limits, paths.names, paths.shown):
         file.touch()
+    prepare(paths)
     config = paths.maps / "haproxy.cfg"
     config.write_text(configuration(paths, ports=ports, addresses=("127.0.0.1",)))
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"
@@ -157,6 +159,19 @@ class GatewayMachine:
 
     def wait_until_fast(self, name: str) -> None:
         wait_until(lambda: f"{name}.{self.domain}" in self.fast_hosts(), LONG, f"{name} to be fast")
+
+    @property
+    def identity(self) -> Path:
+        """The file of the gateway's certificate for nodes, with its key."""
+        return self._folder / "state/direct.pem"
+
+    def requests_at(self, kind: str) -> int:
+        """Return how many requests HAProxy has sent to servers whose names begin with this: `d` to
+        those that are reached directly, `r` to the others."""
+        head, *rows = self._ask_haproxy("show stat -1 4 -1").strip().splitlines()
+        place = head.split(",").index("stot")
+        servers = [row.split(",") for row in rows if row.split(",")[1].startswith(kind)]
+        return sum(int(cells[place]) for cells in servers)
 
     def has_door(self, proof: str) -> bool:
         """Return whether the token with this SHA-256 passes the agent, at some service."""

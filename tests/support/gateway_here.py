@@ -27,7 +27,7 @@ from fairlead.wire.gateway import (
     Snapshot,
 )
 from gateway.agent import Agent, Options, control_app, traffic_app
-from gateway.fast_path import LogSocket
+from gateway.fast_sockets import LogSocket
 from gateway.haproxy import Ports
 from gateway.links import OK, raw_socket
 from gateway.state import AgentState

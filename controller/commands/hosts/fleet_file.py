@@ -39,6 +39,7 @@ _HOST = {
     "volume_prefixes": "a list of absolute paths",
     "registry_mirror": "a URL",
     "job_metadata": "open or closed",
+    "gateway_port": "a number from 0 to 65535",
 }
 ALLOWED = {
     "type": "fleet",
@@ -82,6 +83,7 @@ class _Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     volume_prefixes: tuple[str, ...] | None = None
     registry_mirror: str | None = None
     job_metadata: JobMetadata | None = None
+    gateway_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
 
 
 class HostFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,6 +234,8 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path, location: str) ->
         identity=None if identity is None else folder / Path(identity).expanduser(),
         jump=given.jump or fleet.jump,
     )
+    # 0 is a wish, too: it takes the port away.
+    gateway_port = fleet.gateway_port if given.gateway_port is None else given.gateway_port
     return FleetHost(
         target=target,
         name=given.name or given.host.lower(),
@@ -241,7 +245,9 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path, location: str) ->
         docker=given.docker or fleet.docker,
         blocks=None if blocks is None else str(blocks),
         attributes=given.attributes,
-        options=install_options(prefixes or (), mirror, given.job_metadata or fleet.job_metadata),
+        options=install_options(
+            prefixes or (), mirror, given.job_metadata or fleet.job_metadata, gateway_port
+        ),
     )
 
 
@@ -273,9 +279,13 @@ def check_mirror(mirror: str | None, field: str) -> None:
 
 
 def install_options(
-    prefixes: tuple[str, ...], mirror: str | None, metadata: JobMetadata | None = None
+    prefixes: tuple[str, ...],
+    mirror: str | None,
+    metadata: JobMetadata | None = None,
+    gateway_port: int | None = None,
 ) -> tuple[str, ...]:
     """Return arguments for the bundle's `install`. What is None stays there as it is."""
     words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
     words += () if metadata is None else ("--job-metadata", metadata)
+    words += () if gateway_port is None else ("--gateway-port", str(gateway_port))
     return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))

@@ -16,7 +16,8 @@ from tests.support.waiting import wait_until
 
 __all__ = ["gateway", "lab", "whole_gateway", "whole_lab"]
 DOMAIN = "apps.test"
-AddNode = Callable[[str], None]
+AddNode = Callable[..., None]
+"""Takes a node's name, and more options of its shim."""
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +46,9 @@ def add_node(lab: RunLab, shim_process: ShimFactory) -> Iterator[AddNode]:
     """Adds a node that exposes ports to gateways. It is removed when the test ends."""
     added: list[str] = []
 
-    def add(name: str) -> None:
+    def add(name: str, *options: str | Path) -> None:
         lends = lab.sshd.lending(lab.folder / f"exposed-{name}")
-        shim = shim_process("docker", "--cpus", "2", "--memory", "4GiB", *lends)
+        shim = shim_process("docker", "--cpus", "2", "--memory", "4GiB", *lends, *options)
         replace(lab, shim=shim).add_node(name, "--host-key", lab.sshd.host_key).succeeded()
         lab.wait_for_node(lambda node: node["status"] == "connected", name)
         added.append(name)

@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from common.haproxy_admin import HaproxyAway, HaproxyRefused
 from fairlead.wire.gateway import Certificate
 from gateway import certificates
 from gateway.certificates import BadFile, HostCertificates, Pair, check_files
-from gateway.haproxy import HaproxyAway, HaproxyRefused
 from tests.support.certificates import Authority
 from tests.support.waiting import eventually
 

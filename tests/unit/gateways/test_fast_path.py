@@ -25,9 +25,11 @@ from fairlead.wire.gateway import (
     Snapshot,
 )
 from gateway import fast_path
-from gateway.fast_path import FastPath, LogSocket
+from gateway.fast_path import FastPath
 from gateway.fast_plan import FastService, fast_services
+from gateway.fast_sockets import LogSocket
 from gateway.haproxy import (
+    DIRECT,
     NEW_REQUESTS,
     SERVERS,
     SLOTS,
@@ -60,11 +62,15 @@ class PlayedHaproxy:
 
     def begin(self) -> None:
         self._lives += 1
-        self.states = {(slot, one): "MAINT" for slot in SLOTS for one in SERVERS}
+        self.states = {(slot, one): "MAINT" for slot in SLOTS for one in (*SERVERS, *DIRECT)}
         self.states |= dict.fromkeys(OTHERS, "UP")
         self.most: dict[tuple[str, str], int] = {}
         """The most requests that a server gets at once."""
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self.retries: dict[tuple[str, str], int] = {}
+        self.led: dict[tuple[str, str], tuple[str, str]] = {}
+        """Where direct servers lead."""
+        self.names: dict[str, str] = {}
         self.ways: dict[str, str] = {}
         self.guarded: dict[str, str] = {}
         self.doors: set[str] = set()
@@ -88,10 +94,10 @@ class PlayedHaproxy:
         match words:
             case ["show", "stat", *_]:
                 rows = [
-                    ",".join((*key, state, *map(str, self.counts.get(key, (0, 0, 0))), "0", "0"))
+                    ",".join((*key, state, *map(str, (*self._counts(key), 0, 0))))
                     for key, state in self.states.items()
                 ]
-                head = "# pxname,svname,status,scur,stot,hrsp_5xx,econ,eresp,srv_icur"
+                head = "# pxname,svname,status,scur,stot,hrsp_5xx,wretr,econ,eresp,srv_icur"
                 return "\n".join((head, *(f"{row},0" for row in rows)))
             case ["show", "info"]:
                 return f"Name: HAProxy\nPid: {self._lives}\n"
@@ -101,6 +107,12 @@ class PlayedHaproxy:
             case ["set", "maxconn", "server", where, number]:
                 slot, _, name = where.partition("/")
                 self.most[(slot, name)] = int(number)
+            case ["set", "server", where, "addr", address, "port", port]:
+                slot, _, name = where.partition("/")
+                self.led[(slot, name)] = (address, port)
+                return "IP changed from '127.0.0.1'"
+            case ["del", "map", where, key] if where == str(self._places.names):
+                return "" if self.names.pop(key, None) else "Key not found."
             case ["clear", "map", where]:
                 self._map(where).clear()
             case ["set", "table", "doors", "key", key, "data.gpc0", "1"]:
@@ -115,9 +127,13 @@ class PlayedHaproxy:
                 self._map(where)[key] = value
         return ""
 
+    def _counts(self, key: tuple[str, str]) -> tuple[int, ...]:
+        return (*self.counts.get(key, (0, 0, 0)), self.retries.get(key, 0))
+
     def _map(self, path: str) -> dict[str, str]:
         paths = self._places
         maps = {paths.slots: self.ways, paths.guarded: self.guarded, paths.limits: self.limits}
+        maps[paths.names] = self.names
         return maps[Path(path)]
 
 
@@ -520,7 +536,7 @@ def test_haproxy_keeps_back_what_the_agent_must_see(tmp_path: Path) -> None:
     ):
         assert condition in text
     assert text.count("backup") == len(SLOTS)
-    assert text.count(" disabled\n") == len(SLOTS) * len(SERVERS)
+    assert text.count(" disabled\n") == len(SLOTS) * len((*SERVERS, *DIRECT))
 
 
 def test_haproxy_listens_at_each_address_and_passes_challenges_to_caddy(tmp_path: Path) -> None:

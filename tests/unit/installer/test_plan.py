@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from installer.options import Docker, Options
-from installer.plan import steps
-from installer.steps import File
+import pytest
+
+from installer.options import Docker, Options, merge
+from installer.plan import problems, steps
+from installer.steps import File, NoFile, NoUnit, Step, Unit
+from installer.system import InstallError
+from tests.unit.installer.test_steps import FolderSystem
 
 ROOT = Path(__file__).parents[3]
 
 
-def written(tmp_path: Path) -> dict[str, str]:
-    """The files of a node, from a bundle with the system's files alone."""
+def planned(tmp_path: Path, options: Options) -> list[Step]:
+    """What a node is made of, from a bundle with the system's files alone."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "manifest.json").write_text(
         '{"version": "1", "architecture": "amd64", "machine": "x86_64", "runtime": "r"}'
     )
@@ -24,7 +29,11 @@ def written(tmp_path: Path) -> dict[str, str]:
         "packer/systemd/fairlead-firewall.service",
     ):
         (system / Path(source).name).write_text((ROOT / source).read_text())
-    made = steps(tmp_path, Options(docker=Docker.USE))
+    return steps(tmp_path, options)
+
+
+def written(tmp_path: Path, options: Options | None = None) -> dict[str, str]:
+    made = planned(tmp_path, options or Options(docker=Docker.USE))
     return {step.name: step.content for step in made if isinstance(step, File)}
 
 
@@ -33,3 +42,59 @@ def test_a_login_at_a_node_carries_more_requests_than_sshds_own_limit(tmp_path: 
     lines = written(tmp_path)["/etc/security/limits.d/60-fairlead.conf"].splitlines()
     limits = [line.split() for line in lines if not line.startswith("#")]
     assert limits == [[user, "-", "nofile", "65536"] for user in ("fairlead", "fairlead-gateway")]
+
+
+def test_a_node_listens_for_gateways_only_where_its_operator_says_so(tmp_path: Path) -> None:
+    unit = "/etc/systemd/system/fairlead-direct.service"
+    rules = "/etc/fairlead/firewall.d/direct.nft"
+    usual = planned(tmp_path / "usual", Options(docker=Docker.USE))
+    assert [step.name for step in usual if isinstance(step, NoUnit)] == ["fairlead-direct.service"]
+    taken_away = {step.name for step in usual if isinstance(step, NoFile)}
+    assert {unit, rules} <= taken_away
+    options = Options(docker=Docker.USE, gateway_port=8443)
+    made = written(tmp_path / "direct", options)
+    assert "--gateway-port 8443 --direct-folder" in made["/etc/fairlead/node.env"]
+    assert "tcp dport 8443 reject" in made[rules]
+    assert "CapabilityBoundingSet=CAP_NET_BIND_SERVICE CAP_SETGID CAP_SETUID" in made[unit]
+    (service,) = (
+        step
+        for step in planned(tmp_path / "again", options)
+        if isinstance(step, Unit) and step.unit == "fairlead-direct.service"
+    )
+    assert service.restarts_for == {unit, "/etc/fairlead/node.env"}
+
+
+def test_a_unit_that_is_not_there_is_not_taken_away(tmp_path: Path) -> None:
+    system = FolderSystem(tmp_path)
+    assert NoUnit("x.service").difference(system, frozenset()) is None
+    file = tmp_path / "etc/systemd/system/x.service"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert NoUnit("x.service").difference(system, frozenset()) == "stopped and disabled"
+
+
+def test_a_gateway_port_stays_until_it_is_named_again() -> None:
+    def merged(before: Options | None, port: int | None) -> Options:
+        return merge(
+            before,
+            docker="use",
+            has_docker=True,
+            tunnel_keys=(),
+            volume_prefixes=(),
+            registry_mirror=None,
+            gateway_port=port,
+        )
+
+    first = merged(None, 8443)
+    assert (first.gateway_port, merged(first, None).gateway_port) == (8443, 8443)
+    assert (merged(first, 0).gateway_port, merged(None, None).gateway_port) == (None, None)
+    for port in (-1, 22, 65536):
+        with pytest.raises(InstallError, match="--gateway-port"):
+            merged(None, port)
+
+
+def test_the_direct_way_needs_haproxy(tmp_path: Path) -> None:
+    system = FolderSystem(tmp_path)
+    system.missing.add("haproxy")
+    found = problems(system, Options(docker=Docker.USE, gateway_port=8443))
+    assert "--gateway-port: no HAProxy is here; install the package haproxy" in found

@@ -15,7 +15,8 @@ import pytest
 
 from fairlead.wire.errors import Refused
 from fairlead.wire.shim import GatewayKeys, TaskInfo, TaskStatus, TaskTimes
-from shim.access.exposed_ports import ExposedPorts, ExposureRecord, render
+from shim.access.exposed_ports import ExposedPorts, ExposureRecord
+from shim.access.gateway_keys import render
 from shim.daemon import disk_threads
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog

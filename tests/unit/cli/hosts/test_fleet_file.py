@@ -96,6 +96,7 @@ def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> Non
         ),
         ("type: fleet\nname: f\nhosts: [a]\nregistry_mirror: ftp://x\n", "registry_mirror"),
         ("type: fleet\nname: f\nhosts: [a]\njob_metadata: yes\n", "job_metadata"),
+        ("type: fleet\nname: f\nhosts: [a]\ngateway_port: 65536\n", "gateway_port"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
@@ -117,6 +118,13 @@ def test_the_metadata_service_is_opened_for_a_fleet_or_a_host(tmp_path: Path) ->
     first, second = read(tmp_path, text).hosts
     assert first.options == ("--job-metadata", "open")
     assert second.options == ("--job-metadata", "closed")
+
+
+def test_a_port_for_gateways_is_opened_for_a_fleet_and_taken_from_a_host(tmp_path: Path) -> None:
+    text = "type: fleet\nname: f\ngateway_port: 8443\nhosts: [a, {host: b, gateway_port: 0}]\n"
+    first, second = read(tmp_path, text).hosts
+    assert first.options == ("--gateway-port", "8443")
+    assert second.options == ("--gateway-port", "0")
 
 
 @pytest.mark.parametrize("data", ["type: task\n", "[fleet]\n", "fleet\n"])
