@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,7 +46,12 @@ RACES, WORLDS = 10_000, 20
 """Two worlds are played with the short tests."""
 IDLE_SECONDS = 10.0
 BURST = fleet(idle_duration=IDLE_SECONDS)
-USES = ([], [Band.BATCH], [Band.BATCH, Band.INTERACTIVE], [Band.BATCH, Band.BATCH])
+USES: tuple[list[Band], ...] = (
+    [],
+    [Band.BATCH],
+    [Band.BATCH, Band.INTERACTIVE],
+    [Band.BATCH, Band.BATCH],
+)
 
 
 class Task(msgspec.Struct):
@@ -245,7 +251,7 @@ class Race:
             del self.tasks[attempt_id]
         if not task.run_id:
             return
-        ids = {"run_id": task.run_id, "attempt_id": attempt_id}
+        ids: dict[str, Any] = {"run_id": task.run_id, "attempt_id": attempt_id}
         seen = TaskSeen(
             **ids,
             container_started=True,
