@@ -23,7 +23,7 @@ from fairlead.configuration.plan import Defaults
 from fairlead.configuration.text import source
 from fairlead.configuration.text.source import SourceError
 from fairlead.configuration.values.images import IMAGE_ALLOWED, ImageName, default_image_name
-from fairlead.configuration.values.machines import BudgetFields, PerHour, PerMonth
+from fairlead.configuration.values.machines import PerHour, PerMonth
 from fairlead.configuration.values.units import (
     DURATION_ALLOWED,
     Duration,
@@ -79,19 +79,20 @@ class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Percent | None = None
 
 
-class _UserBudgetFields(BudgetFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As a fleet's; its fields are not explained again."""
+class _UserBudgetFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # Of its own: an error says what is allowed only of fields that are not inherited.
+    per_hour: PerHour = None
+    per_month: PerMonth = None
 
 
 class _BudgetOfAllFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # Of its own: an error says what is allowed only of fields that are not inherited.
     per_hour: PerHour = None
     per_month: PerMonth = None
     each_user: Annotated[_UserBudgetFields, Field("a mapping of per_hour and per_month")] = (
         _UserBudgetFields()
     )
     users: Annotated[
-        dict[str, _UserBudgetFields],
+        dict[str, Any],
         Field("a mapping of users to mappings of per_hour and per_month"),
     ] = msgspec.field(default_factory=dict)
 
@@ -155,11 +156,20 @@ def _spending(written: _BudgetOfAllFields) -> Spending:
     return Spending(
         together=_budget(written, "budget"),
         each_user=_budget(written.each_user, "budget.each_user"),
-        users={name: _budget(one, f"budget.users.{name}") for name, one in written.users.items()},
+        users={name: _budget_of(name, one) for name, one in written.users.items()},
     )
 
 
-def _budget(written: BudgetFields | _BudgetOfAllFields, field: str) -> Budget:
+def _budget_of(user: str, written: object) -> Budget:
+    field = f"budget.users.{user}"
+    if not isinstance(written, dict):
+        message = f"is a mapping of fields to values, not {shown(written)}"
+        raise ConfigurationError(field, message, "a mapping of per_hour and per_month")
+    # Each by itself: what a field of an entry may hold is said by the entry's type.
+    return _budget(convert(written, _UserBudgetFields, within=field), field)
+
+
+def _budget(written: _UserBudgetFields | _BudgetOfAllFields, field: str) -> Budget:
     """Raises ConfigurationError."""
     hour, month = written.per_hour, written.per_month
     if hour is not None and month is not None and hour > month:

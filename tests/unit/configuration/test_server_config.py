@@ -150,6 +150,27 @@ def test_a_budget_of_nothing_is_refused_with_what_is_allowed(field: str) -> None
     assert str(refused.value.allowed).startswith("a price of more than 0")
 
 
+@pytest.mark.parametrize(
+    ("written", "field", "allowed"),
+    [
+        ({"each_user": {"per_hour": 0}}, "each_user.per_hour", "a price of more than 0"),
+        ({"users": {"ada": {"per_hour": 0}}}, "users.ada.per_hour", "a price of more than 0"),
+        ({"users": {"a.b": {"per_month": "x"}}}, "users.a.b.per_month", "a price of more than 0"),
+        ({"users": {"ada": {"per_hor": 1}}}, "users.ada.per_hor", "per_hour, per_month"),
+        ({"users": {"ada": 3}}, "users.ada", "a mapping of per_hour and per_month"),
+        ({"users": {"ada": None}}, "users.ada", "a mapping of per_hour and per_month"),
+        ({"users": 3}, "users", "a mapping of users to mappings"),
+    ],
+)
+def test_a_wrong_budget_of_a_user_is_refused_with_what_is_allowed(
+    written: dict[str, Any], field: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        server_config.parse({"budget": written})
+    assert refused.value.field == f"budget.{field}"
+    assert str(refused.value.allowed).startswith(allowed)
+
+
 def test_a_budget_that_contradicts_itself_is_refused_by_its_field() -> None:
     written = {"budget": {"users": {"ada": {"per_hour": 5, "per_month": 2}}}}
     with pytest.raises(ConfigurationError) as refused:
