@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httptools
 
@@ -130,8 +130,7 @@ class OpenAnswer(asyncio.Protocol):
     # -- what the transport calls --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # those of uvloop are no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._error is not None:
