@@ -1,8 +1,8 @@
 """An HTTP answer that stays open for as long as its daemon has something to tell.
 
-The controller has two of them for each node, for as long as the node is connected. aiohttp keeps
-8 KiB for one: its headers, its request, four queues. An `OpenAnswer` is 2 KiB. A loss of
-that shows in the row "the same by SSH" of `./dev bench scale`.
+The controller has two of them for each node, for as long as the node is connected, and one for each
+followed log. aiohttp keeps 8 KiB for one: its headers, its request, four queues. An `OpenAnswer`
+is 2 KiB. A loss of that shows in the row "the same by SSH" of `./dev bench scale`.
 """
 
 from __future__ import annotations
