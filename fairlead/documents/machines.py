@@ -49,7 +49,7 @@ class MachineView(View, frozen=True):
 
 
 class CostsView(View, frozen=True):
-    """What rented machines have cost, the dearest first."""
+    """What rented machines have cost, the dearest first; with `per` the oldest days first."""
 
     rows: tuple[CostRow, ...]
     total: float

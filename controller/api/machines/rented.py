@@ -60,7 +60,9 @@ async def list_machines(call: Call) -> MachinesAnswer:
 
 async def list_costs(call: Call) -> CostsView:
     query: CostsQuery = call.query
-    rows = await call.service.costs.costs(query.keys(), seconds=query.seconds, user=call.caller)
+    rows = await call.service.costs.costs(
+        query.keys(), seconds=query.seconds, user=call.caller, per=query.per
+    )
     return CostsView(rows=tuple(rows), total=sum(one.cost for one in rows))
 
 
@@ -126,7 +128,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/costs",
-        summary="What rented machines have cost, by user, fleet and run",
+        summary="What rented machines have cost, by user, fleet and run, also for each day",
         handler=list_costs,
         query=CostsQuery,
         answer=CostsView,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.clock import Clock
-from controller.lifecycle.machines.cost import Stay, shares
+from controller.clock import Clock, iso
+from controller.lifecycle.machines.cost import Share, Stay, shares, shares_by_day
 from controller.lifecycle.machines.model import Machine
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import MACHINES_SECONDS, Store
-from fairlead.model.costs import CostKey, CostRow
+from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
 _MAX_STAYS = 10_000
@@ -26,8 +26,16 @@ class CostService:
         self._store = store
         self._clock = clock
 
-    async def costs(self, by: tuple[CostKey, ...], *, seconds: float, user: User) -> list[CostRow]:
-        """Return what the machines have cost in the last `seconds`, the dearest first.
+    async def costs(
+        self,
+        by: tuple[CostKey, ...],
+        *,
+        seconds: float,
+        user: User,
+        per: CostPeriod | None = None,
+    ) -> list[CostRow]:
+        """Return what the machines have cost in the last `seconds`, the dearest first; with `per`
+        the oldest days first.
 
         Who is no admin sees what runs of his own have cost. Records of ended machines are kept
         for MACHINES_SECONDS. Raises StoreUnavailable.
@@ -37,7 +45,8 @@ class CostService:
         owners: dict[str | None, _Owner] = {None: _Owner()}
         found: dict[tuple[str | None, ...], CostRow] = {}
         for machine in self._rented.all(with_ended=True):
-            for share in shares(machine, await self._stays(machine, start), start, now):
+            stays = await self._stays(machine, start)
+            for day, share in _split(machine, stays, start, now, per):
                 if share.run_id not in owners:
                     owners[share.run_id] = await self._owner(share.run_id, machine)
                 owner = owners[share.run_id]
@@ -50,10 +59,11 @@ class CostService:
                     run_name=owner.run_name if CostKey.RUN in by else None,
                     hours=share.hours,
                     cost=share.cost,
+                    day=day,
                 )
-                key = (row.user, row.fleet, row.run)
+                key = (row.day, row.user, row.fleet, row.run)
                 found[key] = row if key not in found else _sum(found[key], row)
-        return sorted(found.values(), key=lambda one: -one.cost)
+        return sorted(found.values(), key=lambda one: (one.day or "", -one.cost))
 
     async def _stays(self, machine: Machine, start: float) -> list[Stay]:
         if machine.joined_at is None:
@@ -80,6 +90,15 @@ class _Owner(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     run_id: str | None = None
     run_name: str | None = None
+
+
+def _split(
+    machine: Machine, stays: list[Stay], start: float, end: float, per: CostPeriod | None
+) -> list[tuple[str | None, Share]]:
+    if per is None:
+        return [(None, share) for share in shares(machine, stays, start, end)]
+    days = shares_by_day(machine, stays, start, end)
+    return [(iso(day)[: len("2026-01-31")], share) for day, share in days]
 
 
 def _sum(one: CostRow, other: CostRow) -> CostRow:

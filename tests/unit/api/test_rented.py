@@ -81,3 +81,7 @@ async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any
         assert await answer.json() == {"rows": [], "total": 0.0}
     async with api.get("/v1/costs", params={"by": "user,team"}) as answer:
         assert await shape_of(answer) == (400, "invalid", "by")
+    async with api.get("/v1/costs", params={"per": "day"}) as answer:
+        assert await answer.json() == {"rows": [], "total": 0.0}
+    async with api.get("/v1/costs", params={"per": "week"}) as answer:
+        assert (await shape_of(answer))[2] == "per"
