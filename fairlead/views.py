@@ -12,7 +12,7 @@ from fairlead.documents.jobs import (
     OutputFileView,
     OutputsView,
 )
-from fairlead.documents.machines import CostsView
+from fairlead.documents.machines import BudgetView, CostsView
 from fairlead.documents.metrics import (
     GpuMetricPoint,
     GpuMetricsHistory,
@@ -86,6 +86,7 @@ __all__ = [
     "AttemptView",
     "Band",
     "BatchItem",
+    "BudgetView",
     "CallerView",
     "ChangeView",
     "ChildView",

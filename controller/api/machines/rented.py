@@ -63,7 +63,12 @@ async def list_costs(call: Call) -> CostsView:
     rows = await call.service.costs.costs(
         query.keys(), seconds=query.seconds, user=call.caller, per=query.per
     )
-    return CostsView(rows=tuple(rows), total=sum(one.cost for one in rows))
+    return CostsView(
+        rows=tuple(rows),
+        total=sum(one.cost for one in rows),
+        per_hour=await call.service.costs.per_hour(call.caller),
+        budgets=tuple(call.service.costs.budgets(call.caller)),
+    )
 
 
 async def forget_machine(call: Call) -> MachineView:

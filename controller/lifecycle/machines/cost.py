@@ -54,6 +54,20 @@ def shares_by_day(
     return [(day, _share(machine, run_id, part)) for (day, run_id), part in hours.items()]
 
 
+def shares_of_hour(
+    machine: Machine, stays: Iterable[Stay], now: float
+) -> list[tuple[str | None, float]]:
+    """Return what each run pays for an hour of the machine as it is now; together it is its
+    price."""
+    if not machine.is_live:
+        return []
+    there = Counter(
+        stay.run_id for stay in stays if stay.start <= now and (stay.end is None or now < stay.end)
+    )
+    each = machine.offer.price / max(1, there.total())
+    return [(run_id, each * jobs) for run_id, jobs in there.items() or ((machine.run_id, 1),)]
+
+
 def day_began(time: float) -> float:
     """Return the start of the UTC day of this time (both Unix seconds)."""
     return time // _DAY * _DAY

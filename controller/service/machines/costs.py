@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
 import msgspec
 
-from controller.clock import Clock, iso
-from controller.lifecycle.machines.cost import Share, Stay, shares, shares_by_day
-from controller.lifecycle.machines.model import Machine
+from controller.clock import Clock, iso, month_began
+from controller.lifecycle.inventory import Budget, Spending
+from controller.lifecycle.machines.cost import Share, Stay, shares, shares_by_day, shares_of_hour
+from controller.lifecycle.machines.model import Machine, cost_between
+from controller.lifecycle.model import Fleet
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import MACHINES_SECONDS, Store
+from fairlead.documents.machines import BudgetView
 from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
@@ -65,6 +71,33 @@ class CostService:
                 found[key] = row if key not in found else _sum(found[key], row)
         return sorted(found.values(), key=lambda one: (one.day or "", -one.cost))
 
+    async def per_hour(self, user: User) -> float:
+        """Return what is spent now for an hour; for who is no admin, by runs of his own.
+
+        Raises StoreUnavailable.
+        """
+        is_admin, now, cost = user.role is Role.ADMIN, self._clock.now(), 0.0
+        for machine in self._rented.all():
+            for run_id, part in shares_of_hour(machine, await self._stays(machine, now), now):
+                if is_admin or (await self._owner(run_id, machine)).user == user.name:
+                    cost += part
+        return cost
+
+    def budgets(self, user: User) -> list[BudgetView]:
+        """Return the budgets and what is used of them; for who is no admin, his own."""
+        rentals = self._pipeline.rentals
+        if rentals is None:
+            return []
+        found = budgets_of(
+            self._pipeline.fleets.values(),
+            rentals.spending,
+            rentals.committed.values(),
+            self._clock.now(),
+        )
+        if user.role is not Role.ADMIN:
+            return [one for one in found if (one.owner, one.name) == ("user", user.name)]
+        return found
+
     async def _stays(self, machine: Machine, start: float) -> list[Stay]:
         if machine.joined_at is None:
             return []
@@ -84,6 +117,44 @@ class CostService:
             return _Owner(user=state.run.user, run_id=run_id, run_name=state.run.name)
         user = machine.user if machine.run_id == run_id else None
         return _Owner(user=user, run_id=run_id)
+
+
+def budgets_of(
+    fleets: Iterable[Fleet], spending: Spending, machines: Collection[Machine], now: float
+) -> list[BudgetView]:
+    """Return what each budget allows and what is used of it. A user without limits of his own is
+    there if he has machines in this month."""
+    since = month_began(now)
+    current = [one for one in machines if one.is_live or cost_between(one, since, now)]
+
+    def used(
+        owner: Literal["installation", "user", "fleet"],
+        name: str | None,
+        budget: Budget,
+        own: Sequence[Machine],
+    ) -> BudgetView:
+        return BudgetView(
+            owner=owner,
+            name=name,
+            per_hour=budget.per_hour,
+            hour_cost=sum(one.offer.price for one in own if one.is_live),
+            per_month=budget.per_month,
+            month_cost=sum(cost_between(one, since, now) for one in own),
+        )
+
+    users = {one.user for one in current if one.user is not None} | set(spending.users)
+    found = [
+        used("installation", None, spending.together, current),
+        *(
+            used("fleet", fleet.name, fleet.budget, [x for x in current if x.fleet == fleet.name])
+            for fleet in fleets
+        ),
+        *(
+            used("user", user, spending.of(user), [x for x in current if x.user == user])
+            for user in sorted(users)
+        ),
+    ]
+    return [one for one in found if one.per_hour is not None or one.per_month is not None]
 
 
 class _Owner(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,9 @@ from controller.lifecycle.machines.cost import (
     days_between,
     shares,
     shares_by_day,
+    shares_of_hour,
 )
-from controller.lifecycle.machines.model import Machine, cost_between
+from controller.lifecycle.machines.model import Machine, MachineStatus, cost_between
 from tests.unit.machines.parts import NOW, machine, offer
 
 HOUR = 3600.0
@@ -126,3 +127,12 @@ def test_the_days_together_cost_what_the_whole_time_costs(seed: int) -> None:
     ]
     start = NOW + chance.uniform(-100.0, 100.0) * HOUR
     days(one, *stays, start=start, end=NOW + 840 * HOUR)
+
+
+def test_the_jobs_that_are_there_now_share_the_price_of_an_hour() -> None:
+    now = NOW + 2 * HOUR
+    assert shares_of_hour(BOUGHT, [stay("old", 0.0, 1.0)], now) == [("buyer", 6.0)]
+    there = [stay("a", 0.0), stay("b", 1.0), stay("b", 1.0, 3.0), stay("later", 4.0)]
+    assert shares_of_hour(BOUGHT, there, now) == [("a", 2.0), ("b", 4.0)]
+    ended = machine(status=MachineStatus.TERMINATED, terminated_at=now)
+    assert shares_of_hour(ended, [stay("a", 0.0)], now) == []
