@@ -18,6 +18,7 @@ import aiohttp
 
 from fairlead.wire.runner import JobSpec, SubmitRequest
 from runner.client import BASE_URL, RunnerClient
+from tests.support.dialling import dial_to
 
 DEFAULT_MIB = 1024
 _START_LIMIT = 10.0
@@ -36,7 +37,7 @@ async def entrypoint_client() -> AsyncIterator[RunnerClient]:
         connector = aiohttp.UnixConnector(str(socket))
         async with aiohttp.ClientSession(base_url=BASE_URL, connector=connector) as session:
             await _until_listening(socket)
-            yield RunnerClient(session)
+            yield RunnerClient(session, dial_answer=dial_to(socket))
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -1,16 +1,16 @@
 """An HTTP answer that stays open for as long as its daemon has something to tell.
 
-The controller has two of them for each node, for as long as the node is connected. aiohttp keeps
-8 KiB for one: its headers, its request, four queues. An `OpenAnswer` is 2 KiB. A loss of
-that shows in the row "the same by SSH" of `./dev bench scale`.
+The controller has two of them for each node, for as long as the node is connected, and one for each
+followed log. aiohttp keeps 8 KiB for one: its headers, its request, four queues. An `OpenAnswer`
+is 2 KiB. A loss of that shows in the row "the same by SSH" of `./dev bench scale`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar, cast
 
 import httptools
 
@@ -104,11 +104,11 @@ class OpenAnswer(asyncio.Protocol):
         """Return when something came, or nothing more will."""
         if self._error is not None:
             raise self._error
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()  # a channel delivers what it holds within this call
         # A handle is a third of `asyncio.timeout`.
         timer = None if silence is None else loop.call_later(silence, self._end, TimeoutError())
         try:
@@ -139,19 +139,30 @@ class OpenAnswer(asyncio.Protocol):
             self._head += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgraded(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
             self._end(InvalidAnswer(f"not an answer in HTTP: {error}"))
             return
         # httptools keeps a header until it is whole.
         if self._head is not None and self._head > _MAX_HEAD:
             self._end(InvalidAnswer(f"a head of more than {_MAX_HEAD} bytes"))
-        elif len(self._body) > _MAX_HELD and not self._paused and self._transport is not None:
+        self._hold(b"")
+
+    def _hold(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > _MAX_HELD and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(ConnectionResetError(errno.ECONNRESET, "the connection was lost"))
+
+    def _upgraded(self, rest: bytes) -> None:
+        self._is_over = False
+        self._end(InvalidAnswer("an answer in another protocol than HTTP"))
 
     # -- what the parser calls -----------------------------------------------------------------
 
@@ -167,18 +178,64 @@ class OpenAnswer(asyncio.Protocol):
         self._is_over = True
 
 
+_Answer = TypeVar("_Answer", bound=OpenAnswer)
+
+
+class UpgradedAnswer(OpenAnswer):
+    """An answer that may be of status 101. Then its body is what comes after its head, as it is."""
+
+    __slots__ = ("_is_raw", "headers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_raw = False
+        self.headers: dict[str, str] = {}
+        """The answer's headers with their names in lower case, until its reader takes them away."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_raw:
+            if self._error is None:
+                self._hold(data)
+            return
+        super().data_received(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def _upgraded(self, rest: bytes) -> None:
+        self._parser = None
+        self._is_raw, self._is_over = True, False
+        self._hold(rest)
+
+
 async def open_answer(dial: Dial, host: str, path: str, within: float) -> OpenAnswer:
     """Send a GET request and return its answer, whose head must come `within` so many seconds.
 
     The caller closes it. Raises OSError, InvalidAnswer.
     """
-    answer = OpenAnswer()
+    return await _opened(OpenAnswer(), dial, _request(host, path, {}), within)
+
+
+async def open_upgraded(
+    dial: Dial, host: str, path: str, headers: Mapping[str, str], within: float
+) -> UpgradedAnswer:
+    """Do the same as `open_answer` with a request that asks for an upgrade."""
+    return await _opened(UpgradedAnswer(), dial, _request(host, path, headers), within)
+
+
+def _request(host: str, path: str, headers: Mapping[str, str]) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n".encode()
+
+
+async def _opened(answer: _Answer, dial: Dial, request: bytes, within: float) -> _Answer:
     try:
         await dial(lambda: answer)
         async with asyncio.timeout(within):
-            answer.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            answer.send(request)
             await answer.read_head()
     except BaseException:
+        # Also when it is cancelled: nobody else knows this connection yet.
         answer.close()
         raise
     return answer

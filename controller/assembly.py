@@ -34,7 +34,8 @@ from controller.pipelines.performers.log_collection import LogCollector
 from controller.pipelines.performers.output_collection import OutputCollector
 from controller.pipelines.performers.taken_outputs import TakenOutputsReader
 from controller.pipelines.rentals import Rentals, RentalSettings
-from controller.pipelines.run_pipeline import RunPipeline, TurnListener
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.seams import TurnListener
 from controller.pipelines.to_node import SecretSource
 from controller.proxy.probes import try_probe
 from controller.scheduling.scheduler import JobSubmittedPipeline

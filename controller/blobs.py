@@ -405,6 +405,7 @@ async def _read(source: _Source, size: int) -> AsyncGenerator[bytes, None]:
     try:
         file = await asyncio.to_thread(source.blob.open, "rb")
     except FileNotFoundError:
+        # It expired since it was looked up.
         raise PartsMissing(_ALL_OF_IT) from None
     with file:
         await asyncio.to_thread(file.seek, source.offset)

@@ -176,6 +176,7 @@ class Relay:
                 # A leader that has just died is still the last one that was seen.
                 await asyncio.sleep(_RETRY_SECONDS)
         except BaseException:
+            # Also when it is cancelled: the connection belongs to nobody else yet.
             connection.close()
             raise
         await _carry(connection, upstream)
@@ -238,6 +239,7 @@ async def _carry(
     try:
         reader, writer = await asyncio.open_connection(sock=connection)
     except BaseException:
+        # Also when it is cancelled, or the client has left: both connections are nobody else's.
         connection.close()
         up_writer.close()
         raise

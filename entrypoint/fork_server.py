@@ -37,6 +37,7 @@ _SHIM = 0
 
 
 def main() -> None:
+    # A forked process inherits the mask (sigprocmask(2)): nothing that comes early is lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, reaper.HANDLED)
     gc.disable()
     entrypoint.leave_out()
@@ -88,6 +89,7 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
+            # EAGAIN: the processes of the user or cgroup are at their limit (fork(2)).
             return NotForked(str(error))
         if pid == 0:
             self._become_reaper(request, server)

@@ -30,6 +30,7 @@ def leave_out() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Live the life of a job's first process, and exit. `argv`: its options, by default those of
     the command line."""
+    # Pid 1 ignores a signal that it does not handle yet (pid_namespaces(7)); a blocked one waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     gc.disable()
     leave_out()

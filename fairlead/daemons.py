@@ -90,6 +90,7 @@ def without_namesakes(path: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _is_ours(folder: str) -> bool:
     try:
+        # An empty entry of sys.path is the working folder.
         return Path(folder or os.curdir).resolve() == Path(__file__).resolve().parents[1]
     except OSError:
         return False

@@ -27,17 +27,16 @@ from fairlead.configuration.text.dstack import ports_of
 from fairlead.configuration.values.container import port_mapping
 from fairlead.connections.addresses import Address
 from fairlead.connections.closing import Closing
+from fairlead.connections.requests import CONNECT_SECONDS, why_lost
 from fairlead.documents.nodes import NodeView
 from fairlead.documents.runs import RunView
 from fairlead.errors import ApiError, ConnectionLost, FairleadError, PortTaken
 from fairlead.follow import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import (
-    CONNECT_SECONDS,
     ControllerClient,
     decode,
     node_path,
     run_path,
-    why_lost,
 )
 
 LOOPBACKS = ("127.0.0.1", "::1")

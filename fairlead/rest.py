@@ -1,171 +1,36 @@
-"""One method for each kind of request of the REST API, and its streams. All of them block.
-
-It uses the standard library's HTTP: a command is over before a larger client would be imported. For
-the same reason, modules that only the answer needs are imported while the controller works.
-"""
+"""One method for each kind of request of the REST API, and its streams. All of them block. How a
+request reaches a controller: `fairlead.connections.requests`."""
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 
 from fairlead.connections import READ_BYTES
-from fairlead.connections.addresses import Address, Addresses, Tell
-from fairlead.connections.keepalives import GONE_SECONDS, notice_the_gone
-from fairlead.errors import (
-    ApiError,
-    ClientClosed,
-    ConnectionLost,
-    FairleadError,
-    UnexpectedAnswer,
-    UsageError,
-    api_error,
-)
+from fairlead.connections.requests import UPLOAD_SECONDS, Requests
+from fairlead.errors import ApiError, UnexpectedAnswer, UsageError
 from fairlead.wire.decoders import decoder_of
-from fairlead.wire.errors import read_error
-
-
-def why_lost(error: Exception) -> str:
-    """Return errors of sockets, TLS, HTTP and WebSocket clients in words."""
-    # The first four are OSErrors too. The number of a gaierror is one of getaddrinfo(3), which
-    # strerror(3) takes for another error.
-    if "ssl" in sys.modules:  # else there was no TLS, and it costs 7 ms
-        import ssl
-
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted ({error.verify_message})"
-        if isinstance(error, ssl.SSLError):
-            return "a secure connection to it is not possible"
-    match error:
-        case socket.gaierror():
-            return "its name cannot be looked up"
-        case TimeoutError():
-            return "it does not answer"
-        case ConnectionResetError() | BrokenPipeError() | http.client.IncompleteRead():
-            return "the connection was cut"
-        case OSError(errno=int(number)):
-            return os.strerror(number)
-        case OSError():
-            return "the connection failed"
-        case _:
-            return "it does not answer like a Fairlead controller"
-
 
 if TYPE_CHECKING:
-    from fairlead.connections.websocket import WebSocket
     from fairlead.documents.runs import EventView, RunView, WatchLine
     from fairlead.wire.blobs import Part
     from fairlead.wire.frames import Frame
 T = TypeVar("T")
-CONNECT_SECONDS = 10.0
-NEXT_SECONDS = 1.5
-"""Of a connection where other addresses are left: a lost SYN is repeated after 1 s (RFC 6298)."""
-ANSWER_SECONDS = 60.0
-UPLOAD_SECONDS = 300.0
-"""Seconds without any progress."""
-SILENCE_SECONDS = 35.0
-"""Seconds of three missed heartbeats of a watch."""
-UNHEARD_SECONDS = 60
-"""A connection to the only address breaks when the machine confirms nothing for so long."""
-_CLOSED = "the client was closed: make another one"
-_LOST = (OSError, http.client.HTTPException)
 
 
-def _counted(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
-    while piece := content.read(READ_BYTES):
-        yield piece
-        sent(content.tell())
-
-
-class _Unread(Exception):
-    """The controller cut a stream that nobody read for some time."""
-
-
-class _Missing(msgspec.Struct, frozen=True):
-    missing: frozenset[str]
-
-
-def _of_parts(
-    content: BinaryIO, parts: Sequence[Part], wanted: frozenset[str], sent: Callable[[int], None]
-) -> Iterator[bytes]:
-    count = 0
-    for part in parts:
-        if part.sha256 not in wanted:
-            content.seek(part.size, os.SEEK_CUR)
-            continue
-        left = part.size
-        while left and (piece := content.read(min(left, READ_BYTES))):
-            yield piece
-            left -= len(piece)
-            count += len(piece)
-            sent(count)
-
-
-class ControllerClient:
+class ControllerClient(Requests):
     """Talks to the controller. Every method raises ApiError when the controller refuses,
     ConnectionLost when it is away, ClientClosed after `close`. Threads can share it."""
-
-    def __init__(
-        self, url: str | Addresses, token: str | None, *, tell: Tell | None = None
-    ) -> None:
-        """`url`: one URL, or several separated by commas, of controllers that share a database.
-        `tell` gets a sentence about one that is passed over; by default it goes to stderr. Raises
-        SettingsError."""
-        self._addresses = url if isinstance(url, Addresses) else Addresses(url, tell)
-        self._token = token
-        self._streams: set[socket.socket] = set()
-        self._closed = False
-        self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """The URL that answered last, of several."""
-        return self._addresses.current.url
-
-    @property
-    def addresses(self) -> Addresses:
-        return self._addresses
 
     def another(self) -> ControllerClient:
         """Return another client of the same controller, which is closed on its own."""
         return ControllerClient(self._addresses, self._token)
-
-    def close(self) -> None:
-        """End all streams, from any thread; later requests raise ClientClosed."""
-        with self._lock:
-            self._closed = True
-            streams = tuple(self._streams)
-        for stream in streams:
-            with suppress(OSError):
-                # shutdown(2) wakes a thread that waits in recv(2), close(2) does not.
-                socket.socket.shutdown(stream, socket.SHUT_RDWR)  # below TLS: it has a reader
-
-    @contextmanager
-    def _open_stream(self, connection: socket.socket) -> Iterator[None]:
-        with self._lock:
-            self._refuse_when_closed()
-            self._streams.add(connection)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._streams.discard(connection)
-
-    def _refuse_when_closed(self) -> None:
-        if self._closed:
-            raise ClientClosed(_CLOSED)
 
     def get(self, path: str, **query: object) -> bytes:
         """Return the JSON as it came, for `--json` and for `decode`."""
@@ -236,36 +101,6 @@ class ControllerClient:
                 return chain([manifest], _of_parts(content, parts, missing, sent))
 
             self._put(f"/v1/blobs/{digest}/parts", pieces, len(manifest) + size)
-
-    def _put(self, path: str, pieces: Callable[[], Iterable[bytes]], size: int) -> None:
-        """Put a file whose path has its digest: sent twice, it is the same file."""
-        tries = self._addresses.tries(repeatable=True)
-        for address in tries:
-            try:
-                self._put_there(address, path, pieces(), size)
-            except FairleadError as error:
-                tries.failed(address, error)
-            else:
-                tries.answered(address)
-                return
-        raise tries.lost()
-
-    def _put_there(self, address: Address, path: str, pieces: Iterable[bytes], size: int) -> None:
-        with closing(self._connected(address, UPLOAD_SECONDS)) as connection:
-            headers = {**self._headers(), "Content-Length": str(size)}
-            try:
-                connection.request("PUT", _target(address, path, None), pieces, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before all was sent: the answer says why
-            except _LOST as error:
-                raise self.lost(error, address) from None
-            try:
-                response = connection.getresponse()
-            except _LOST as error:
-                raise self.lost(error, address) from None
-            body = self._read(response)
-            if response.status >= 400:
-                raise self.refusal(response.status, body, address)
 
     def download(
         self, path: str, file: Path, heard: Callable[[int], None], **query: object
@@ -366,258 +201,9 @@ class ControllerClient:
                     raise _Unread from None
                 raise self.lost(error, address) from None
 
-    @contextmanager
-    def _websocket(
-        self, path: str, query: dict[str, object]
-    ) -> Iterator[tuple[Address, WebSocket]]:
-        """Open a WebSocket at the first address that answers. It may be opened twice."""
-        self._refuse_when_closed()
-        tries = self._addresses.tries(repeatable=True)
-        for address in tries:
-            try:
-                stream = self._websocket_there(address, path, query)
-            except FairleadError as error:
-                tries.failed(address, error)
-                continue
-            tries.answered(address)
-            with stream, self._open_stream(stream.socket):
-                yield address, stream
-            return
-        raise tries.lost()
-
-    def _websocket_there(self, address: Address, path: str, query: dict[str, object]) -> WebSocket:
-        from fairlead.connections import websocket
-        from fairlead.wire.websocket import Violation
-
-        connection = self._connected(address, CONNECT_SECONDS)
-        plain, key = connection.sock, websocket.new_key()
-        connection.sock = websocket.ForHandshake(plain)
-        with ExitStack() as unless_accepted:
-            unless_accepted.callback(plain.close)
-            unless_accepted.callback(connection.close)  # and its answer, which keeps it open
-            response = self._send(
-                connection, address, "GET", path, query, None, websocket.handshake(key)
-            )
-            if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
-                raise self.refusal(response.status, self._read(response), address)
-            names = ("Upgrade", "Connection", "Sec-WebSocket-Accept")
-            try:
-                websocket.require_accepted(key, *map(response.getheader, names))
-            except Violation as error:
-                raise self.lost(error, address) from None
-            response.close()
-            unless_accepted.pop_all()
-        return websocket.WebSocket(plain)
-
-    @property
-    def _gone_seconds(self) -> int:
-        """How long the machine of one address may be silent."""
-        return GONE_SECONDS if self._addresses.are_several else UNHEARD_SECONDS
-
-    @property
-    def connect_seconds(self) -> float:
-        """How long the machine of one address may take to accept a connection."""
-        return NEXT_SECONDS if self._addresses.are_several else CONNECT_SECONDS
-
-    def socket(
-        self, path: str, *, at: Address | None = None, **query: object
-    ) -> tuple[str, dict[str, str]]:
-        """Return the URL of a WebSocket and the headers for its request. `at`: one of the
-        addresses; None: the one that answered last."""
-        return _ws_url(at or self._addresses.current, path, query), self._headers()
-
-    # -- transport --------------------------------------------------------------------------
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: dict[str, object] | None = None,
-        body: object = None,
-        repeatable: bool = False,
-    ) -> bytes:
-        """A request that only reads is always repeatable. The whole answer belongs to a try."""
-        tries = self._addresses.tries(repeatable=repeatable or method == "GET")
-        for address in tries:
-            try:
-                with closing(self._connected(address, ANSWER_SECONDS)) as connection:
-                    response = self._send(connection, address, method, path, query, body)
-                    answer = self._read(response)
-            except FairleadError as error:
-                tries.failed(address, error)
-            else:
-                tries.answered(address)
-                return answer
-        raise tries.lost()
-
-    @contextmanager
-    def _opened(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: dict[str, object] | None = None,
-        body: object = None,
-        headers: dict[str, str] | None = None,
-        patience: float = ANSWER_SECONDS,
-        passes: tuple[int, ...] = (),
-        repeatable: bool = False,
-    ) -> Iterator[tuple[http.client.HTTPConnection, http.client.HTTPResponse]]:
-        """Give the answer whose body is still to be read, from the first address that answers."""
-        tries = self._addresses.tries(repeatable=repeatable or method == "GET")
-        for address in tries:
-            connection = None
-            try:
-                connection = self._connected(address, patience)
-                response = self._send(
-                    connection, address, method, path, query, body, headers, passes
-                )
-            except FairleadError as error:
-                if connection is not None:
-                    connection.close()
-                tries.failed(address, error)
-                continue
-            tries.answered(address)
-            with closing(connection):
-                yield connection, response
-            return
-        raise tries.lost()
-
-    def _lines(self, path: str, **query: object) -> Iterator[bytes]:
-        opened = self._opened("GET", path, query=query, patience=SILENCE_SECONDS)
-        with opened as (connection, response):
-            if connection.sock is None:  # the answer was whole
-                yield from response
-                return
-            with self._open_stream(connection.sock):
-                yield from self._lines_of(response)
-
-    def _lines_of(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        while True:
-            try:
-                line = response.readline()
-            except _LOST as error:
-                raise self.lost(error) from None
-            if not line:
-                self._refuse_when_closed()
-                return
-            # The controller was killed within a line, which http.client takes for the end.
-            if not line.endswith(b"\n"):
-                raise self.lost(ConnectionResetError())
-            yield line
-
-    def _connected(self, address: Address, patience: float) -> http.client.HTTPConnection:
-        """Connect; nothing is sent yet. `patience`: seconds without any progress, later."""
-        self._refuse_when_closed()
-        connection = _Connection(address, self.connect_seconds, patience)
-        try:
-            connection.connect()
-            notice_the_gone(connection.sock, self._gone_seconds)
-        except _LOST as error:
-            connection.close()
-            raise self.lost(error, address, unsent=True) from None
-        return connection
-
-    def _send(
-        self,
-        connection: http.client.HTTPConnection,
-        address: Address,
-        method: str,
-        path: str,
-        query: dict[str, object] | None,
-        body: object,
-        headers: dict[str, str] | None = None,
-        passes: tuple[int, ...] = (),
-    ) -> http.client.HTTPResponse:
-        """Send the request; return the answer before its body. `passes`: no errors here."""
-        content = None if body is None else msgspec.json.encode(body)
-        try:
-            target = _target(address, path, query)
-            connection.request(method, target, content, {**self._headers(), **(headers or {})})
-            response = connection.getresponse()
-        except _LOST as error:
-            raise self.lost(error, address) from None
-        if response.status >= 400 and response.status not in passes:
-            raise self.refusal(response.status, self._read(response), address)
-        return response
-
-    def _read(self, response: http.client.HTTPResponse, amount: int | None = None) -> bytes:
-        try:
-            return response.read() if amount is None else response.read1(amount)
-        except _LOST as error:
-            raise self.lost(error) from None
-
-    def _headers(self) -> dict[str, str]:
-        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-
-    def lost(
-        self, error: Exception, address: Address | None = None, *, unsent: bool = False
-    ) -> ConnectionLost | ClientClosed:
-        """Return the error of a broken connection; the next request begins with the next
-        address."""
-        if self._closed:
-            return ClientClosed(_CLOSED)
-        address = address or self._addresses.current
-        self._addresses.leave(address)
-        why = why_lost(error)
-        return ConnectionLost(
-            f"cannot reach the controller at {address.url}: {why}; is it running? "
-            f"(`fairlead login URL` says where it is, `fairlead controller` starts one)",
-            refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
-            unsent=unsent,
-            why=why,
-        )
-
-    def refusal(
-        self, status: int, body: bytes | None, address: Address | None = None
-    ) -> FairleadError:
-        detail = read_error(body or b"")
-        if detail is None:
-            url = (address or self._addresses.current).url
-            return ConnectionLost(
-                f"{url} answered with HTTP {status}, but not like a Fairlead controller; "
-                f"is the URL right?",
-                refused=True,
-                why=f"it answers with HTTP {status}, but not like a Fairlead controller",
-            )
-        return api_error(status, detail.code, detail.message, detail.field)
-
-
-class _Connection(http.client.HTTPConnection):
-    """A connection that may take another time to open than to answer."""
-
-    def __init__(self, address: Address, connect_seconds: float, patience: float) -> None:
-        self.default_port = 443 if address.is_secure else 80
-        super().__init__(address.host, address.port, timeout=connect_seconds)
-        self._is_secure = address.is_secure
-        self._patience = patience
-
-    def connect(self) -> None:
-        super().connect()
-        if self._is_secure:
-            import ssl
-
-            # A controller that waits holds a connection until another one leads: that takes longer
-            # than a machine takes to accept one.
-            self.sock.settimeout(max(CONNECT_SECONDS, self.timeout or 0.0))
-            context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
-        self.sock.settimeout(self._patience)
-
 
 def _has_key(body: object) -> bool:
     return isinstance(body, Mapping) and body.get("client_key") is not None
-
-
-def _target(address: Address, path: str, query: Mapping[str, object] | None) -> str:
-    given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-    return f"{address.base}{path}" + (f"?{urlencode(given)}" if given else "")
-
-
-def _ws_url(address: Address, path: str, query: Mapping[str, object]) -> str:
-    root = address.url.removesuffix(address.base).replace("http", "ws", 1)
-    return root + _target(address, path, query)
 
 
 def run_path(key: str, part: str = "") -> str:
@@ -676,5 +262,31 @@ def _frames(pieces: Iterable[bytes]) -> Iterator[Frame]:
         raise UnexpectedAnswer(f"the log that the controller sent is damaged: {error}") from None
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _counted(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
+    while piece := content.read(READ_BYTES):
+        yield piece
+        sent(content.tell())
+
+
+def _of_parts(
+    content: BinaryIO, parts: Sequence[Part], wanted: frozenset[str], sent: Callable[[int], None]
+) -> Iterator[bytes]:
+    count = 0
+    for part in parts:
+        if part.sha256 not in wanted:
+            content.seek(part.size, os.SEEK_CUR)
+            continue
+        left = part.size
+        while left and (piece := content.read(min(left, READ_BYTES))):
+            yield piece
+            left -= len(piece)
+            count += len(piece)
+            sent(count)
+
+
+class _Unread(Exception):
+    """The controller cut a stream that nobody read for some time."""
+
+
+class _Missing(msgspec.Struct, frozen=True):
+    missing: frozenset[str]

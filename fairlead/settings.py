@@ -97,6 +97,7 @@ def load() -> SavedControllers:
         return msgspec.json.decode(path().read_bytes(), type=SavedControllers)
     except FileNotFoundError:
         return SavedControllers()
+    # Path.home raises RuntimeError for a user without HOME and without an entry in passwd(5).
     except (OSError, RuntimeError) as error:
         raise SettingsError(f"cannot read {path()}: {getattr(error, 'strerror', error)}") from None
     except msgspec.MsgspecError as error:

@@ -11,6 +11,8 @@ from fairlead.documents.jobs import (
     JobView,
     OutputFileView,
     OutputsView,
+    StartEndView,
+    StartsView,
 )
 from fairlead.documents.machines import BudgetView, CostsView
 from fairlead.documents.metrics import (
@@ -64,7 +66,6 @@ from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
 from fairlead.model.service import DeploymentState
 from fairlead.model.spec import Band, Role, RunType
-from fairlead.model.starts import Starts
 from fairlead.model.statuses import (
     AllocationState,
     AttemptStatus,
@@ -147,7 +148,8 @@ __all__ = [
     "ServiceView",
     "SetStatus",
     "SetView",
-    "Starts",
+    "StartEndView",
+    "StartsView",
     "SweepPlanView",
     "SweepView",
     "SwitchView",

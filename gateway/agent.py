@@ -110,7 +110,7 @@ async def serve(options: Options, ready: Callable[[], None]) -> None:
         if known is not None:
             agent.begin(known, is_known=True)
         await _listen(stack, traffic_app(agent), options.traffic, None)
-        _start_fast_path(stack, agent, options, state.key)
+        await _start_fast_path(stack, agent, options, state.key)
         if known is not None:
             applied = await agent.take(known)
             if applied.error is not None:
@@ -360,10 +360,9 @@ class Agent:
         return await proxy.answer_as(request, name, admitted_by=ADMITTED)
 
     def open_fast_path(self, key: Path) -> FastPath:
-        """Make the fast path. Raises OSError."""
+        """Make the fast path; `direct.prepare` comes first. Raises OSError."""
         paths = self._options.paths
         paths.servers.mkdir(mode=0o700, exist_ok=True)
-        direct.prepare(paths)
         self.fast_path = FastPath(
             self.haproxy,
             partial(SshForwards, paths.servers, key),
@@ -408,11 +407,12 @@ def _version() -> str:
 _VERSION = _version()
 
 
-def _start_fast_path(
+async def _start_fast_path(
     stack: contextlib.AsyncExitStack, agent: Agent, options: Options, key: Path
 ) -> None:
     """Raises AgentCannotStart."""
     try:
+        await asyncio.to_thread(direct.prepare, options.paths)
         fast_path = agent.open_fast_path(key)
         log_socket = LogSocket(options.paths.log, fast_path.heard)
     except OSError as error:

@@ -288,6 +288,7 @@ def shim_process(system: System) -> int | None:
         return None
     shown = system.run("systemctl", "show", "--property=MainPID", "--value", _SHIM)
     text = shown.output.strip()
+    # MainPID is 0 while the unit has no process.
     return int(text) if text.isdecimal() and text != "0" else None
 
 
@@ -318,6 +319,8 @@ def reload_sshd_unit(system: System) -> None:
     # Debian's name for sshd's unit, and that of other distributions.
     for unit in ("ssh.service", "sshd.service"):
         if system.run("systemctl", "cat", unit).status == 0:
+            # `try-`: where a socket of systemd starts sshd, as in Ubuntu since 22.10, no unit may
+            # run.
             must(system, "systemctl", "try-reload-or-restart", unit)
             return
 

@@ -150,6 +150,7 @@ class Link:
         fresh = path.with_name(f".{path.name}.fairlead-new")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self.target)
+        # symlink(2) replaces nothing; rename(2) does, and at no moment is there no link.
         fresh.replace(path)
 
     def leftover(self, system: System) -> str | None:

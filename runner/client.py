@@ -9,15 +9,29 @@ the request.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from common.http import why_lost
-from common.open_answers import Dial, InvalidAnswer, OpenAnswer, open_answer
+from common.open_answers import (
+    Dial,
+    InvalidAnswer,
+    OpenAnswer,
+    UpgradedAnswer,
+    open_answer,
+    open_upgraded,
+)
 from common.streams import PortStream, StreamReader, StreamWriter
+from fairlead.connections.websocket import (
+    FrameReader,
+    frame,
+    handshake,
+    new_key,
+    require_accepted,
+)
 from fairlead.wire.decoders import decoder_of
 from fairlead.wire.errors import AgentError, AgentUnavailable, read_error
 from fairlead.wire.runner import (
@@ -40,6 +54,7 @@ from fairlead.wire.runner import (
     SubmitRequest,
     SuspendRequest,
 )
+from fairlead.wire.websocket import CloseCode, Opcode, Violation
 
 _MAX_HEAD = 8192
 _MAX_BODY = 64 << 10
@@ -127,7 +142,7 @@ class RunnerClient:
 
     `transport_errors` are exceptions of the session's connector, besides aiohttp's own, that mean a
     lost connection. `dial` opens a stream to the runner's socket; `connect_port` needs it.
-    `dial_answer` connects there for `status_events`.
+    `dial_answer` connects there for `status_events` and `follow_logs`.
     """
 
     def __init__(
@@ -275,23 +290,28 @@ class RunnerClient:
             if page.complete and page.end is not None:
                 return
             del page  # what follows may wait for as long as the job runs
+        if self._dial_answer is None:
+            raise RunnerUnavailable("this connection cannot follow a log")
+        path, key = f"/v1/logs/ws?offset={offset}", new_key()
+        headers = handshake(key)
         with self._transport():
             try:
-                ws = await self._session.ws_connect(
-                    "/v1/logs/ws", params={"offset": str(offset)}, max_msg_size=_MAX_MESSAGE
+                socket = await open_upgraded(
+                    self._dial_answer, "runner", path, headers, REQUEST_TIMEOUT
                 )
-                async with ws:
-                    first = await ws.receive()
-                    if first.type is aiohttp.WSMsgType.TEXT:
-                        _decode(first.data.encode(), LogsHeader)
-                    async for message in ws:
-                        if message.type is aiohttp.WSMsgType.BINARY:
-                            yield message.data
-                        del message  # the next one may be long in coming
-                    _raise_for_close(ws.close_code)
-            except aiohttp.WSServerHandshakeError as error:
-                message_text = f"the log cannot be followed from offset {offset}"
-                raise RunnerError("refused", message_text, error.status) from error
+                try:
+                    if socket.status != 101:
+                        text = f"the log cannot be followed from offset {offset}"
+                        raise RunnerError("refused", text, socket.status)
+                    _require_accepted(key, socket)
+                    async with aclosing(_messages(socket)) as messages:
+                        async for message in messages:
+                            yield message
+                            del message  # the next one may be long in coming
+                finally:
+                    socket.close()
+            except (InvalidAnswer, Violation) as error:
+                raise RunnerError("bad_answer", str(error), 502) from error
 
     async def connect_port(self, port: int) -> PortStream:
         """Connect to a port on the job's loopback; the caller closes it. Raises RunnerError
@@ -307,6 +327,7 @@ class RunnerClient:
                 writer.close()
                 raise RunnerError("bad_answer", str(error), 502) from error
             except BaseException:
+                # Also when it is cancelled: nobody else knows this connection yet.
                 writer.close()
                 raise
         return PortStream(reader, writer, answer.rest)
@@ -366,12 +387,56 @@ async def _refusal(answer: OpenAnswer) -> RunnerError:
     return RunnerError("bad_answer", f"HTTP status {answer.status}", 502)
 
 
+def _require_accepted(key: str, answer: UpgradedAnswer) -> None:
+    headers, answer.headers = answer.headers, {}  # the socket may be open for days
+    require_accepted(
+        key,
+        headers.get("upgrade"),
+        headers.get("connection"),
+        headers.get("sec-websocket-accept"),
+    )
+
+
+async def _messages(socket: UpgradedAnswer) -> AsyncGenerator[bytes, None]:
+    """Yield the binary messages until the runner closes with 1000; the first text is a header."""
+    reader = FrameReader(whole=_MAX_MESSAGE)
+    goodbye = CloseCode.OK.to_bytes(2, "big")
+    try:
+        while found := await _next_messages(socket, reader):
+            found.reverse()
+            while found:
+                opcode, payload = found.pop()
+                if opcode is Opcode.BINARY:
+                    yield payload
+                elif opcode is Opcode.TEXT:
+                    _decode(payload, LogsHeader)
+                elif opcode is Opcode.PING:
+                    socket.send(frame(Opcode.PONG, payload))
+                elif opcode is Opcode.CLOSE:
+                    goodbye = payload[:2]
+                    _raise_for_close(int.from_bytes(goodbye, "big"))
+                    return
+                del payload
+    except Violation as error:
+        goodbye = error.code.to_bytes(2, "big")
+        raise
+    finally:
+        socket.send(frame(Opcode.CLOSE, goodbye))
+
+
+async def _next_messages(socket: UpgradedAnswer, reader: FrameReader) -> list[tuple[Opcode, bytes]]:
+    # In a function of its own, so that nothing of the last one is kept while the next is awaited.
+    while not (found := reader.feed(await socket.read())):
+        pass
+    return found
+
+
 def _raise_for_close(code: int | None) -> None:
     if code == WS_TOO_SLOW:
         raise RunnerError("too_slow", "the reader read nothing for too long", WS_TOO_SLOW)
-    if code == aiohttp.WSCloseCode.INTERNAL_ERROR:
+    if code == CloseCode.INTERNAL_ERROR:
         raise RunnerError("log_damaged", "the log's files were changed", 500)
-    if code != aiohttp.WSCloseCode.OK:
+    if code != CloseCode.OK:
         raise RunnerUnavailable("the connection was lost")
 
 

@@ -94,6 +94,7 @@ def _rows(net: Path) -> Iterator[_Row]:
         try:
             lines = (net / name).read_text().splitlines()[1:]
         except OSError:
+            # A kernel without IPv6 has no tcp6.
             continue
         for line in lines:
             words = line.split()
@@ -111,6 +112,7 @@ def _inodes(proc: Path, pids: Collection[int] | None) -> set[str]:
             with os.scandir(process / "fd") as descriptors:
                 targets = [os.readlink(descriptor.path) for descriptor in descriptors]
         except OSError:
+            # It ended meanwhile, or its descriptors may not be read (proc_pid_fd(5)).
             continue
         found.update(t[len(_SOCKET) : -1] for t in targets if t.startswith(_SOCKET))
     return found

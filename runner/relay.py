@@ -272,6 +272,7 @@ async def _received(transport: asyncio.Transport) -> tuple[socket.socket | None,
     try:
         early, caller = early_in(data), socket.socket(fileno=numbers[0])
     except BaseException:
+        # A descriptor that came has no owner but this function: it would stay open.
         os.close(numbers[0])
         raise
     caller.setblocking(False)

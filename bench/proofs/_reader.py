@@ -17,6 +17,7 @@ import aiohttp
 from common.files.durable import write_all
 from fairlead.wire.frames import span_at
 from runner.client import BASE_URL, RunnerClient
+from tests.support.dialling import dial_to
 
 MIB = 1 << 20
 
@@ -40,7 +41,7 @@ async def read_on(socket: str, path: Path) -> None:
     os.ftruncate(fd, size)
     written = 0
     async with aiohttp.ClientSession(BASE_URL, connector=aiohttp.UnixConnector(socket)) as session:
-        async for frames in RunnerClient(session).follow_logs(offset):
+        async for frames in RunnerClient(session, dial_answer=dial_to(socket)).follow_logs(offset):
             write_all(fd, frames)
             written += len(frames)
             while written >= MIB:

@@ -90,6 +90,12 @@ class Lab:
         shown = run_cli("inspect", name, "--json", env=self.env)
         return shown.json["status"] if shown.status == 0 else None
 
+    def job(self, name: str) -> tuple[str, int | None]:
+        """Return the status and the exit code of its last attempt."""
+        shown = run_cli("inspect", name, "--json", env=self.env).succeeded().json
+        attempt = shown["jobs"][0]["attempts"][-1]
+        return str(attempt["status"]), attempt["exit_code"]
+
     def ended(self, name: str) -> str:
         ends = ("done", "failed", "terminated")
         what = f"the end of {name}"
@@ -207,9 +213,9 @@ def _outage(lab: Lab, watched: Watched, seconds: int) -> tuple[list[str], float]
     lab.submit("late", 20)
     watched.go_on_for(seconds / 2)
     for name in ("ends", "late"):
-        # The next leader cannot take a log, and so an exit, before it has asked the bucket.
-        if (status := lab.status(name)) not in ("running", "terminating"):
-            broken.append(f"{name} is {status} while the bucket lacks its log")
+        # Its run goes on: a run ends when each job has its final status.
+        if (found := lab.job(name)) != ("terminating", 0):
+            broken.append(f"the job of {name} is {found} while the bucket lacks its log")
     if len(lab.parts.storage.objects()) != before:
         broken.append("something came into the bucket while it was away")
     if watched.waiting < lab.size("ends"):

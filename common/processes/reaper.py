@@ -145,6 +145,7 @@ def adopt_orphans() -> None:
 
 def give_up_protection(score: str = "/proc/self/oom_score_adj") -> None:
     """The node must rather kill a job that eats its memory than what has the shim's protection."""
+    # Anybody may raise a score; only lowering one needs a privilege (proc_pid_oom_score_adj(5)).
     with suppress(OSError, ValueError), open(score, "r+") as file:
         if int(file.read()) < 0:
             file.seek(0)

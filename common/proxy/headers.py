@@ -117,6 +117,7 @@ def is_loopback_host(host: str) -> bool:
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
+        # urlsplit raises it for brackets without an IPv6 address between them.
         return False
     return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
 
@@ -378,6 +379,7 @@ def _redirect(location: str, prefix: str, hosts: frozenset[str]) -> str:
     try:
         parts = urlsplit(location)
     except ValueError:
+        # As above: a job's `Location` may have anything between brackets.
         return location
     if parts.scheme not in ("http", "https") or parts.netloc not in hosts:
         return location

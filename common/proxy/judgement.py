@@ -33,6 +33,7 @@ def require_plain(request: web.Request) -> None:
         raise NotAllowed("a service opens no tunnels: CONNECT is for proxies")
     if len(request.headers.getall("Authorization", ())) > 1:
         raise Invalid("the request has more than one Authorization", field="Authorization")
+    # Programs that read another coding differently see different requests (RFC 9112, 11.2).
     encodings = request.headers.getall("Transfer-Encoding", ())
     if any(one.strip().lower() != "chunked" for one in encodings):
         raise Invalid("only chunked is understood", field="Transfer-Encoding")
@@ -48,6 +49,7 @@ def _is_for_its_host(raw: str, request: web.Request) -> bool:
     try:
         parts = urlsplit(raw)
     except ValueError:
+        # urlsplit raises it for brackets without an IPv6 address between them.
         return False
     host = request.headers.get("Host", "")
     return parts.scheme in _FORWARD and parts.netloc.lower() == host.lower()
@@ -71,5 +73,6 @@ def _is_token_in_base64(word: str) -> bool:
     try:
         decoded = base64.b64decode(word + "=" * (-len(word) % 4))
     except (binascii.Error, ValueError):
+        # The word `Basic` itself is among them, and a client may send anything.
         return False
     return _TOKEN.search(decoded.decode("latin-1")) is not None

@@ -39,6 +39,7 @@ def model_of(body: bytes, content_type: str) -> str | None:
     try:
         return decoder_of(_Named).decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # JSON that is nested too deeply is a RecursionError of msgspec, not one of its own errors.
         return None
 
 

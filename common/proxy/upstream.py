@@ -49,6 +49,7 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
+        # A field may have any bytes beyond ASCII, in no known encoding (obs-text: RFC 9110, 5.5).
         return value.decode("latin-1")
 
 

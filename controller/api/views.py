@@ -40,6 +40,8 @@ from fairlead.documents.jobs import (
     IncarnationView,
     JobView,
     PastAttemptView,
+    StartEndView,
+    StartsView,
 )
 from fairlead.documents.runs import (
     AfterView,
@@ -56,6 +58,7 @@ from fairlead.documents.sweeps import SetView, SweepView
 from fairlead.model.dev_environment import BROWSER_PORTS
 from fairlead.model.job_links import MAX_LINKS
 from fairlead.model.reasons import Reason, state_of
+from fairlead.model.starts import Starts
 from fairlead.model.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -347,7 +350,19 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         ),
         drains_until=iso_or_none(attempt.drains_until),
         links=attempt.links,
-        starts=attempt.starts,
+        starts=None if attempt.starts is None else _starts(attempt.starts),
+    )
+
+
+def _starts(starts: Starts) -> StartsView:
+    """Without the watchers' ids, which only tell one client from another."""
+    ended = starts.ended
+    return StartsView(
+        asked=starts.asked,
+        begun=starts.begun,
+        refused=starts.refused,
+        ended=None if ended is None else derived(StartEndView, ended),
+        watched_until=iso_or_none(starts.watched_until) if starts.watchers else None,
     )
 
 

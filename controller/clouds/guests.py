@@ -425,6 +425,7 @@ def _holders(file: Path) -> list[int]:
 
 
 def _has_open(pid: int, wanted: os.stat_result) -> bool:
+    # It has ended, or closed the file, meanwhile; or it is another user's (proc_pid_fd(5)).
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

@@ -18,9 +18,9 @@ from controller.commands.serve_options import (
     parse_listen,
     parse_peers,
 )
-from controller.doctor.facts import Facts, Setup
+from controller.doctor.facts import Setup
 from controller.doctor.findings import examine, upgrade
-from controller.doctor.gathering import database_facts, gather
+from controller.doctor.gathering import gather, gather_shared
 from controller.vault import SECRETS_KEY_NAME
 from fairlead.cli import output
 from fairlead.cli.commands.options import Json
@@ -60,13 +60,7 @@ def doctor(
         As for `fairlead controller`.
     """
     setup = _setup(data, listen, tls, database, database_file, secrets_key_file, url)
-    setup = msgspec.structs.replace(
-        setup,
-        bucket=bucket.parse(),
-        logs_bucket=logs.bucket(),
-        outputs_bucket=outputs.bucket(),
-    )
-    return _show(examine(gather(setup)), json)
+    return _show(examine(gather(_with_buckets(setup, bucket, logs, outputs))), json)
 
 
 def upgrade_check(
@@ -74,12 +68,17 @@ def upgrade_check(
     data: Path,
     database: str | None = None,
     database_file: DatabaseFile = None,
+    secrets_key_file: SecretsKeyFile = None,
     url: str | None = None,
+    bucket: BucketOptions = _NO_BUCKET,
+    logs: LogOptions = _NO_LOGS,
+    outputs: OutputOptions = _NO_OUTPUTS,
     json: Json = False,
 ) -> int:
     """Say whether this version can run next to the controllers that are up, before you start it.
 
-    The exit status is 1 if it cannot.
+    Give the options with which it will start: it also says if its keys, buckets or clock are not
+    those of the others. The exit status is 1 if it cannot start.
 
     Parameters
     ----------
@@ -90,9 +89,21 @@ def upgrade_check(
     url
         As for `fairlead controller`.
     """
-    setup = _setup(data, "127.0.0.1:8700", _NO_TLS, database, database_file, None, url)
-    facts = Facts(setup=setup, database=database_facts(setup))
-    return _show(upgrade(facts), json)
+    no_listen = "127.0.0.1:8700"
+    setup = _setup(data, no_listen, _NO_TLS, database, database_file, secrets_key_file, url)
+    return _show(upgrade(gather_shared(_with_buckets(setup, bucket, logs, outputs))), json)
+
+
+def _with_buckets(
+    setup: Setup, bucket: BucketOptions, logs: LogOptions, outputs: OutputOptions
+) -> Setup:
+    """Raises CliError."""
+    return msgspec.structs.replace(
+        setup,
+        bucket=bucket.parse(),
+        logs_bucket=logs.bucket(),
+        outputs_bucket=outputs.bucket(),
+    )
 
 
 def _setup(

@@ -110,7 +110,8 @@ async def listen_for_nodes(joining: web.AppRunner, join: Join) -> None:
         try:
             await web.TCPSite(joining, point.host, point.port, ssl_context=context).start()
         except OSError as error:
-            # Behind address translation, the address that nodes use is not this machine's.
+            # Behind address translation, the address that nodes use is not this machine's (bind(2):
+            # EADDRNOTAVAIL).
             if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
                 raise
             await web.TCPSite(joining, None, point.port, ssl_context=context).start()

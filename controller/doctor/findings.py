@@ -37,12 +37,14 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def upgrade(facts: Facts, version: str = __version__) -> list[Finding]:
-    """Return whether a controller of this version can run next to those that are up, and what its
-    start changes."""
+    """Return whether a controller of this version can run next to those that are up, what its start
+    changes, and what else is wrong with what it shares with the others."""
     database = facts.database
     if database.why is not None:
         return list(_database(facts))
-    return [*_schema_step(database), *_versions(database, version), *_order(facts, version)]
+    shared = (one for check in (_database, _keys, _clock, _buckets) for one in check(facts))
+    wrong = [one for one in shared if one.level is FindingLevel.ERROR]
+    return [*wrong, *_schema_step(database), *_versions(database, version), *_order(facts, version)]
 
 
 def ok(check: str, message: str) -> Finding:

@@ -12,6 +12,7 @@ import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
 
 from common.links.errors import why_unreachable
@@ -35,8 +36,28 @@ _ANSWER_SECONDS = 5.0
 
 def gather(setup: Setup) -> Facts:
     """Look at everything. Blocking, for some seconds where something does not answer."""
-    database = database_facts(setup)
+    facts = gather_shared(setup)
     folder, free, total = _disk(setup.data)
+    port, listens = _try_port(setup)
+    sight = facts.database.sight
+    alive = () if sight is None else tuple(filter(sight.is_alive, sight.peers))
+    own = () if setup.url is None else (setup.url,)
+    urls = dict.fromkeys((*own, *(one.url for one in alive)))
+    return msgspec.structs.replace(
+        facts,
+        folder=folder,
+        free=free,
+        total=total,
+        answers={url: _why_silent(url) for url in urls},
+        port=port,
+        listens=listens,
+        certificate=None if setup.tls is None else _certificate(setup.tls),
+    )
+
+
+def gather_shared(setup: Setup) -> Facts:
+    """Look at what all controllers share: database, keys, buckets. Blocking, as `gather` is."""
+    database = database_facts(setup)
     paths = (setup.data / IDENTITY_NAME, setup.secrets_key)
     keys = installation = unusable = None
     try:
@@ -44,26 +65,14 @@ def gather(setup: Setup) -> Facts:
         keys = fingerprint(setup.data, setup.secrets_key)
     except IdentityUnusable as error:
         unusable = str(error)
-    port, listens = _try_port(setup)
-    sight = database.sight
-    alive = () if sight is None else tuple(filter(sight.is_alive, sight.peers))
-    own = () if setup.url is None else (setup.url,)
-    urls = dict.fromkeys((*own, *(one.url for one in alive)))
     return Facts(
         setup=setup,
         database=database,
-        folder=folder,
-        free=free,
-        total=total,
         installation=installation,
         keys=keys,
         missing_keys=tuple(path for path in paths if not path.exists()),
         open_keys=tuple(filter(_is_open, (*paths, setup.data / ADMIN_TOKEN_NAME))),
         unusable_keys=unusable,
-        answers={url: _why_silent(url) for url in urls},
-        port=port,
-        listens=listens,
-        certificate=None if setup.tls is None else _certificate(setup.tls),
         buckets=_bucket_facts(setup, installation or database.installation),
     )
 

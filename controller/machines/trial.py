@@ -164,6 +164,7 @@ async def _accepts(path: str) -> bool:
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_unix_connection(path)
             writer.close()
+            # wait_closed raises what ended the connection, such as a reset.
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             return True
@@ -179,6 +180,7 @@ async def _banner(host: str, port: int) -> str:
                 line = await reader.readline()
             finally:
                 writer.close()
+                # As above: a server that resets the connection has still said who it is.
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
             text = line.decode("ascii", errors="replace").strip()

@@ -121,6 +121,7 @@ class OwnBucket:
             try:
                 return bytes(obstore.get(self._opened(), self.place(key).key).bytes())
             except (NotFoundError, FileNotFoundError):
+                # obstore documents its own error, and raises FileNotFoundError.
                 return None
 
     def written_at(self, key: str) -> float:

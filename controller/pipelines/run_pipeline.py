@@ -8,20 +8,19 @@ perform effects, and only then do callers get their answers.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 from controller.aio import Watch, Watchers, in_stretches
 from controller.clock import Chance, Clock
-from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.model import Fleet, Node, RunState
 from controller.lifecycle.node_history import with_history
 from controller.lifecycle.reports import ControllerStarted, MachineAnswered, NodeGone, Report, Tick
 from controller.lifecycle.runs.compaction import recent
 from controller.lifecycle.runs.dependencies import open_ids
 from controller.pipelines.dependents import Dependents, PredecessorGone
+from controller.pipelines.inventory import Inventory
 from controller.pipelines.live_state import (
     DecisionContexts,
     Families,
@@ -36,12 +35,11 @@ from controller.pipelines.live_state import (
 )
 from controller.pipelines.refused_runs import RefusedRuns
 from controller.pipelines.rentals import GoneNode, Rentals
-from controller.pipelines.turn import Brake, Placer, TurnInProgress
-from controller.scheduling.explain import NameOf
-from controller.scheduling.queue import Unit
+from controller.pipelines.seams import Scheduler, TurnListener
+from controller.pipelines.turn import Brake, TurnInProgress
+from controller.pipelines.waiting import Deadlines, Waiter, resolve
 from controller.store.base import Changes, Store
 from controller.store.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
-from fairlead.model.answers import OfferedPlace, PlannedPlace, Waiting
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 
 log = logging.getLogger(__name__)
@@ -64,15 +62,11 @@ class RunPipeline:
         listeners: Iterable[TurnListener] = (),
     ) -> None:
         self.runs: dict[str, RunState] = {}
-        self.nodes: dict[str, Node] = {}
-        self.draining: set[str] = set()
+        self._inventory = Inventory(scheduler)
+        self.nodes = self._inventory.nodes
+        self.fleets = self._inventory.fleets
+        self.draining = self._inventory.draining
         """The ids of the draining nodes."""
-        self.membership = 0
-        """Grows when a node comes or goes, or is no longer only expected."""
-        self._installs: dict[str, set[str]] = {}
-        """The ids of the nodes that have each shim, by its install id."""
-        self._removed: set[str] = set()
-        self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store
         self._clock = clock
         self._chance = chance
@@ -95,12 +89,10 @@ class RunPipeline:
         self._admitted: dict[str, RunState] = {}
         self._mates: dict[str, frozenset[str]] = {}
         """The runs that are admitted together with each run that is not committed yet."""
-        self._inventory = InventoryChanges()
         self._aside = RefusedRuns()
         self._brake = Brake()
-        self._waiters: list[_Waiter] = []
-        self._deadlines: list[tuple[float, str]] = []
-        self._wake_at: dict[str, float] = {}
+        self._waiters: list[Waiter] = []
+        self._deadlines = Deadlines()
         self._reschedule = False
         self._ended: StoreError | None = None
         self._wake = asyncio.Event()
@@ -118,14 +110,7 @@ class RunPipeline:
     ) -> None:
         """Take over what the store has. The first turn decides every run again, with no node
         connected yet."""
-        self.fleets.update({fleet.name: fleet for fleet in fleets})
-        for name, fleet in self.fleets.items():
-            self._scheduler.fleet_changed(name, fleet)
-        for node in nodes:
-            self._note_member(None, node)
-            self.nodes[node.id] = node
-            self._note_drain(node, node.id)
-            self._scheduler.node_changed(node.id, node)
+        self._inventory.restore(nodes, fleets)
         for state in runs:
             self.runs[state.run.id] = state
             self._scheduler.run_changed(state.run.id, state)
@@ -148,6 +133,11 @@ class RunPipeline:
         self._by_node.moved(None, state)
         self._inbox[state.run.id] = [*self._no_node_reached(state)]
         self._wake.set()
+
+    @property
+    def membership(self) -> int:
+        """Grows when a node comes or goes, or is no longer only expected."""
+        return self._inventory.membership
 
     @property
     def known(self) -> Mapping[str, RunState]:
@@ -289,63 +279,20 @@ class RunPipeline:
         itself."""
         if node is not None:
             node = with_history(self.nodes.get(node_id), node, self._clock.now(), by)
-        # Only the first change since a commit sees what the store has; a refusal goes back to it.
-        self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
-        self._inventory.nodes[node_id] = node
-        self._show_node(node, node_id)
+        self._inventory.change_node(node, node_id)
+        self._reschedule = True
         self._wake.set()
 
     def node_with_shim(self, install_id: str, *, besides: str) -> Node | None:
         """Return another node than `besides` that has the shim with this install id."""
-        found = self._installs.get(install_id, set()) - {besides}
-        return self.nodes[min(found)] if found else None
-
-    def _note_member(self, before: Node | None, after: Node | None) -> None:
-        """Keep count of who is there: with thousands of nodes, each that connects would have to
-        look at all others."""
-        if _is_member(before) != _is_member(after):
-            self.membership += 1
-        if before is not None and before.install_id is not None:
-            of_shim = self._installs[before.install_id]
-            of_shim.discard(before.id)
-            if not of_shim:
-                del self._installs[before.install_id]
-        if after is not None and after.install_id is not None:
-            self._installs.setdefault(after.install_id, set()).add(after.id)
-
-    def _show_node(self, node: Node | None, node_id: str) -> None:
-        self._note_member(self.nodes.get(node_id), node)
-        if node is None:
-            self.nodes.pop(node_id, None)
-            self._removed.add(node_id)
-        else:
-            self.nodes[node_id] = node
-            self._removed.discard(node_id)
-        self._note_drain(node, node_id)
-        self._scheduler.node_changed(node_id, node)
-        self._reschedule = True
-
-    def _note_drain(self, node: Node | None, node_id: str) -> None:
-        if node is not None and node.draining:
-            self.draining.add(node_id)
-        else:
-            self.draining.discard(node_id)
+        return self._inventory.node_with_shim(install_id, besides=besides)
 
     async def save_fleet(self, fleet: Fleet | None, name: str) -> None:
         """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable, StoreRefused."""
-        self._inventory.stored_fleets.setdefault(name, self.fleets.get(name))
-        self._inventory.fleets[name] = fleet
-        self._show_fleet(fleet, name)
+        self._inventory.change_fleet(fleet, name)
+        self._reschedule = True
         self._wake.set()
         await self._next_commit(name)
-
-    def _show_fleet(self, fleet: Fleet | None, name: str) -> None:
-        if fleet is None:
-            self.fleets.pop(name, None)
-        else:
-            self.fleets[name] = fleet
-        self._scheduler.fleet_changed(name, fleet)
-        self._reschedule = True
 
     def watch(self, key: str | None) -> Watch:
         """Return a watch that wakes when the run or node with this id was committed (None: any run
@@ -379,7 +326,7 @@ class RunPipeline:
             raise
         finally:
             self._ended = ended
-            self._resolve(self._take_waiters(), ended)
+            resolve(self._take_waiters(), ended)
 
     async def _try_turn(self) -> None:
         try:
@@ -391,12 +338,8 @@ class RunPipeline:
             self._wake.set()
 
     async def _wait_for_work(self) -> None:
-        times = [at for at, _ in self._deadlines[:1]]
-        if self._rentals_wake_at is not None:
-            times.append(self._rentals_wake_at)
-        next_try = self._aside.next_try()
-        if next_try is not None:
-            times.append(next_try)
+        wanted = (self._deadlines.next(), self._rentals_wake_at, self._aside.next_try())
+        times = [at for at in wanted if at is not None]
         delay = max(0.0, min(times) - self._clock.now()) if times else None
         try:
             async with asyncio.timeout(delay):
@@ -411,9 +354,9 @@ class RunPipeline:
         # Taken in one step without an await: what is posted during the commit is for the next turn.
         inbox, self._inbox = self._inbox, {}
         admitted, self._admitted = self._admitted, {}
-        inventory, self._inventory = self._inventory, InventoryChanges()
+        inventory = self._inventory.take_changes()
         waiters = self._take_waiters()
-        for run_id in self._due(now):
+        for run_id in self._deadlines.due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
         aside = self._aside.hold(inbox, now)
         turn = TurnInProgress(
@@ -444,14 +387,16 @@ class RunPipeline:
             for state in admitted.values():
                 self._forget_admission(state)
             refusal = error if isinstance(error, StoreError) else None
-            self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
+            resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
             raise
         self._adopt(turn, now)
         if self._rentals is not None:
             self._rentals.stored(inventory.machines)
             self._tell_of_machines()
-        self._resolve(waiters, None)
-        await self._tell(turn, {**inventory.nodes, **self._nodes_of_fleets(inventory.fleets)})
+        resolve(waiters, None)
+        await self._tell(
+            turn, {**inventory.nodes, **self._inventory.nodes_of_fleets(inventory.fleets)}
+        )
 
     def _tell_relatives(self, turn: TurnInProgress) -> None:
         """Report what became of runs to their children, and to the runs that wait for them."""
@@ -473,10 +418,11 @@ class RunPipeline:
                 node = with_history(self.nodes.get(node_id), node, now, None)
             inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
             inventory.nodes[node_id] = node
-            if node_id in self._inventory.nodes:
+            if node_id in self._inventory.changes.nodes:
                 # Somebody changed it during this turn: that is in `node`, and is committed later.
-                self._inventory.nodes[node_id] = node
-            self._show_node(node, node_id)
+                self._inventory.changes.nodes[node_id] = node
+            self._inventory.show_node(node, node_id)
+            self._reschedule = True
         self._rentals_wake_at = rentals.wakes_at(self.nodes, self.fleets, now)
         self._gone += turned.gone
         self._answers += turned.answers
@@ -554,16 +500,16 @@ class RunPipeline:
             del inventory.nodes[node_id]
             stored = inventory.stored_nodes.pop(node_id)
             # Somebody changed it again during the commit: the newer change stays shown.
-            if node_id not in self._inventory.nodes:
-                self._show_node(stored, node_id)
+            if node_id not in self._inventory.changes.nodes:
+                self._inventory.show_node(stored, node_id)
         for name in error.fleets & inventory.fleets.keys():
             del inventory.fleets[name]
             stored_fleet = inventory.stored_fleets.pop(name)
-            if name not in self._inventory.fleets:
-                self._show_fleet(stored_fleet, name)
+            if name not in self._inventory.changes.fleets:
+                self._inventory.show_fleet(stored_fleet, name)
 
     def _go_on_without(
-        self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[_Waiter]
+        self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[Waiter]
     ) -> None:
         new = error.runs & admitted.keys()
         new = new.union(*(self._mates.get(run_id, ()) for run_id in new))
@@ -571,7 +517,7 @@ class RunPipeline:
             self._forget_admission(admitted.pop(run_id))
         self._admitted = {**admitted, **self._admitted}
         refused = error.runs | error.nodes | error.fleets | new
-        self._resolve([waiter for waiter in waiters if waiter.of in refused], error)
+        resolve([waiter for waiter in waiters if waiter.of in refused], error)
         self._waiters[:0] = [waiter for waiter in waiters if waiter.of not in refused]
         self._wake.set()
 
@@ -598,9 +544,11 @@ class RunPipeline:
             else:
                 self.runs[run_id] = state
                 # A node that was lost during this commit could not tell the runs that came to it.
-                for about_node in reports_about_nodes(run_id, fresh, self.nodes, self._removed):
+                for about_node in reports_about_nodes(
+                    run_id, fresh, self.nodes, self._inventory.removed
+                ):
                     self.post(about_node)
-            self._set_deadline(run_id, wake_at)
+            self._deadlines.set(run_id, wake_at)
         self._aside.stored(turn.states.keys())
         for report in turn.held:
             self.post(report)
@@ -636,12 +584,6 @@ class RunPipeline:
             if run_id in self._leftovers:
                 self._retire(self._leftovers[run_id])
 
-    def _nodes_of_fleets(self, fleets: Collection[str]) -> dict[str, Node]:
-        """Return the nodes of changed fleets: what a node is asked for depends on its fleet."""
-        if not fleets:
-            return {}
-        return {node_id: node for node_id, node in self.nodes.items() if node.fleet in fleets}
-
     async def _tell(self, turn: TurnInProgress, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
         async for state in in_stretches(touched):
@@ -655,32 +597,14 @@ class RunPipeline:
 
     @property
     def deadlines(self) -> int:
-        """The number of entries in the heap of deadlines, skipped ones included."""
+        """The number of deadlines, skipped ones included."""
         return len(self._deadlines)
-
-    def _set_deadline(self, run_id: str, at: float | None) -> None:
-        """Set the one deadline of a run. Older entries of the heap are skipped when their time
-        comes."""
-        if at is None:
-            self._wake_at.pop(run_id, None)
-        elif self._wake_at.get(run_id) != at:
-            self._wake_at[run_id] = at
-            heapq.heappush(self._deadlines, (at, run_id))
-
-    def _due(self, now: float) -> list[str]:
-        due = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            at, run_id = heapq.heappop(self._deadlines)
-            if self._wake_at.get(run_id) == at:
-                del self._wake_at[run_id]
-                due.append(run_id)
-        return due
 
     def _put_back(self, inbox: dict[str, list[Report]], inventory: InventoryChanges) -> None:
         for run_id, reports in inbox.items():
             # In front of what came meanwhile: of several states of a link the last one counts.
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
-        self._inventory = self._inventory.over(inventory)
+        self._inventory.put_back(inventory)
 
     async def _next_commit(self, of: str | None) -> None:
         # Nobody takes turns any more, so nobody would ever resolve the waiter.
@@ -688,31 +612,15 @@ class RunPipeline:
             raise self._ended
         await self._waiter(of).done
 
-    def _waiter(self, of: str | None) -> _Waiter:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
+    def _waiter(self, of: str | None) -> Waiter:
+        waiter = Waiter(asyncio.get_running_loop().create_future(), of)
         self._waiters.append(waiter)
         self._wake.set()
         return waiter
 
-    def _take_waiters(self) -> list[_Waiter]:
+    def _take_waiters(self) -> list[Waiter]:
         waiters, self._waiters = self._waiters, []
         return waiters
-
-    @staticmethod
-    def _resolve(waiters: Iterable[_Waiter], error: Exception | None) -> None:
-        for done, _ in waiters:
-            # Its caller was cancelled meanwhile.
-            if done.done():
-                continue
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-
-def _is_member(node: Node | None) -> bool | None:
-    """Return whether the node can be connected to; None: it is not there."""
-    return None if node is None else node.status is not NodeStatus.EXPECTED
 
 
 async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
@@ -725,49 +633,3 @@ async def _refusal_of(commit: asyncio.Future[None]) -> Exception | None:
 
 class NameTaken(Exception):
     """A live run already has this name."""
-
-
-class Scheduler(Placer, Protocol):
-    """The seam of JobSubmittedPipeline. It gets every change before the commit, and the state
-    before it when the commit fails."""
-
-    is_unfinished: bool
-    """Whether another turn should follow at once."""
-
-    def is_taken(self, node_id: str) -> bool: ...
-
-    def run_trimmed(self, state: RunState) -> None: ...
-
-    def run_over(self, run_id: str) -> None: ...
-
-    def node_changed(self, node_id: str, node: Node | None) -> None: ...
-
-    def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
-
-    def why_never(self, state: RunState) -> tuple[str, str] | None: ...
-
-    def queue(self, now: float) -> Sequence[Unit]: ...
-
-    def used(self, user: str, now: float) -> tuple[int, int]: ...
-
-    def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
-
-    def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
-
-    def offering(self, state: RunState, now: float) -> tuple[OfferedPlace, ...]: ...
-
-
-class TurnListener(Protocol):
-    """Learns of each committed run."""
-
-    def committed(self, touched: Sequence[RunState]) -> None:
-        """Handle runs that were decided and are committed as given; a finished run comes for the
-        last time."""
-
-
-class _Waiter(NamedTuple):
-    """A caller that waits for a commit. `of`: the id of the run or node, or the fleet's name, that
-    it concerns."""
-
-    done: asyncio.Future[None]
-    of: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -14,8 +15,12 @@ from controller.store.base import Sight
 from controller.store.lease import LEASE_NAME
 from controller.store.peers import LEADING_LOCK, is_pooled, sight_of
 from controller.store.schema import leases
+from controller.store.sessions import Session
 from controller.store.sql import Database
 from controller.store.sql_errors import sentence
+
+ANSWER_SECONDS = 12.0
+"""Longer than the connection may take."""
 
 
 class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +74,20 @@ def sqlite_facts(database: Database) -> DatabaseFacts:
 def postgresql_facts(
     database: Database, own_time: Callable[[], float] = time.time
 ) -> DatabaseFacts:
-    """Blocking, for 10 s at most where nothing answers."""
-    engine = database.reader()
+    """Blocking, for ANSWER_SECONDS at most where nothing answers."""
+    hanging = Session()
+    engine = hanging.of(database.reader())
+    # A server that is stopped, or another one at its address, may take questions for ever.
+    cut = threading.Timer(ANSWER_SECONDS, hanging.cut)
+    cut.daemon = True
+    cut.start()
     try:
         with engine.begin() as connection:
             return _postgresql(connection, own_time)
     except sa.exc.SQLAlchemyError as error:
         return DatabaseFacts(kind="postgresql", why=sentence(error))
     finally:
+        cut.cancel()
         database.leave()
 
 

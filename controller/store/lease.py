@@ -166,6 +166,7 @@ class FolderLock:
         try:
             return self._boot_id_file.read_text().strip() or None
         except OSError:
+            # Other systems than Linux, and some sandboxes, have no such file.
             return None
 
 

@@ -65,8 +65,12 @@ def options(settings: Mapping[str, str]) -> str:
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
+CLIENT_ENCODING = "utf8"
+"""libpq takes a database's own encoding. psycopg gives strings of one without any (SQL_ASCII) as
+bytes, so that not even its version could be read, and it could not be refused by name."""
 _CONNECT = {
     **CLIENT_KEEPALIVES,
+    "client_encoding": CLIENT_ENCODING,
     "application_name": "fairlead leader",
     "options": options({**SERVER_KEEPALIVES, "lock_timeout": "3s", "statement_timeout": "5s"}),
 }

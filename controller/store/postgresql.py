@@ -54,6 +54,7 @@ _CONNECT = {
     # Keepalives are not sent while data waits for its acknowledgement: without this limit, a
     # commit to a machine that is gone waits for net.ipv4.tcp_retries2, some 15 min (tcp(7)).
     "tcp_user_timeout": 20_000,
+    "client_encoding": peers.CLIENT_ENCODING,
     "application_name": "fairlead",
 }
 _SHARED_CONNECT = {**_CONNECT, **peers.CLIENT_KEEPALIVES}

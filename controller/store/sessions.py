@@ -52,6 +52,8 @@ class Session:
         self.closed()
         if hasattr(connection, "fileno"):
             with self._lock:
+                # A copy: the driver closes its own descriptor, whose number may then be another
+                # file's.
                 self._socket = socket.socket(fileno=os.dup(connection.fileno()))
 
     def closed(self, *_: object) -> None:
@@ -63,6 +65,7 @@ class Session:
     def cut(self) -> None:
         with self._lock, contextlib.suppress(OSError):
             if self._socket is not None:
+                # shutdown(2) wakes the thread that waits in recv(2); close(2) would leave it there.
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 

@@ -474,5 +474,6 @@ def _done(answer: Done) -> web.Response:
     event = json.dumps({"fairlead:done": {"message": answer.message}})  # a header is ASCII
     headers = {"HX-Trigger": event}
     if answer.location is not None:
+        # A browser follows a 303 within the script's request, and htmx would never see it.
         headers["HX-Redirect"] = answer.location
     return web.Response(status=204, headers=headers)

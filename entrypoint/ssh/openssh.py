@@ -123,6 +123,7 @@ async def prepare(task: Path, settings: SshSettings, children: Children) -> Open
         server = OpenSshServer(program, folder, task, children)
         await server.check()
     except OSError as error:
+        # The image may have a root that cannot be written, or an sshd for another machine.
         raise NotUsable(f"the image's sshd cannot be set up: {error}") from error
     return server
 
@@ -167,6 +168,7 @@ def _write_keys(folder: Path, task: Path, settings: SshSettings) -> None:
 
 def _write_file(path: Path, text: str, mode: int) -> None:
     path.unlink(missing_ok=True)
+    # O_EXCL: a link that somebody puts there meanwhile is not followed (open(2)).
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w") as file:
         # The umask has cut the mode of open(2).

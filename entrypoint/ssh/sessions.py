@@ -48,6 +48,7 @@ class Sessions:
             else:
                 await self._in_terminal(login, env, process)
         except (NothingToRun, OSError, subprocess.SubprocessError) as error:
+            # The client may have left meanwhile.
             with contextlib.suppress(OSError, asyncssh.Error):
                 process.stderr.write(f"fairlead: {error}\n".encode())
                 process.exit(_NOT_RUN)
@@ -158,6 +159,7 @@ async def _feed(process: Process, child: Child, pipe: int) -> None:
         lambda: _Pipe(loop), os.fdopen(pipe, "wb", 0)
     )
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    # A program need not read all its input: EPIPE is no failure of `yes | ssh JOB head`.
     with contextlib.suppress(OSError, asyncssh.Error):
         try:
             while data := await _read(process, child):

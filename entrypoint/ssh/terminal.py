@@ -36,6 +36,7 @@ class Terminal:
     def resize(self, size: tuple[int, int, int, int]) -> None:
         width, height, pixel_width, pixel_height = size
         packed = struct.pack("HHHH", height or 24, width or 80, pixel_width, pixel_height)
+        # The client may resize its window after the program has ended, and the terminal is closed.
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, packed)
 

@@ -344,6 +344,7 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _fail(message: str, status: int) -> int:
+    # stderr may be closed, or a pipe whose reader is gone; the status still tells of the failure.
     with suppress(OSError):
         sys.stderr.write(f"fairlead: {message}\n")
     return status

@@ -25,9 +25,12 @@ _ALGORITHMS = {
 """The algorithms by the type of a pinned key. A node reports its job's key; nothing else that it
 sends may become configuration."""
 _PINNED = (
+    # A key that the system's file has for another host counts for no job.
     "GlobalKnownHostsFile /dev/null",
     "StrictHostKeyChecking yes",
+    # Else a job's server could add further keys to the file (ssh_config(5), UpdateHostKeys).
     "UpdateHostKeys no",
+    # Else ssh would keep keys by address too, and later jobs get the same addresses and ports.
     "CheckHostIP no",
 )
 
@@ -94,6 +97,7 @@ def install(target: SshTarget, blocks: str, folder: Path, home: Path) -> None:
     except FileNotFoundError:
         before = ""
     if include not in before:
+        # Many keep their dotfiles as links: a rename would put a plain file in the link's place.
         _replace(path.resolve(), f"{include}\n{before}" if before else include, mode=0o600)
 
 

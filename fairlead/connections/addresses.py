@@ -159,6 +159,7 @@ def _parsed(text: str, whole: str, field: str) -> Address:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
+        # urlsplit raises it for odd brackets, and `port` for what is no number of a port.
         parts, host, port = urlsplit(""), None, None
     if parts.scheme not in ("http", "https") or not host:
         among = f" (in {whole!r}; write a comma between two URLs)" if url != whole else ""

@@ -86,10 +86,16 @@ class FrameReader:
     """Reads a server's frames; holds no more than the head of one, or one control frame.
 
     `feed` returns pieces of messages, each with the opcode of its message, and whole control
-    frames, in their order. It raises Violation, after which it must not be fed again.
+    frames, in their order. It raises Violation, after which it must not be fed again. `whole`: it
+    returns whole messages, of at most so many bytes, and holds what came of one.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_held", "_in_message", "_left", "_message", "_most", "_pieces", "_size")
+
+    def __init__(self, whole: int | None = None) -> None:
+        self._most = whole
+        self._pieces: list[bytes] = []
+        self._size = 0
         self._held = b""
         self._left = 0
         self._message = Opcode.CONTINUATION
@@ -103,9 +109,9 @@ class FrameReader:
         while at < len(data):
             if self._left:
                 piece = data[at : at + self._left]
-                found.append((self._message, piece))
                 self._left -= len(piece)
                 at += len(piece)
+                self._add(piece, found)
                 continue
             start, size = _head(data, at)
             control = bool(data[at] & 0x08)
@@ -118,7 +124,22 @@ class FrameReader:
                 at = start + size
             else:
                 self._left, at = size, start
+                if not size:
+                    self._add(b"", found)
         return found
+
+    def _add(self, piece: bytes, found: list[tuple[Opcode, bytes]]) -> None:
+        if self._most is None:
+            if piece:
+                found.append((self._message, piece))
+            return
+        self._size += len(piece)
+        if self._size + self._left > self._most:
+            raise Violation(CloseCode.TOO_BIG, f"a message of more than {self._most} bytes")
+        self._pieces.append(piece)
+        if not (self._left or self._in_message):
+            found.append((self._message, b"".join(self._pieces)))
+            self._pieces, self._size = [], 0
 
     def _check_order(self, first: int) -> None:
         opcode = Opcode(first & OPCODE)

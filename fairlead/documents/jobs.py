@@ -9,7 +9,6 @@ from fairlead.documents.services import ProbeView
 from fairlead.model.answers import Amounts
 from fairlead.model.job_links import JobLink
 from fairlead.model.reasons import Reason
-from fairlead.model.starts import Starts
 from fairlead.model.statuses import AllocationState, AttemptStatus, IrisState, OutputsState
 
 
@@ -51,6 +50,30 @@ class AttemptOutputsView(View, frozen=True):
     total: int | None = None
 
 
+class StartEndView(View, frozen=True):
+    """How a start ended after which the container waits for the next one. `number` 0: the attempt's
+    first."""
+
+    number: int
+    at: str
+    reason: Reason
+    message: str | None
+    exit_code: int | None
+
+
+class StartsView(View, frozen=True):
+    """The starts of one attempt's job after its first, counted from 1. `asked`: the last one that a
+    user asked for; `begun`: the last one that has begun. `refused`: why the one that was asked for
+    never begins. `ended`: the last one that ended. `watched_until`: when the lease of the last
+    client that watches ends; null: no client holds one."""
+
+    asked: int
+    begun: int
+    refused: str | None
+    ended: StartEndView | None = None
+    watched_until: str | None = None
+
+
 class AttemptView(View, frozen=True):
     """`state`: Iris's name for it, final as soon as there is a `termination_reason`. `links`: URLs
     of its run in wandb or MLflow that the job itself printed."""
@@ -89,7 +112,7 @@ class AttemptView(View, frozen=True):
     probes: tuple[ProbeView, ...]
     drains_until: str | None
     links: tuple[JobLink, ...]
-    starts: Starts | None = None
+    starts: StartsView | None = None
 
 
 class PastAttemptView(AttemptView, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     if len(content) > 4 * MAX_BYTES:
         raise ConfigurationError(FIELD, f"{file.name} is larger than {4 * MAX_BYTES >> 20} MiB")
     try:
+        # Excel and others begin a UTF-8 file with a byte order mark, which is no part of a name.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1

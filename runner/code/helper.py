@@ -74,6 +74,7 @@ class Helpers:
             ending = await process.wait()
         except asyncio.CancelledError:
             process.signal_group(signal.SIGKILL)
+            # It may write until it is dead, and what it wrote is cleaned up next.
             await process.wait()
             raise
         finally:

@@ -153,6 +153,7 @@ class CodePreparer:
             if repo.diff is not None:
                 await self._git.apply(self._store.path(repo.diff), target)
         except BaseException:
+            # Also when the job is stopped: on a volume, the next try would find half of it.
             await asyncio.to_thread(_empty, target)
             raise
 

@@ -142,6 +142,7 @@ class TreeWriter:
             os.mkdir(name, 0o755, dir_fd=parent)
             made = True
         except FileExistsError:
+            # It may be a link: opening it decides, which follows none.
             pass
         try:
             fd = os.open(name, _FOLDER, dir_fd=parent)

@@ -260,7 +260,7 @@ def end_line(ending: Ending, *, stopped: bool, keeps_for: float) -> str:
     if stopped:
         return f"stopped to start again ({how})"
     minutes = f"{keeps_for / 60:g} min" if keeps_for >= 60 else f"{keeps_for:g} s"
-    return f"{how}; its container waits {minutes} for changed files"
+    return f"{how}; its container waits at most {minutes} for changed files"
 
 
 def start_line(seconds: float) -> str:

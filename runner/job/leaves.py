@@ -207,6 +207,7 @@ class LeafLink(asyncio.Protocol):
         except BlockingIOError:
             return
         except OSError:
+            # ECONNRESET: the shim ended before it had read all that was sent.
             self.close()
             return
         self._fds += fds

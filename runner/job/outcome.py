@@ -138,6 +138,7 @@ def _kill_until_none(left: Callable[[Table], set[int]]) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
+                # It has ended meanwhile, or it has taken other rights (kill(2): ESRCH, EPERM).
                 continue
 
 

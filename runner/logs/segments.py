@@ -195,6 +195,8 @@ class SegmentLog:
         try:
             return os.open(segment.path, os.O_RDONLY | _WARY)
         except FileNotFoundError:
+            # The job may have unlinked it: its descriptor still leads to the content (proc(5),
+            # /proc/pid/fd).
             if not self.is_newest(segment) or self._fd < 0:
                 raise
             return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -241,6 +243,8 @@ class SegmentLog:
             try:
                 write_all(self._fd, data)
             except OSError:
+                # A full disk may take a part of it (write(2)); the next frame must not follow half
+                # a frame.
                 self._cut_torn(segment)
                 raise
         except OSError as error:
@@ -336,6 +340,7 @@ def _why_of(marker: Frame) -> str:
 def _why(failure: OSError) -> str:
     """Return, for the job's user, why bytes are gone that should have been written."""
     match failure.errno:
+        # A full file system is ENOSPC, the used up quota of a user or project EDQUOT (write(2)).
         case errno.ENOSPC | errno.EDQUOT:
             return DISK_FULL
         case int(number):

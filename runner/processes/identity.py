@@ -108,6 +108,7 @@ def _rows(path: Path, columns: int) -> list[list[str]]:
     try:
         text = path.read_text("utf-8", "replace")
     except OSError:
+        # An image made from scratch has no /etc/passwd and no /etc/group.
         return []
     rows = (line.split(":") for line in text.splitlines())
     return [row for row in rows if len(row) >= columns]

@@ -68,6 +68,7 @@ class Leaf:
         if not self._kill:
             # One that the runner could not leave lists the runner itself.
             for pid in set(self._pids()) - {os.getpid()}:
+                # It has ended meanwhile, or it has taken other rights (kill(2): ESRCH, EPERM).
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         for fd in self._kill:

@@ -128,6 +128,8 @@ def _environment(pid: int) -> bytes:
             if environment or Path(f"/proc/{pid}/cmdline").read_bytes():
                 return b"\0" + environment
         except OSError:
+            # It has ended, or it has other rights: ptrace(2) decides who reads it
+            # (proc_pid_environ(5)).
             return b""
         time.sleep(_EXECUTING_PAUSE)
     return b""

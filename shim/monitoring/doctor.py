@@ -51,6 +51,7 @@ def examine(node: NodeSetup, asked: Asked = ask) -> list[Finding]:
 
 def shim(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     with socket.socket(socket.AF_UNIX) as probe:
+        # connect(2) waits while the backlog of a shim that hangs is full (unix(7)).
         probe.settimeout(5)
         try:
             probe.connect(str(node.socket))

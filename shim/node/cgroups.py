@@ -83,6 +83,7 @@ def _counts_below(place: Place) -> bool:
     try:
         return Path(place.folder, "memory.use_hierarchy").read_text().strip() != "0"
     except OSError:
+        # Version 2 has no such file: there, limits always hold for all that is below (cgroups(7)).
         return True
 
 
@@ -131,6 +132,8 @@ class KernelTree:
         except FileNotFoundError:
             return True
         except OSError as error:
+            # A killed process is there until it has exited, and so long the cgroup stays
+            # (cgroups(7)).
             if error.errno == errno.EBUSY:
                 return False
             raise
@@ -140,12 +143,14 @@ class KernelTree:
         try:
             return tuple(os.listdir(folder))
         except FileNotFoundError:
+            # The engine removes the cgroup of a container that has ended.
             return ()
 
     def open(self, folder: Path, name: str, flags: int) -> int | None:
         try:
             return os.open(folder / name, flags | os.O_CLOEXEC)
         except FileNotFoundError:
+            # Which files a cgroup has depends on its version and controllers, and on the kernel.
             return None
 
 

@@ -16,6 +16,7 @@ from fairlead.wire.runner import (
     RunnerHealth,
     RunnerState,
     SignalRequest,
+    StartEnd,
     StatusEvent,
     SubmitRequest,
 )
@@ -72,6 +73,10 @@ class RunnerRules:
             clean=clean,
         )
         self._enter(RunnerState.SERVING_LOGS)
+
+    def tell(self, end: StartEnd) -> None:
+        """The commands have ended, and the container waits for the next start."""
+        self._enter(RunnerState.RUNNING, end)
 
     # -- the runner's API ---------------------------------------------------------------------
 
@@ -172,8 +177,12 @@ class RunnerRules:
     def states_after(self, seq: int) -> Sequence[StatusEvent]:
         return self.states[max(0, seq) :]
 
-    def _enter(self, state: RunnerState) -> None:
+    def _enter(self, state: RunnerState, start_end: StartEnd | None = None) -> None:
         event = StatusEvent(
-            seq=len(self.states) + 1, at=self._clock.now(), state=state, exit=self.record
+            seq=len(self.states) + 1,
+            at=self._clock.now(),
+            state=state,
+            exit=self.record,
+            start_end=start_end,
         )
         self.states.append(event)

@@ -24,6 +24,7 @@ from tests.simulation.world import (
     simulate_engines,
     simulate_services,
     simulate_sweeps,
+    simulate_watched,
 )
 
 MAX_SHOWN = 10
@@ -43,6 +44,7 @@ def main() -> int:
             gateways=whole,
             engines=options.engines,
             sweeps=options.sweeps,
+            watched=options.watched,
         )
         if options.machines:
             return _report([simulate_machines(options.seed)], 0.0, options)
@@ -60,6 +62,8 @@ def main() -> int:
         play = simulate_services
     elif options.sweeps:
         play = simulate_sweeps
+    elif options.watched:
+        play = simulate_watched
     elif options.engines:
         play = simulate_engines
     elif options.machines:
@@ -89,6 +93,9 @@ def _options() -> argparse.Namespace:
         "--engines", action="store_true", help="worlds in which engines of nodes stay away"
     )
     parser.add_argument("--sweeps", action="store_true", help="worlds with sweeps")
+    parser.add_argument(
+        "--watched", action="store_true", help="worlds whose jobs start again in their containers"
+    )
     parser.add_argument(
         "--machines", action="store_true", help="worlds whose nodes are rented machines"
     )
@@ -163,7 +170,7 @@ def _report(outcomes: list[Outcome], seconds: float, options: argparse.Namespace
         print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
         for violation in outcome.violations[:MAX_SHOWN]:
             print(f"  {violation.at:9.3f} s  {violation.text}")
-        kinds = ("services", "engines", "sweeps", "machines", "controllers")
+        kinds = ("services", "engines", "sweeps", "watched", "machines", "controllers")
         kind = "".join(f" --{kind}" for kind in kinds if getattr(options, kind))
         print(f"  ./dev sim --seed {outcome.seed}{kind}")
     runs = sum(outcome.runs for outcome in outcomes)

@@ -23,6 +23,7 @@ from controller.lifecycle.reports import JobAbortRequested, Report
 from controller.lifecycle.runs.compaction import KEPT_ATTEMPTS
 from controller.store.base import Changes
 from fairlead.model.reasons import Reason
+from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
@@ -36,7 +37,17 @@ from fairlead.model.statuses import (
 from fairlead.wire.frames import Decoder, Frame, Stream
 from fairlead.wire.runner import SignalRequest
 from fairlead.wire.shim import TaskInfo
-from tests.simulation import gangs, idle, orders, placing, replicas, standstill, sweeps, waiting
+from tests.simulation import (
+    gangs,
+    idle,
+    orders,
+    placing,
+    replicas,
+    standstill,
+    sweeps,
+    waiting,
+    watched,
+)
 from tests.simulation.container import Container
 from tests.simulation.idle import Use
 from tests.simulation.kept import FreedPlaces
@@ -83,6 +94,8 @@ class Checks:
         """The name of a node by each id that the controller ever had for it."""
         self.uses: dict[str, list[Use]] = {}
         """What a dev environment was used for, by its attempt."""
+        self.leases: dict[str, dict[str, float]] = {}
+        """Until when clients watch a run, by its id and theirs, in Unix seconds."""
         self.asked: dict[type[Report], set[str]] = {}
         """The ids of the runs and jobs that users asked such a thing for."""
         self.unreliable: set[str] = set()
@@ -145,6 +158,7 @@ class Checks:
                 *gangs.overdrawn_jobs(after),
                 *replicas.breaches(before, after),
                 *sweeps.breaches(before, after),
+                *watched.breaches(before, after, changes.events),
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
                 *waiting.out_of_turn(before, after, known | self._arriving),
@@ -158,6 +172,7 @@ class Checks:
             self.runs[run_id] = after
         for text in (
             *placing.names_taken_twice(self.runs),
+            *self._given_up_early(changes.events),
             *self._overlong(),
             *self._freed.breaches(known, self.runs, self._committed_nodes),
         ):
@@ -170,6 +185,33 @@ class Checks:
         """Whether its node is not what it was when the place was planned."""
         broken = any(uuid in self.broken_gpus for uuid in place.gpus)
         return broken or bool(self.rewound) or self._is_unreliable(self.names.get(place.node_id))
+
+    def _given_up_early(self, events: Iterable[Event]) -> Iterator[str]:
+        if not self.clock_jumped:
+            yield from watched.given_up_early(events, self.leases, EPOCH + self._now())
+
+    def _waiting_too_long(self) -> Iterator[str]:
+        """Containers that wait for a start although nobody watches any more."""
+        for state in () if self.clock_jumped else self.runs.values():
+            if (leases := self.leases.get(state.run.id)) is None or state.run.suspended:
+                continue
+            for _, attempt in _attempts([state]):
+                container = self.containers.get(attempt.id)
+                if container is None or container.starts.waits is None or container.ended.is_set():
+                    continue
+                calm = max(
+                    self._is_calm_since(self.names.get(attempt.node_id or "", "")),
+                    self.succeeded_at + LEASE_SECONDS,
+                )
+                since = max(
+                    EPOCH + calm,
+                    container.starts.waits.finished_at,
+                    state.run.resumed_at or 0.0,
+                    *leases.values(),
+                )
+                late = EPOCH + self._now() - since - LEASE_SECONDS - LATE_SECONDS
+                if late > 0 and container.record is None and attempt.id not in self.rewound:
+                    yield f"the container of {attempt.id} waits, and nobody watches"
 
     def _overlong(self) -> Iterator[str]:
         if self.clock_jumped or self._now() < self.succeeded_at + LATE_SECONDS:
@@ -192,7 +234,7 @@ class Checks:
         for (key, text), since in self._stuck_since.items():
             if since + standstill.PATIENCE_SECONDS < self._now():
                 self.violated(f"attempt {key} {text}")
-        for text in self._left_alone():
+        for text in (*self._left_alone(), *self._waiting_too_long()):
             self.violated(text)
 
     def _stuck(self, state: RunState, attempt: Attempt) -> str | None:

@@ -31,10 +31,13 @@ from runner.client import RunnerError, RunnerUnavailable
 from tests.doubles.runner import RunnerRules
 from tests.simulation.rides import DIRTY, Rides
 from tests.simulation.script import SPARED_EXIT_CODE, Ending, OnStop, Script, Start, script_from
+from tests.simulation.starts import GRACE, Starts
 
 LINGER_SECONDS = 10.0
 HEARTBEAT_SECONDS = 10.0
 KILLED = 137
+LONGEST_ANSWER = 20.0
+End = tuple[ExitReason, int]
 FRAMES_IN_A_PIECE = 7
 FRAMES_IN_A_SEGMENT = 16
 
@@ -81,6 +84,8 @@ class Container:
         self._job: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
         self.rides = Rides(clock, spawn, self.kill)
+        self.starts = Starts()
+        self._start_limit: asyncio.Timeout | None = None
         self._life = spawn(self._live())
 
     @property
@@ -117,6 +122,7 @@ class Container:
     def terminate(self) -> None:
         """SIGTERM to the container: its job is stopped with its own signal."""
         self._terminated = True
+        self._close_starts()
         self.rides.close()
         self._ask_to_stop()
 
@@ -157,6 +163,7 @@ class Container:
         self._answer()
         before = self.rules.latest
         if self.rules.stop(interrupt=interrupt, log_end=self.log_end):
+            self._close_starts()
             if not delay:
                 self._ask_to_stop()
             self._kill_job_by(self._clock.now() + grace)
@@ -200,7 +207,21 @@ class Container:
 
     async def again(self, request: AgainRequest) -> AgainAnswer:
         self._answer()
-        raise RunnerError("not_kept", "no job of the simulation starts again", 409)
+        if self._keeps_for is None or self._job is None:
+            raise RunnerError("not_kept", "this job does not start again in its container", 409)
+        if self.starts.offer(request):
+            if self._start_limit is not None:
+                grace = self._chance.choice((0.0, self._chance.uniform(0.0, GRACE)))
+                self._start_limit.reschedule(asyncio.get_running_loop().time() + grace)
+            self._ring()
+        until = self._clock.now() + LONGEST_ANSWER
+        while self.starts.begun < request.number:
+            self._answer()
+            self.starts.require_open()
+            if (left := until - self._clock.now()) <= 0:
+                return AgainAnswer()
+            await self._wait(left)
+        return AgainAnswer(begun=True)
 
     async def batch(self, request: BatchRequest) -> BatchAnswer:
         self._answer()
@@ -280,7 +301,50 @@ class Container:
         acknowledged = self.rules.acknowledged
         return self._followers == 0 and acknowledged is not None and acknowledged >= self.log_end
 
+    @property
+    def _keeps_for(self) -> float | None:
+        return None if self.rules.request is None else self.rules.request.job.keeps_for
+
+    def _close_starts(self) -> None:
+        self.starts.closed = True
+        if self._keeps_for is not None:
+            self._ring()
+
     async def _work(self, script: Script) -> None:
+        """Run the job, and start it again until it stays ended."""
+        while (end := await self._run_start(script)) is not None:
+            if not await self._comes_again(*end):
+                self.starts.closed = True
+                self._conclude(*end)
+                return
+            self.script = script = self.starts.take(self.task_id)
+            self._ring()
+
+    async def _run_start(self, script: Script) -> End | None:
+        """None: its container is gone with it."""
+        try:
+            async with asyncio.timeout(None) as self._start_limit:
+                return await self._run(script)
+        except TimeoutError:
+            return ExitReason.CONTAINER_EXITED_WITH_ERROR, KILLED
+        finally:
+            self._start_limit = None
+
+    async def _comes_again(self, reason: ExitReason, exit_code: int) -> bool:
+        if self._keeps_for is None or self.starts.closed:
+            return False
+        now = self._clock.now()
+        if not self.starts.is_due:
+            self.rules.tell(self.starts.wait(reason, exit_code, now))
+            self._ring()
+        until = now + self._keeps_for
+        while not (self.starts.is_due or self.starts.closed):
+            if (left := until - self._clock.now()) <= 0:
+                return False
+            await self._wait(left)
+        return self.starts.is_due
+
+    async def _run(self, script: Script) -> End | None:
         stopped = False
         for number in range(script.lines):
             stopped = await self._pause(script, script.seconds / (script.lines + 1))
@@ -293,20 +357,17 @@ class Container:
             for number in range(5):
                 self._write(script, f"cleaning up {number}")
                 await asyncio.sleep(1.0)
-            self._conclude(ExitReason.DONE_BY_RUNNER, 0)
-        elif stopped:
-            self._exit_on_stop(script)
-        elif script.ending is Ending.TAKES_RUNNER_ALONG:
+            return ExitReason.DONE_BY_RUNNER, 0
+        if stopped:
+            code = SPARED_EXIT_CODE if script.on_stop is OnStop.COMES_BACK else 143
+            return self.rules.reason_of(code), code
+        if script.ending is Ending.TAKES_RUNNER_ALONG:
             self.kill()
-        elif script.ending is Ending.OUT_OF_MEMORY:
-            self._conclude(ExitReason.OUT_OF_MEMORY, KILLED)
-        else:
-            failed, done = ExitReason.CONTAINER_EXITED_WITH_ERROR, ExitReason.DONE_BY_RUNNER
-            self._conclude(failed if script.exit_code else done, script.exit_code)
-
-    def _exit_on_stop(self, script: Script) -> None:
-        code = SPARED_EXIT_CODE if script.on_stop is OnStop.COMES_BACK else 143
-        self._conclude(self.rules.reason_of(code), code)
+            return None
+        if script.ending is Ending.OUT_OF_MEMORY:
+            return ExitReason.OUT_OF_MEMORY, KILLED
+        failed, done = ExitReason.CONTAINER_EXITED_WITH_ERROR, ExitReason.DONE_BY_RUNNER
+        return failed if script.exit_code else done, script.exit_code
 
     async def _pause(self, script: Script, seconds: float) -> bool:
         """Whether the job stops now."""
@@ -342,7 +403,8 @@ class Container:
 
     async def _kill_job(self) -> None:
         await asyncio.sleep(max(0.0, self._kill_at - self._clock.now()))
-        if self._job is not None and self.record is None:
+        # No job is left to kill in a container that waits.
+        if self._job is not None and self.record is None and self.starts.waits is None:
             self._job.cancel()
             self._conclude(self.rules.reason_when_killed(), KILLED)
 

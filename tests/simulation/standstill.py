@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from controller.lifecycle.attempts import limits, startup
 from controller.lifecycle.attempts.awaited import awaited
 from controller.lifecycle.model import Attempt, RunState
+from fairlead.model.starts import LEASE_SECONDS
 from fairlead.model.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from tests.simulation.container import Container
 from tests.simulation.node import SimulatedNode
@@ -52,6 +53,7 @@ def too_far_away(state: RunState, now: float) -> Iterator[str]:
         "gateway": policy.limits.gateway,
         "waiting_runner": policy.limits.waiting_runner,
         "interruption": policy.stop_duration + TOLD_WITHIN_SECONDS,
+        "watcher": LEASE_SECONDS,
         "unhealthy_after": (service.unhealthy_after or 0.0) if service is not None else 0.0,
     }
     for attempt in _live(state):

@@ -28,9 +28,11 @@ FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
 """Those since."""
 FOUND_WITH_SERVICES = (23, 38, 1079, 1755)
 FOUND_WITH_SWEEPS = (155, 827640065, 790229930, 58458624, 6026)
+FOUND_WITH_WATCHERS = (70005, 70029)
 SERVICE_SEEDS = 8
 ENGINE_SEEDS = 8
 SWEEP_SEEDS = 8
+WATCHED_SEEDS = 8
 MACHINE_SEEDS = 3
 CONTROLLER_SEEDS = 6
 PATIENCE_SECONDS = 900.0
@@ -51,6 +53,12 @@ def test_services_keep_their_promises_too() -> None:
 @pytest.mark.long
 def test_sweeps_keep_their_promises_too() -> None:
     done = _simulate("--sweeps", "--start=0", f"--seeds={SWEEP_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_container_that_waits_for_the_next_start_loses_no_result() -> None:
+    done = _simulate("--watched", "--start=0", f"--seeds={WATCHED_SEEDS}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -76,7 +84,8 @@ def test_one_controller_of_three_decides_and_nothing_accepted_is_lost() -> None:
     [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW]
     + [(f"--seed={seed}",) for seed in FOUND]
     + [LONG((f"--seed={seed}", "--services", "--narrow")) for seed in FOUND_WITH_SERVICES]
-    + [LONG((f"--seed={seed}", "--sweeps")) for seed in FOUND_WITH_SWEEPS],
+    + [LONG((f"--seed={seed}", "--sweeps")) for seed in FOUND_WITH_SWEEPS]
+    + [LONG((f"--seed={seed}", "--watched")) for seed in FOUND_WITH_WATCHERS],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)

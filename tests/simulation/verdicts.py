@@ -159,7 +159,7 @@ def _of_its_gang(state: RunState, attempt: Attempt) -> bool:
 def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circumstances) -> bool:
     reason, start = attempt.reason, start_of(job.spec.image)
     ending = None if container is None or container.script is None else container.script.ending
-    record = None if container is None else container.record
+    record = None if container is None else container.record or container.starts.waits
     if reason is None or reason in _BY_POLICY:
         return reason is not None
     if reason in _START_OF:
@@ -193,7 +193,9 @@ def _wrong_exit_code(attempt: Attempt, container: Container | None) -> str | Non
     true_code = container.exit_code if container.record is None else container.record.exit_code
     if code is None and attempt.reason is not Reason.DONE_BY_RUNNER:
         return None
-    if code == true_code:
+    waits = container.starts.waits
+    # Whether the controller had heard how the last start ended is for `watched` to judge.
+    if code == true_code or (container.record is None and waits and code == waits.exit_code):
         return None
     return f"exit code {code} was reported, the true one is {true_code}"
 

@@ -46,6 +46,7 @@ from tests.simulation.rivals import Rivals
 from tests.simulation.services import Owner, Visitors
 from tests.simulation.sweepers import Sweeper
 from tests.simulation.virtual import EPOCH, Deadlock, Life, VirtualClock, VirtualLoop, seeded_chance
+from tests.simulation.watchers import Watcher
 from tests.simulation.workload import GIB, SPARE, Site
 
 SETTLING_SECONDS = 6 * 3600.0
@@ -81,6 +82,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """In worlds with services half of these have a gateway."""
     sweeps: bool = False
     """True: half of the users have sweeps."""
+    watched: bool = False
+    """True: half of the users start their jobs again in their containers."""
     engines: bool = False
     """True: engines of nodes stay away for longer than a node may be silent."""
     wide: bool = True
@@ -97,6 +100,10 @@ def simulate_engines(seed: int) -> Outcome:
 
 def simulate_sweeps(seed: int) -> Outcome:
     return simulate(seed, Scale(sweeps=True))
+
+
+def simulate_watched(seed: int) -> Outcome:
+    return simulate(seed, Scale(watched=True))
 
 
 def simulate_services(seed: int) -> Outcome:
@@ -225,6 +232,8 @@ class World:
         await self.settle()
 
     def _kind_of_user(self, number: int) -> type[User]:
+        if self._scale.watched and number % 2 == 0:
+            return Watcher
         if self._scale.sweeps and number % 2 == 0:
             return Sweeper
         if not self._scale.services or number % 2:

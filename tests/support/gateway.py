@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def haproxy_daemon(paths: Paths, ports: Ports) -> Daemon:
         folder.mkdir(parents=True)
     for file in (paths.slots, paths.guarded, paths.limits, paths.names, paths.shown):
         file.touch()
-    prepare(paths)
+    with ThreadPoolExecutor() as thread:  # a test's event loop may not block
+        thread.submit(prepare, paths).result()
     config = paths.maps / "haproxy.cfg"
     config.write_text(configuration(paths, ports=ports, addresses=("127.0.0.1",)))
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"

@@ -214,6 +214,14 @@ def test_an_upgrade_is_possible_in_the_right_order() -> None:
         (GOOD, "1.1.0", "error versions: 0.1.0 and 1.1.0 cannot share a database"),
         (of_database(sight=None), NEWER, "error versions: a controller without --url is up"),
         (of_database(why="refused"), NEWER, "error database: it cannot be used: refused"),
+        (of_database(encoding="LATIN1"), NEWER, "error database: its encoding is LATIN1"),
+        (of_database(clock_offset=3600.0), NEWER, "error clock: this machine's clock is 3600.0 s"),
+        (changed(keys="x"), NEWER, "error keys: they are not those of https://c2.example:8700"),
+        (
+            changed(buckets=(msgspec.structs.replace(BUCKET, owner="theirs"),)),
+            NEWER,
+            "error bucket: s3://ours (--bucket) belongs to the installation theirs",
+        ),
     ],
 )
 def test_what_cannot_run_next_to_the_others_is_said(facts: Facts, version: str, fault: str) -> None:
@@ -238,6 +246,9 @@ def test_the_command_looks_at_a_folder_with_sqlite(
     assert run(["controller", "upgrade-check", *data, "--json"]) == 0
     (schema_is, versions) = msgspec.json.decode(capfd.readouterr().out)["findings"]
     assert (schema_is["check"], versions["message"]) == ("schema", "no other controller is up")
+    (tmp_path / "key").write_text("no key")
+    assert run(["controller", "upgrade-check", *data, "--secrets-key-file", f"{tmp_path}/key"]) == 1
+    assert "error    keys" in capfd.readouterr().out
 
 
 def test_a_file_that_is_no_database_is_found(

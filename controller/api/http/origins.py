@@ -66,6 +66,7 @@ def host_of(origin: str) -> str:
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
+        # urlsplit raises it for brackets without an IPv6 address between them.
         return ""
 
 

@@ -62,6 +62,7 @@ async def _relay(call: Call, archive: Archive) -> web.StreamResponse:
     try:
         start, end, _ = request.http_range.indices(length)
     except ValueError:
+        # aiohttp raises it for a Range that it cannot read, such as one of several parts.
         start, end = length, length
     if start >= end:
         response.set_status(416)

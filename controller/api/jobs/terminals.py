@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from common.refusals import Forbidden, ServiceError
+from controller.api.http.origins import host_of
 from controller.api.http.routes import BYTES, Call, Route
 from controller.api.http.streams import CLOSE_SECONDS, PROTOCOL, registered
 from controller.service.jobs.terminals import Process
@@ -80,7 +80,7 @@ def require_same_origin(request: web.Request) -> None:
     # The dashboard's cookie comes along, and a WebSocket needs no preflight (RFC 6455, 10.2).
     origin = request.headers.get("Origin")
     hosts = (request.host, request.headers.get("X-Forwarded-Host", request.host))
-    if origin is not None and urlsplit(origin).netloc not in hosts:
+    if origin is not None and host_of(origin) not in [host.lower() for host in hosts]:
         raise Forbidden(
             f"the page {origin} may not open terminals of {request.host}", code="other_origin"
         )

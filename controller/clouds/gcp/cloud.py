@@ -1,4 +1,4 @@
-"""The provider: what Compute Engine is asked for, and what its answers mean.
+"""The provider: offers, machines and examination of Compute Engine.
 
 A machine's id is `ZONE/NAME`. Its name has a part of the order's token, so it is unique: a second
 request is refused because of its name once Compute Engine has forgotten the request's id, which it
@@ -8,11 +8,9 @@ does after an hour.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,10 +34,29 @@ from controller.clouds.base import (
     known_of,
 )
 from controller.clouds.catalog import Catalog, MachineType, Reading, completed, with_older
+from controller.clouds.gcp.answers import (
+    AllowedPermissions,
+    Image,
+    Instance,
+    Instances,
+    MachineTypes,
+    Nothing,
+    Operation,
+    Page,
+    RegionQuotas,
+    SerialOutput,
+    require_whole,
+)
 from controller.clouds.gcp.calls import Calls
-from controller.clouds.gcp.errors import Fault, NameTaken, NotThere, failure
+from controller.clouds.gcp.errors import NameTaken, NotThere, failure
+from controller.clouds.gcp.order import (
+    INSTALLATION_LABEL,
+    MACHINE_LABEL,
+    name_of,
+    request_for,
+)
 from controller.clouds.gcp.prices import SKUS_PATH, PriceList, Sku, Skus
-from controller.clouds.gcp.types import TypeInfo, machine_type, takes_hyperdisks
+from controller.clouds.gcp.types import TypeInfo, machine_type
 from controller.clouds.pace import Pace
 from controller.clouds.sizes import disk_for_jobs, memory_for_jobs
 from controller.lifecycle.machines.life import Place
@@ -47,9 +64,6 @@ from controller.lifecycle.machines.model import Offer
 from controller.lifecycle.machines.reconcile import Found
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 
-INSTALLATION_LABEL = "fairlead-installation"
-MACHINE_LABEL = "fairlead-machine"
-FLEET_LABEL = "fairlead-fleet"
 MAX_USER_DATA = 256 << 10
 DESCRIBE_EVERY_SECONDS = 5.0
 """The least time between two lists of machines: one has all zones of the project."""
@@ -81,99 +95,14 @@ _BILLING_URL = "https://cloudbilling.googleapis.com"
 _NAMESPACE = uuid.UUID("5f2d6a1e-6c0f-4f43-9a42-0c7a3f6f5d5b")
 _PER_PAGE = "500"
 _GIB = 1 << 30
-_MAX_NAME = 63
 _CONSOLE_TAIL = 64 << 10
-_EMPTY = "NO_RESULTS_ON_PAGE"
 _ENDING = frozenset({"DEPROVISIONING", "PENDING_STOP", "STOPPING"})
 """The statuses of a machine that is used no more. One that is off still exists, and so its disk."""
 _WITH_PLACE = frozenset({"PROVISIONING", "STAGING", "RUNNING", "REPAIRING"})
-_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
-
-
-class _Warning(msgspec.Struct, frozen=True):
-    code: str = ""
-    message: str = ""
-
-
-class _Address(msgspec.Struct, frozen=True, rename={"ip": "natIP"}):
-    ip: str | None = None
-
-
-class _Interface(
-    msgspec.Struct, frozen=True, rename={"ip": "networkIP", "outside": "accessConfigs"}
-):
-    ip: str | None = None
-    outside: tuple[_Address, ...] = ()
-
-
-class _Instance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    name: str
-    status: str = ""
-    zone: str = ""
-    creation_timestamp: datetime
-    labels: dict[str, str] = {}
-    network_interfaces: tuple[_Interface, ...] = ()
-
-
-class _Scope(msgspec.Struct, frozen=True):
-    """The instances of one zone, or why they are missing."""
-
-    instances: tuple[_Instance, ...] = ()
-    warning: _Warning | None = None
-
-
-class _Page(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    next_page_token: str | None = None
-    warning: _Warning | None = None
-    unreachables: tuple[str, ...] = ()
-
-
-class _Instances(_Page, frozen=True, kw_only=True, rename="camel"):
-    items: dict[str, _Scope] = {}
-
-
-class _MachineTypes(_Page, frozen=True, kw_only=True, rename="camel"):
-    items: tuple[TypeInfo, ...] = ()
-
-
-class _Faults(msgspec.Struct, frozen=True):
-    errors: tuple[Fault, ...] = ()
-
-
-class _Operation(msgspec.Struct, frozen=True):
-    name: str
-    status: str
-    error: _Faults | None = None
-
-
-class _Output(msgspec.Struct, frozen=True):
-    contents: str = ""
-
-
-class _Quota(msgspec.Struct, frozen=True):
-    metric: str
-    limit: float
-    usage: float = 0.0
-
-
-class _Region(msgspec.Struct, frozen=True):
-    quotas: tuple[_Quota, ...] = ()
-
-
-class _Allowed(msgspec.Struct, frozen=True):
-    permissions: tuple[str, ...] = ()
-
-
-class _Image(msgspec.Struct, frozen=True, rename="camel"):
-    disk_size_gb: str = "0"
-
-
-class _Nothing(msgspec.Struct, frozen=True):
-    pass
 
 
 T = TypeVar("T")
-P = TypeVar("P", bound=_Page)
+P = TypeVar("P", bound=Page)
 
 
 class GcpCloud:
@@ -233,7 +162,7 @@ class GcpCloud:
             "fields": "items(name,guestCpus,memoryMb,isSharedCpu,accelerators,architecture,"
             "deprecated,bundledLocalSsds),nextPageToken,warning"
         }
-        pages = await self._pages(_MachineTypes, f"zones/{zone}/machineTypes", asked)
+        pages = await self._pages(MachineTypes, f"zones/{zone}/machineTypes", asked)
         types = [one for page in pages for one in page.items]
         self._types[zone] = (now + TYPES_EVERY_SECONDS, types)
         return types
@@ -321,7 +250,7 @@ class GcpCloud:
             return await self._made_before(order, error)
         return Accepted(outcome=partial(self._outcome, order, operation))
 
-    async def _outcome(self, order: Order, operation: _Operation) -> Created:
+    async def _outcome(self, order: Order, operation: Operation) -> Created:
         zone, what = str(order.offer.zone), f"making {name_of(order)} in {order.offer.zone}"
         operation = await self._until_done(zone, operation)
         if operation.error is not None:
@@ -339,71 +268,22 @@ class GcpCloud:
             raise Refused(f"the machine of this order, {name_of(order)}, has ended") from None
         return self._created(zone, instance)
 
-    async def _begin(self, order: Order, where: GcpRegion) -> _Operation:
+    async def _begin(self, order: Order, where: GcpRegion) -> Operation:
         path = f"zones/{order.offer.zone}/instances"
         # For an hour a known id makes no second machine and tells the first one's operation.
         asked = {"requestId": str(uuid.uuid5(_NAMESPACE, order.token))}
-        request = self._request(order, where)
+        request = request_for(order, self._config, where)
         try:
-            return await self._call(_Operation, "POST", path, asked, request)
+            return await self._call(Operation, "POST", path, asked, request)
         except NotThere as error:
             # The image, type, subnetwork or account that is named in the controller's file.
             raise Refused(str(error)) from None
 
-    async def _until_done(self, zone: str, operation: _Operation) -> _Operation:
+    async def _until_done(self, zone: str, operation: Operation) -> Operation:
         """Return the operation when it is done, or after 2 minutes, as their API has it."""
         if operation.status == "DONE":
             return operation
-        return await self._call(
-            _Operation, "POST", f"zones/{zone}/operations/{operation.name}/wait"
-        )
-
-    def _request(self, order: Order, where: GcpRegion) -> dict[str, Any]:
-        """Return what is asked for: the same for the same order and settings."""
-        config, offer = self._config, order.offer
-        labels = {
-            INSTALLATION_LABEL: order.installation,
-            MACHINE_LABEL: order.machine_id,
-            FLEET_LABEL: _as_label(order.fleet),
-        }
-        interface: dict[str, Any] = {"subnetwork": where.subnetwork}
-        if config.is_public:
-            interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
-        request: dict[str, Any] = {
-            "name": name_of(order),
-            "machineType": f"zones/{offer.zone}/machineTypes/{offer.instance_type}",
-            "labels": labels,
-            "disks": [self._disk(offer, labels)],
-            "networkInterfaces": [interface],
-            "metadata": {
-                "items": [
-                    {"key": "user-data", "value": order.user_data},
-                    # The guest agent of Google's images would let in whoever is in the project.
-                    {"key": "block-project-ssh-keys", "value": "TRUE"},
-                    {"key": "enable-oslogin", "value": "FALSE"},
-                ]
-            },
-            "scheduling": _scheduling(offer),
-        }
-        if config.network_tags:
-            request["tags"] = {"items": list(config.network_tags)}
-        if config.service_account is not None:
-            scopes = ["https://www.googleapis.com/auth/cloud-platform"]
-            request["serviceAccounts"] = [{"email": config.service_account, "scopes": scopes}]
-        return request
-
-    def _disk(self, offer: Offer, labels: Mapping[str, str]) -> dict[str, Any]:
-        kind = "hyperdisk-balanced" if takes_hyperdisks(offer.instance_type) else "pd-balanced"
-        return {
-            "boot": True,
-            "autoDelete": True,
-            "initializeParams": {
-                "sourceImage": self._config.image,
-                "diskSizeGb": str(-(-self._config.disk // _GIB)),
-                "diskType": f"zones/{offer.zone}/diskTypes/{kind}",
-                "labels": dict(labels),
-            },
-        }
+        return await self._call(Operation, "POST", f"zones/{zone}/operations/{operation.name}/wait")
 
     async def _made_before(self, order: Order, refusal: CloudError) -> Created:
         """Return the machine that an earlier call of this order made.
@@ -424,10 +304,10 @@ class GcpCloud:
             raise Refused(f"the machine of this order, {instance.name}, has ended already")
         return self._created(zone, instance)
 
-    async def _instance(self, zone: str, name: str) -> _Instance:
-        return await self._call(_Instance, "GET", f"zones/{zone}/instances/{name}")
+    async def _instance(self, zone: str, name: str) -> Instance:
+        return await self._call(Instance, "GET", f"zones/{zone}/instances/{name}")
 
-    def _created(self, zone: str, instance: _Instance) -> Created:
+    def _created(self, zone: str, instance: Instance) -> Created:
         return Created(instance_id=f"{zone}/{instance.name}", place=self._place(instance))
 
     async def describe(self, instance_ids: Sequence[str]) -> Mapping[str, Described]:
@@ -441,7 +321,7 @@ class GcpCloud:
     async def terminate(self, instance_id: str) -> bool:
         zone, name = self._split(instance_id)
         try:
-            await self._call(_Nothing, "DELETE", f"zones/{zone}/instances/{name}")
+            await self._call(Nothing, "DELETE", f"zones/{zone}/instances/{name}")
         except NotThere:
             return True
         return False
@@ -460,17 +340,17 @@ class GcpCloud:
             )
         ]
 
-    async def _instances(self, chosen: str) -> list[tuple[str, _Instance]]:
+    async def _instances(self, chosen: str) -> list[tuple[str, Instance]]:
         """Return all machines of the regions that the filter chooses, by their ids."""
         async with self._pace.turn():
-            pages = await self._pages(_Instances, "aggregated/instances", {"filter": chosen})
+            pages = await self._pages(Instances, "aggregated/instances", {"filter": chosen})
         found = []
         for page in pages:
             for scope, content in page.items.items():
                 zone = scope.removeprefix("zones/")
                 # Also a zone that the controller's file names no more may still have some.
                 if zone.rpartition("-")[0] in self._config.regions:
-                    _require_whole(content.warning, scope)
+                    require_whole(content.warning, scope)
                     found += [(f"{zone}/{one.name}", one) for one in content.instances]
         return [(name, one) for name, one in found if one.status not in _ENDING]
 
@@ -480,7 +360,7 @@ class GcpCloud:
         # A negative start counts from the end.
         asked = {"port": "1", "start": str(-_CONSOLE_TAIL)}
         try:
-            return (await self._call(_Output, "GET", path, asked)).contents or None
+            return (await self._call(SerialOutput, "GET", path, asked)).contents or None
         except (NotThere, Refused):
             # One that is only being made has none, and that is told as a bad request.
             return None
@@ -499,7 +379,7 @@ class GcpCloud:
         url = f"{self._projects_url}/v1/projects/{self._config.project}:testIamPermissions"
         try:
             content = {"permissions": list(PERMISSIONS)}
-            allowed = await self._calls.call(_Allowed, "POST", url, content=content)
+            allowed = await self._calls.call(AllowedPermissions, "POST", url, content=content)
         except CloudError as error:
             return Examined(what=what, note=f"not known: {error}")
         if missing := sorted(set(PERMISSIONS) - set(allowed.permissions)):
@@ -511,7 +391,7 @@ class GcpCloud:
         image = self._config.image
         try:
             url = f"{self._config.endpoint}/compute/v1/{image}"
-            found = await self._calls.call(_Image, "GET", url)
+            found = await self._calls.call(Image, "GET", url)
         except CloudError as error:
             fault = f"providers.{self._name}.image: {error}"
             return Examined(what=f"image {image}", fault=fault)
@@ -554,7 +434,7 @@ class GcpCloud:
         """Return the quotas of the region that limit what is offered there."""
         what = f"quotas in {region}"
         try:
-            answer = await self._call(_Region, "GET", f"regions/{region}")
+            answer = await self._call(RegionQuotas, "GET", f"regions/{region}")
         except CloudError as error:
             return [Examined(what=what, note=f"not known: {error}")]
         found = []
@@ -578,7 +458,7 @@ class GcpCloud:
             raise CloudAway(f"providers.{self._name}.regions does not name {zone}")
         return zone, name
 
-    def _place(self, instance: _Instance) -> Place | None:
+    def _place(self, instance: Instance) -> Place | None:
         if instance.status not in _WITH_PLACE:
             return None
         for interface in instance.network_interfaces:
@@ -596,7 +476,7 @@ class GcpCloud:
         while token is not None:
             more = {"pageToken": token} if token else {}
             page = await self._call(type_, "GET", path, {**asked, "maxResults": _PER_PAGE, **more})
-            _require_whole(page.warning, path)
+            require_whole(page.warning, path)
             if page.unreachables:
                 raise CloudAway(f"{path} lacks {', '.join(page.unreachables)[:200]}")
             pages.append(page)
@@ -617,46 +497,11 @@ class GcpCloud:
         return await self._calls.call(type_, method, url, asked, content)
 
 
-def name_of(order: Order) -> str:
-    """Return the instance's name: letters, digits and `-`, unique also among installations."""
-    end = f"-{order.token[:12]}"
-    begin = re.sub(r"[^a-z0-9-]", "-", order.name.lower())
-    if not begin[:1].isalpha():
-        begin = f"n-{begin}"
-    return begin[: _MAX_NAME - len(end)] + end
-
-
 def _priced(
     prices: PriceList, one: TypeInfo, regions: Iterable[str], *, spot: bool
 ) -> dict[str, float]:
     found = {region: prices.of(one, region, spot=spot) for region in regions}
     return {region: price for region, price in found.items() if price is not None}
-
-
-def _scheduling(offer: Offer) -> dict[str, Any]:
-    # A machine that its host has lost is given up, and its jobs are tried again on another one.
-    plain: dict[str, Any] = {"automaticRestart": False}
-    if offer.spot:
-        return plain | {
-            "provisioningModel": "SPOT",
-            "instanceTerminationAction": "DELETE",
-            "onHostMaintenance": "TERMINATE",
-        }
-    # GPUs cannot move to another host.
-    return plain | {"onHostMaintenance": "TERMINATE" if offer.gpus else "MIGRATE"}
-
-
-def _as_label(name: str) -> str:
-    """Return the name with what a label may have."""
-    if _LABEL.fullmatch(name):
-        return name
-    return re.sub(r"[^a-z0-9_-]", "-", name.lower())[:_MAX_NAME]
-
-
-def _require_whole(warning: _Warning | None, where: str) -> None:
-    """Raises CloudAway."""
-    if warning is not None and warning.code != _EMPTY:
-        raise CloudAway(f"{where} is not whole: {warning.message or warning.code}")
 
 
 def _is_own(metric: str) -> bool:

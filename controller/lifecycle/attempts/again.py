@@ -6,7 +6,7 @@ begins with it too, whatever becomes of this container.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from controller.lifecycle.reports import (
     StartAgainRequested,
     StartedAgain,
     StartEnded,
+    TaskSeen,
     WatcherSeen,
 )
 from fairlead.model.reasons import ROWS, Reason
@@ -125,24 +126,26 @@ _OTHERS_END_IT = frozenset(
 """What takes a container away, or its runner, without a word about the job."""
 
 
-def own_result(attempt: Attempt, reason: Reason) -> StartEnd | None:
+def own_result(attempt: Attempt, reason: Reason, cause: str) -> StartEnd | None:
     """Return how the job of a container that only waits has ended, if this reason is not about the
     job: then it ends the attempt instead."""
     starts = attempt.starts
     if starts is None or attempt.status is not AttemptStatus.RUNNING:
         return None
     result = starts.result
-    if result is None or (reason not in _OTHERS_END_IT and reason is not result.reason):
+    if result is None:
         return None
-    return result
+    # The shim says how the container ended, in which no job was left.
+    others = reason in _OTHERS_END_IT or cause == TaskSeen.__name__
+    return result if others or reason is result.reason else None
 
 
 def watch(draft: Draft, reports: Sequence[WatcherSeen]) -> None:
     """Note who watches. Of one client's reports the newest counts."""
     if not reports or draft.run.policy.keeps_for is None:
         return
-    attempt = next(iter(draft.live()), None)
-    if attempt is None:
+    attempt = next(_newest(draft), None)
+    if attempt is None or draft.run_is_final:
         return
     starts = attempt.starts or Starts()
     found = {one.id: one for one in starts.watchers or ()}
@@ -158,12 +161,19 @@ def watch(draft: Draft, reports: Sequence[WatcherSeen]) -> None:
 def renew_watchers(draft: Draft) -> None:
     """While no controller was there, no client could tell that it still watches."""
     until = draft.now + LEASE_SECONDS
-    for attempt in draft.live():
+    for attempt in [] if draft.run_is_final else list(_newest(draft)):
         if attempt.starts is not None and attempt.starts.watchers:
             watchers = tuple(
                 replace(one, until=max(one.until, until)) for one in attempt.starts.watchers
             )
             draft.change_attempt(attempt, starts=replace(attempt.starts, watchers=watchers))
+
+
+def _newest(draft: Draft) -> Iterator[Attempt]:
+    """Yield the last attempt of each job, also between two attempts: the next one inherits who
+    watches."""
+    for job in draft.jobs:
+        yield from job.attempts[-1:]
 
 
 def refused(draft: Draft, report: StartAgainRefused) -> None:

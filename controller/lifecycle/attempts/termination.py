@@ -66,7 +66,7 @@ def end(
     if within is None:
         was_running = attempt.status is AttemptStatus.RUNNING
         within = grace(draft.run.policy, reason, was_running=was_running)
-    if (result := again.own_result(attempt, reason)) is not None:
+    if (result := again.own_result(attempt, reason, cause)) is not None:
         later = () if reason is result.reason else (reason,)
         attempt = draft.change_attempt(attempt, exit_code=result.exit_code, later_reasons=later)
         for one in later:

@@ -10,6 +10,7 @@ from controller.links.base import NodeConnection, RunnerApi
 from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
+from controller.store.errors import LeaseLost, StoreUnavailable
 from controller.vault import SecretMissing
 from fairlead.wire.runner import AgainRequest
 from runner.client import RunnerError
@@ -34,7 +35,10 @@ class StarterAgain:
                 return
             await self._start(now, starts.asked, runner)
             # Another one may have been asked for meanwhile, which this effect has to begin too.
-            await self._pipeline.settled()
+            try:
+                await self._pipeline.settled()
+            except (StoreUnavailable, LeaseLost) as error:
+                raise RetryLater(str(error)) from error
 
     def _present(self, context: AttemptContext) -> AttemptContext | None:
         state = self._pipeline.known.get(context.state.run.id)

@@ -20,7 +20,8 @@ from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.accounts.rights import require_control
 from controller.service.jobs.access import Runs
-from controller.service.runs.submissions import Submission, SubmissionService, why_not_in_place
+from controller.service.runs.submission import Submission
+from controller.service.runs.submissions import SubmissionService, why_not_in_place
 from controller.store.accounts import User
 from controller.traffic.statistics import Traffic, WindowStatistics
 from fairlead.configuration.plan import HIDDEN as MASK

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from enum import StrEnum
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -22,22 +21,32 @@ from common.refusals import Conflict, Forbidden, Invalid, NotFound, ServiceError
 from controller.aio import in_stretches
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
-from controller.lifecycle.model import Run, RunPolicy, RunState, RunType, TakenOutputs
-from controller.lifecycle.predecessors import Predecessor
-from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.model import Run, RunPolicy, RunState, RunType
 from controller.lifecycle.runs.submission import new_run
 from controller.outputs.bucket import BucketError
 from controller.pipelines.dependents import PredecessorGone
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
-from controller.service.accounts.rights import require_band, require_control, sees_all
+from controller.service.accounts.rights import require_band, require_control
 from controller.service.accounts.secrets import SecretService
 from controller.service.accounts.users import Gate
 from controller.service.runs.blobs import why_unreachable
 from controller.service.runs.earlier import EarlierRuns
+from controller.service.runs.names import Names
 from controller.service.runs.predecessors import RunLookup, resolved, without_predecessors
+from controller.service.runs.submission import (
+    Batch,
+    IfExists,
+    Member,
+    Order,
+    Ready,
+    Submission,
+    Submitted,
+    key_used,
+    mapping_of,
+    wanted_name,
+)
 from controller.service.runs.taken_outputs import taken
-from controller.service.runs.takeovers import Owner, Takeovers
 from controller.service.runs.together import MAX_TOGETHER, in_order
 from controller.service.ssh_keys import user_keys
 from controller.store.accounts import User
@@ -46,59 +55,11 @@ from controller.store.errors import StoreError
 from fairlead.configuration.convert import ConfigurationError
 from fairlead.configuration.parse import parse
 from fairlead.configuration.plan import Defaults, Plan, kept_for_next, public, to_run
-from fairlead.configuration.values.names import generate_name, is_run_name
 from fairlead.model.service import ServicePolicy
 from fairlead.model.statuses import FINAL_RUN_STATUSES
 from fairlead.wire.errors import Refused
 
 _SAME_MOMENT_SECONDS = 1.0
-
-
-class IfExists(StrEnum):
-    """The reaction to a live run that already has the name."""
-
-    ERROR = "error"
-    KEEP = "keep"
-    REPLACE = "replace"
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
-    run."""
-
-    configuration: object
-    name: str | None = None
-    client_key: str | None = None
-    ssh_keys: tuple[str, ...] = ()
-    if_exists: IfExists = IfExists.ERROR
-    parent: str | None = None
-    starts_again: bool = False
-
-
-class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The result. `kept`: another submission made this run, which lives and keeps its name.
-    `ending`: this run is being stopped; the same submission makes the new run once it has ended."""
-
-    state: RunState
-    kept: bool = False
-    ending: bool = False
-
-
-class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    plan: Plan
-    user: User
-    submission: Submission
-    parent: RunState | None
-    after: tuple[Predecessor, ...] = ()
-    outputs_from: tuple[TakenOutputs, ...] = ()
-
-
-class _Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several submissions. `earlier`: the run that it made before."""
-
-    name: str
-    order: _Order
-    earlier: RunState | None = None
 
 
 @contextlib.contextmanager
@@ -109,61 +70,6 @@ def _numbered(number: int) -> Iterator[None]:
     except (Refused, ConfigurationError) as error:
         error.field = f"runs[{number}].{error.field}" if error.field else f"runs[{number}]"
         raise
-
-
-class _Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission that was checked, and its run, which nothing knows yet."""
-
-    order: _Order
-    state: RunState
-
-
-class _Batch:
-    """The submissions of one request so far. `earlier`: the runs that client keys made before."""
-
-    def __init__(self, earlier: Mapping[str, RunState]) -> None:
-        self.earlier = earlier
-        self.ready: list[_Ready] = []
-        self._outcomes: list[Submitted | Exception | _Ready] = []
-        self._by_key: dict[str, tuple[Submission, Submitted | Exception | _Ready]] = {}
-        self._last: tuple[Submission, Plan] | None = None
-
-    def add(self, one: Submission, outcome: Submitted | Exception | _Ready) -> None:
-        self._outcomes.append(outcome)
-        if one.client_key is not None and one.client_key not in self._by_key:
-            self._by_key[one.client_key] = (one, outcome)
-            if isinstance(outcome, _Ready):
-                self.ready.append(outcome)
-        elif one.client_key is None and isinstance(outcome, _Ready):
-            self.ready.append(outcome)
-
-    def same_key(self, one: Submission) -> Submitted | Exception | _Ready | None:
-        """Return the outcome of an earlier submission of this request with the same client key.
-        Raises Conflict when that had another configuration."""
-        before, outcome = self._by_key.get(one.client_key or "", (None, None))
-        if before is not None and before.configuration != one.configuration:
-            raise _key_used(before.name or "in this request")
-        return outcome
-
-    def plan_of(self, one: Submission, plan: Callable[[Submission], Plan]) -> Plan:
-        """Return the submission's plan: that of the one before, if both ask for the same."""
-        if self._last is not None:
-            before, known = self._last
-            if _as_planned(before) == _as_planned(one):
-                return known
-        made = plan(one)
-        self._last = (one, made)
-        return made
-
-    def results(self, made: Mapping[str, Submitted | Exception]) -> list[Submitted | Exception]:
-        return [
-            made[one.state.run.id] if isinstance(one, _Ready) else one for one in self._outcomes
-        ]
-
-
-def _as_planned(submission: Submission) -> tuple[object, ...]:
-    """Return what a plan is made of."""
-    return submission.configuration, submission.ssh_keys, submission.starts_again
 
 
 class Gateways(Protocol):
@@ -201,7 +107,7 @@ class SubmissionService:
         self._secrets = secrets
         self._gateways = gateways
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._takeovers = Takeovers(clock)
+        self._names = Names(pipeline, clock, chance)
         self._earlier = EarlierRuns(store)
 
     async def submit(self, submission: Submission, *, user: User) -> Submitted:
@@ -212,7 +118,7 @@ class SubmissionService:
         parent, or a run that must come first), Unprocessable (no node could ever hold it),
         Unauthenticated (the user was removed meanwhile), StoreUnavailable.
         """
-        written = _mapping(submission.configuration)
+        written = mapping_of(submission.configuration)
         client_key = submission.client_key
         if client_key is None:
             return await self._admit(submission, user)
@@ -237,16 +143,16 @@ class SubmissionService:
             for key in keys:
                 await alone.enter_async_context(self._lock(user, key))
             found = await self._earlier.of_all([(user.name, key) for key in keys])
-            batch = _Batch({key: state for (_, key), state in found.items()})
+            batch = Batch({key: state for (_, key), state in found.items()})
             async for one in in_stretches(submissions):
                 batch.add(one, await self._outcome(batch, one, user))
             return batch.results(await self._make_all(batch.ready))
 
     async def _outcome(
-        self, batch: _Batch, one: Submission, user: User
-    ) -> Submitted | Exception | _Ready:
+        self, batch: Batch, one: Submission, user: User
+    ) -> Submitted | Exception | Ready:
         try:
-            written = _mapping(one.configuration)
+            written = mapping_of(one.configuration)
             if one.client_key is not None:
                 if (earlier := batch.earlier.get(one.client_key)) is not None:
                     return self._made_before(earlier, written)
@@ -300,32 +206,32 @@ class SubmissionService:
         try:
             await self._pipeline.admit_together([made[ready[number].name] for number in order])
         except NameTaken as error:
-            raise self._taken(str(error), user) from None
+            raise self._names.taken(str(error), user) from None
         except PredecessorGone:
             return await self._admit_together(submissions, user)  # it has ended meanwhile
         return tuple([await self._runs.get(made[one.name].run.id) for one in ready])
 
-    async def _member(self, number: int, submission: Submission, user: User) -> _Member:
+    async def _member(self, number: int, submission: Submission, user: User) -> Member:
         """Return what is known of one of several submissions before their runs are made."""
         with _numbered(number):
             if submission.if_exists is not IfExists.ERROR:
                 raise Invalid("several runs at once are only submitted anew", field="if_exists")
             plan = self._allowed(self._plan(submission), user)
-            name = self._name(_wanted_name(submission, plan))
+            name = self._names.chosen(wanted_name(submission, plan))
             parent = await self._parent(submission.parent, user)
-            order = _Order(plan=plan, user=user, submission=submission, parent=parent)
+            order = Order(plan=plan, user=user, submission=submission, parent=parent)
             if submission.client_key is not None:
                 earlier = await self._earlier.of(user.name, submission.client_key)
                 if earlier is not None:
-                    before = self._made_before(earlier, _mapping(submission.configuration))
-                    return _Member(name=name, order=order, earlier=before.state)
-            live_id = self._live_id(name)
-            if live_id is not None or self._takeovers.is_anothers(
+                    before = self._made_before(earlier, mapping_of(submission.configuration))
+                    return Member(name=name, order=order, earlier=before.state)
+            live_id = self._names.live_id(name)
+            if live_id is not None or self._names.takeovers.is_anothers(
                 name, (user.name, submission.client_key), live_id
             ):
-                raise self._taken(name, user)
+                raise self._names.taken(name, user)
             await self._require_blobs(plan, user)
-            return _Member(name=name, order=order)
+            return Member(name=name, order=order)
 
     def would_make(self, submission: Submission, *, user: User) -> RunState:
         """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
@@ -338,9 +244,9 @@ class SubmissionService:
         self._require_time(plan)
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
-        name = self._name(_wanted_name(submission, plan))
-        plan = self._gateways.chosen(plan, self._live_run_of(user, name))
-        order = _Order(
+        name = self._names.chosen(wanted_name(submission, plan))
+        plan = self._gateways.chosen(plan, self._names.live_run_of(user, name))
+        order = Order(
             plan=without_predecessors(plan), user=user, submission=submission, parent=None
         )
         return self._new(name, order)
@@ -365,14 +271,14 @@ class SubmissionService:
         await self._require_blobs(plan, user)
 
     def _plan(self, submission: Submission) -> Plan:
-        written = _mapping(submission.configuration)
+        written = mapping_of(submission.configuration)
         keys = user_keys(submission.ssh_keys)
         plan = to_run(parse(written), written, self._defaults, keys)
         return kept_for_next(plan) if submission.starts_again else plan
 
     def _made_before(self, found: RunState, written: dict[str, object]) -> Submitted:
         if found.run.configuration != public(written):
-            raise _key_used(found.run.name)
+            raise key_used(found.run.name)
         return Submitted(state=self._pipeline.runs.get(found.run.id, found))
 
     async def _admit(self, submission: Submission, user: User) -> Submitted:
@@ -384,14 +290,14 @@ class SubmissionService:
             raise made
         return made
 
-    async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | _Ready:
+    async def _ready(self, submission: Submission, plan: Plan, user: User) -> Submitted | Ready:
         """Check everything before anything changes, but for the end of a run to be replaced."""
         self._require_time(plan)
         plan = self._allowed(plan, user)
         parent = await self._parent(submission.parent, user)
-        name = self._name(_wanted_name(submission, plan))
+        name = self._names.chosen(wanted_name(submission, plan))
         after = await resolved(plan, self._runs, user)
-        order = _Order(
+        order = Order(
             plan=plan,
             user=user,
             submission=submission,
@@ -403,8 +309,8 @@ class SubmissionService:
         self._require_place(state)
         await self._require_blobs(plan, user)
         owner = (user.name, submission.client_key)
-        live_id = self._live_id(name)
-        if self._takeovers.is_anothers(name, owner, live_id):
+        live_id = self._names.live_id(name)
+        if self._names.takeovers.is_anothers(name, owner, live_id):
             raise Conflict(
                 f"the live run {name} is being replaced by another submission; give another name",
                 code="name_taken",
@@ -413,17 +319,17 @@ class SubmissionService:
         if live_id is not None and submission.if_exists is IfExists.KEEP:
             return Submitted(state=await self._kept(name, user), kept=True)
         if live_id is not None and submission.if_exists is IfExists.REPLACE:
-            self._require_other_family(live_id, parent)
-            ending = await self._end(name, live_id, owner, user)
+            self._names.require_other_family(live_id, parent)
+            ending = await self._names.end_live(name, live_id, owner, user)
             if ending is not None:
                 return Submitted(state=ending, ending=True)
-        if self._live_id(name) is not None:
-            raise self._taken(name, user)
+        if self._names.live_id(name) is not None:
+            raise self._names.taken(name, user)
         await self._gateways.claim(plan.service, name)
         # A gateway, or the end of another run, took its time.
         if self._clock.now() - state.run.submitted_at > _SAME_MOMENT_SECONDS:
             state = self._new(name, order)
-        return _Ready(order=order, state=state)
+        return Ready(order=order, state=state)
 
     def _require_time(self, plan: Plan) -> None:
         """Raise Invalid for a run that could not start in time (docs/rules.md 4.18)."""
@@ -441,7 +347,7 @@ class SubmissionService:
         self._secrets.require(plan.specs, user)
         return self._gateways.chosen(plan)
 
-    async def _make_all(self, ready: Sequence[_Ready]) -> dict[str, Submitted | Exception]:
+    async def _make_all(self, ready: Sequence[Ready]) -> dict[str, Submitted | Exception]:
         """Make the runs in one turn. Return the result of each by the run's id. Raises
         Unauthenticated if their user was removed while they were checked."""
         for one in ready:
@@ -452,11 +358,11 @@ class SubmissionService:
             for one, refusal in zip(ready, refusals, strict=True)
         }
 
-    async def _result(self, ready: _Ready, refusal: Exception | None) -> Submitted | Exception:
+    async def _result(self, ready: Ready, refusal: Exception | None) -> Submitted | Exception:
         run, user = ready.state.run, ready.order.user
         # Name and parent were checked before the gateway was asked, which takes time.
         if isinstance(refusal, NameTaken):
-            return self._taken(run.name, user)
+            return self._names.taken(run.name, user)
         if isinstance(refusal, ParentGone):
             return await self._parent_ended(run.parent_id or "")
         if isinstance(refusal, PredecessorGone):
@@ -464,19 +370,19 @@ class SubmissionService:
             return await self._made_again(ready)
         if refusal is not None:
             return refusal
-        self._takeovers.end(run.name, (user.name, run.client_key))
+        self._names.takeovers.end(run.name, (user.name, run.client_key))
         return Submitted(state=await self._runs.get(run.id))
 
-    async def _made_again(self, ready: _Ready) -> Submitted | Exception:
+    async def _made_again(self, ready: Ready) -> Submitted | Exception:
         order = await self._looked_up_again(ready.order)
         state = self._new(ready.state.run.name, order)
-        return (await self._make_all([_Ready(order=order, state=state)]))[state.run.id]
+        return (await self._make_all([Ready(order=order, state=state)]))[state.run.id]
 
-    async def _looked_up_again(self, order: _Order) -> _Order:
+    async def _looked_up_again(self, order: Order) -> Order:
         after = await resolved(order.plan, self._runs, order.user, known=order.after)
         return msgspec.structs.replace(order, after=after)
 
-    def _new(self, name: str, order: _Order) -> RunState:
+    def _new(self, name: str, order: Order) -> RunState:
         plan, parent = order.plan, order.parent
         return new_run(
             name=name,
@@ -521,32 +427,6 @@ class SubmissionService:
         require_control(user, state.run)
         return state
 
-    async def _end(self, name: str, live_id: str, owner: Owner, user: User) -> RunState | None:
-        """Make this run end; None when it has already ended."""
-        if live_id not in self._pipeline.runs:
-            # Its name is taken before it is committed, and only a committed run can be stopped.
-            await self._pipeline.settled()
-        live = self._pipeline.runs.get(live_id)
-        if live is None:
-            return None
-        require_control(user, live.run)
-        self._takeovers.begin(name, owner, live_id)
-        await self._pipeline.report(StopRequested(run_id=live_id, abort=False, by=user.name))
-        return self._pipeline.runs.get(live_id) if self._live_id(name) == live_id else None
-
-    def _require_other_family(self, replaced: str, parent: RunState | None) -> None:
-        """Raise Conflict if the parent would end with the run that its child replaces."""
-        ancestor = parent
-        while ancestor is not None:
-            if ancestor.run.id == replaced:
-                raise Conflict(
-                    f"the run that is to be replaced is {ancestor.run.name}, with which the parent "
-                    f"would end; give another parent or another name",
-                    code="parent_replaced",
-                    field="parent",
-                )
-            ancestor = self._pipeline.runs.get(ancestor.run.parent_id or "")
-
     def _require_place(self, state: RunState) -> None:
         never = self._pipeline.scheduler.why_never(state)
         if never is not None:
@@ -567,72 +447,25 @@ class SubmissionService:
                     field="repos" if any(spec.repos for spec in plan.specs) else "files",
                 )
 
-    def _name(self, wanted: str | None) -> str:
-        if wanted is None:
-            return generate_name(self._pick, lambda name: self._live_id(name) is not None)
-        if not is_run_name(wanted):
-            raise Invalid(
-                f"{wanted!r} is not a run name: a lowercase letter, then up to 40 lowercase "
-                f"letters, digits and hyphens",
-                field="name",
-            )
-        return wanted
-
-    def _taken(self, name: str, user: User) -> Conflict:
-        live = self._pipeline.runs.get(self._live_id(name) or "")
-        if live is not None and not sees_all(user) and live.run.user != user.name:
-            return Conflict(
-                f"a live run of {live.run.user} is named {name} already; give another name",
-                code="name_taken",
-                field="name",
-            )
-        known = "being submitted" if live is None else f"{live.run.status}, id {live.run.id}"
-        return Conflict(
-            f"a live run is named {name} already ({known}); stop it (`fairlead stop {name}`), "
-            f"give another name, or say --if-exists keep or replace",
-            code="name_taken",
-            field="name",
-        )
-
     def why_not_named_so(self, state: RunState, user: User) -> str | None:
         """Return why `submit` would refuse the run's name; None: it is free, or the live service
         with this name would be changed in place."""
         run = state.run
-        if self._live_id(run.name) is None:
+        if self._names.live_id(run.name) is None:
             return None
-        live = self._live_run_of(user, run.name)
+        live = self._names.live_run_of(user, run.name)
         if live is not None and live.service is not None and run.service is not None:
             return None
-        return str(self._taken(run.name, user))
+        return str(self._names.taken(run.name, user))
 
     def why_not_changed(self, state: RunState, user: User) -> tuple[str, str] | None:
         """Return the field and the sentence by which the live service with the run's name would
         refuse to become this run."""
         run = state.run
-        live = self._live_run_of(user, run.name)
+        live = self._names.live_run_of(user, run.name)
         if live is None or live.service is None or run.service is None:
             return None
         return why_not_in_place(live, run.type, run.policy, run.service)
-
-    def _live_run_of(self, user: User, name: str) -> Run | None:
-        """Return the live run with this name, which the user's submission would change in place."""
-        live = self._pipeline.runs.get(self._live_id(name) or "")
-        return live.run if live is not None and live.run.user == user.name else None
-
-    def _live_id(self, name: str) -> str | None:
-        return self._pipeline.live_run_named(name)
-
-    def _pick(self, below: int) -> int:
-        return int(self._chance.new_id(), 16) % below
-
-
-def _key_used(run: str) -> Conflict:
-    return Conflict(
-        f"the client key was used for another configuration (run {run}); give each submission a "
-        f"key of its own",
-        code="client_key_used",
-        field="client_key",
-    )
 
 
 def why_not_in_place(
@@ -655,17 +488,3 @@ def why_not_in_place(
 
 def _gateway(service: ServicePolicy | None) -> str:
     return (service and service.gateway) or "none"
-
-
-def _wanted_name(submission: Submission, plan: Plan) -> str | None:
-    """Return the requested name. An empty name is an error, not a missing name: it may come from a
-    variable that is not set."""
-    return plan.name if submission.name is None else submission.name
-
-
-def _mapping(configuration: object) -> dict[str, object]:
-    """Return the configuration as a mapping; `parse` refuses anything else."""
-    if not isinstance(configuration, dict):
-        parse(configuration)
-    assert isinstance(configuration, dict)
-    return configuration

@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
@@ -24,7 +23,7 @@ import urllib3.exceptions
 
 from common.threads import to_the_end
 from fairlead.wire.engine_abilities import EngineAbility
-from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth, VolumeKind
+from fairlead.wire.shim import EngineKind, NetworkMode, PullProgress, RegistryAuth
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -38,7 +37,7 @@ from shim.engines.base import (
     PortsTaken,
     Storage,
 )
-from shim.engines.docker import events, faults, request
+from shim.engines.docker import containers, events, faults, request
 from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
 from shim.engines.docker.choice import ChosenNetworks, NetworkChooser
 from shim.engines.docker.dialect import DOCKER, Dialect
@@ -52,12 +51,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Ports = dict[int, int]
 """Port of the container → port of the node."""
-_INSTALL = "fairlead.install"
-_TASK = "fairlead.task"
-_RUN = "fairlead.run"
-_ALLOCATION = "fairlead.allocation"
-_GPUS = "fairlead.gpus"
-_RECORD = "fairlead.record"
 _CALL_SECONDS = 60
 _START_TRIES = 5
 _THREADS = 16
@@ -70,9 +63,6 @@ _LOST = (
     # docker-py reads streams past requests, which would wrap urllib3's own errors.
     urllib3.exceptions.HTTPError,
 )
-
-
-_BOUND = (VolumeKind.HOST, VolumeKind.DEVICE)
 
 
 class DockerEngine:
@@ -135,7 +125,7 @@ class DockerEngine:
                 filters={
                     "type": "container",
                     "event": list(self._dialect.end_events),
-                    "label": f"{_INSTALL}={self._install_id}",
+                    **containers.filters(self._install_id),
                 },
             ),
             self.hint,
@@ -240,16 +230,15 @@ class DockerEngine:
         await self._opened.remove(run_id)
 
     async def create(self, spec: ContainerSpec) -> str:
-        name = _container(spec.task_id)
+        name = containers.name_of(spec.task_id)
         if self._dialect.makes_missing_sources:
-            await self._in_thread(lambda: _check_sources(spec, self._settings.runtime))
+            await self._in_thread(lambda: containers.check_sources(spec, self._settings.runtime))
         try:
             made = await self._call(lambda: self._api.create_container(**self._request(spec)))
         except Conflict as conflict:
             found = await self._call(lambda: self._api.inspect_container(name))
             # An earlier create whose answer was lost may have made it; a name alone proves nothing.
-            labels = found["Config"].get("Labels") or {}
-            if labels.get(_INSTALL) != self._install_id or labels.get(_TASK) != spec.task_id:
+            if not containers.is_own(found, self._install_id, spec.task_id):
                 raise NodeFault(
                     f"a container named {name} exists that this shim did not make"
                 ) from conflict
@@ -296,7 +285,7 @@ class DockerEngine:
 
     async def _is_as_created(self, container_id: str) -> bool:
         found = await self._call(lambda: self._api.inspect_container(container_id))
-        return _state(found["State"]["Status"]) is ContainerState.CREATED
+        return containers.state_of(found["State"]["Status"]) is ContainerState.CREATED
 
     async def published_port(self, container_id: str, port: int) -> int | None:
         listed = self._running.get(container_id)
@@ -337,6 +326,8 @@ class DockerEngine:
             async with asyncio.timeout(self._dialect.look_again):
                 await hint.wait()
         except TimeoutError:
+            # An event may have been lost (`look_again`): without this note, the container is
+            # inspected.
             self._running.pop(container_id, None)
 
     def _forget(self, container_id: str) -> None:
@@ -351,12 +342,12 @@ class DockerEngine:
         await self._opened.removed(task_id)
 
     async def _remove_container(self, task_id: str) -> None:
-        name = _container(task_id)
+        name = containers.name_of(task_id)
         try:
             found = await self._call(lambda: self._api.inspect_container(name))
         except NotFound:
             return
-        if (found["Config"].get("Labels") or {}).get(_INSTALL) != self._install_id:
+        if not containers.is_own(found, self._install_id):
             return
         container_id = found["Id"]
         self._never_started.discard(container_id)
@@ -367,27 +358,16 @@ class DockerEngine:
 
     async def list(self) -> tuple[Found, ...]:
         hints = self._hints
-        containers = await self._containers()
+        listed = await self._containers()
         # After an event during the listing, its answer may be older than the event.
         if hints == self._hints:
             self._running = {
-                one["Id"]: _ports_of(one) for one in containers if one["State"] == "running"
+                one["Id"]: containers.ports_of(one) for one in listed if one["State"] == "running"
             }
-        return tuple(
-            Found(
-                container_id=one["Id"],
-                task_id=one["Labels"].get(_TASK, one["Id"]),
-                state=_state(one["State"]),
-                record=one["Labels"].get(_RECORD),
-                run_id=one["Labels"].get(_RUN, ""),
-                allocation_id=one["Labels"].get(_ALLOCATION, ""),
-                gpus=tuple(filter(None, one["Labels"].get(_GPUS, "").split(","))),
-            )
-            for one in containers
-        )
+        return tuple(map(containers.found, listed))
 
     async def _containers(self) -> tuple[dict[str, Any], ...]:
-        filters = {"label": f"{_INSTALL}={self._install_id}"}
+        filters = containers.filters(self._install_id)
         return tuple(await self._call(lambda: self._api.containers(all=True, filters=filters)))
 
     def _connect(self) -> Any:
@@ -422,7 +402,7 @@ class DockerEngine:
             cgroup_parent=request.cgroup_parent(self._info),
         )
         network = "default" if bridge else "host"
-        asked = request.container(spec, node, _container(spec.task_id), network)
+        asked = request.container(spec, node, containers.name_of(spec.task_id), network)
         # A driver that was loaded later adds its runtime and CDI folders to a reloaded engine.
         info = self._api.info() if spec.gpus else self._info
         means = means_of(info, spec.gpu_delivery)
@@ -432,14 +412,7 @@ class DockerEngine:
         asked["host_config"] |= handover.host_config
         asked["host_config"]["GroupAdd"] += [str(gid) for gid in handover.groups]
         asked["environment"] |= handover.environment
-        asked["labels"] = {
-            _INSTALL: self._install_id,
-            _TASK: spec.task_id,
-            _RUN: spec.run_id,
-            _ALLOCATION: spec.allocation_id,
-            _GPUS: ",".join(spec.gpus),
-            _RECORD: spec.record,
-        }
+        asked["labels"] = containers.labels_of(spec, self._install_id)
         if bridge:
             self._opened.join(asked, spec)
         return asked
@@ -450,9 +423,10 @@ class DockerEngine:
         try:
             found = await self._call(lambda: self._api.inspect_container(container_id))
         except NotFound:
+            # Somebody removed it by hand, and took its exit code along.
             return Exit(exit_code=None, gone=True)
         state = found["State"]
-        if _state(state["Status"]) is not ContainerState.EXITED:
+        if containers.state_of(state["Status"]) is not ContainerState.EXITED:
             return None
         stopped, unseen = container_id in self._stopped, False
         # It ended while no stream of events was open: only the engine remembers why.
@@ -522,30 +496,5 @@ class DockerEngine:
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._threads, act))
 
 
-def _ports_of(listed: dict[str, Any]) -> _Ports:
-    ports = listed.get("Ports") or ()
-    return {one["PrivatePort"]: one["PublicPort"] for one in ports if "PublicPort" in one}
-
-
-def _check_sources(spec: ContainerSpec, runtime: Path) -> None:
-    """Raise NodeFault where the engine would make an empty folder in the place of a lost one."""
-    volumes = (mount.source for mount in spec.mounts if mount.kind in _BOUND)
-    for source in (str(runtime), spec.job_folder, spec.run_folder, *volumes):
-        if not Path(source).exists():
-            raise NodeFault(f"bind source path does not exist: {source}")
-
-
-def _container(task_id: str) -> str:
-    return f"fairlead-{task_id}"
-
-
 def _text(error: docker.errors.APIError) -> str:
     return str(error.explanation or error)
-
-
-def _state(text: str) -> ContainerState:
-    if text == "created":
-        return ContainerState.CREATED
-    # Docker's "dead" and "removing" are halves of a removal: no process is left in them.
-    ended = text in ("exited", "dead", "removing")
-    return ContainerState.EXITED if ended else ContainerState.RUNNING

@@ -313,6 +313,7 @@ class RunNetworks:
         try:
             found = await self._call(lambda: self._api.inspect_network(name))
         except NotFound:
+            # `docker network prune` removes every network without containers.
             return None
         ends = (found.get("Containers") or {}).values()
         return frozenset(str(end.get("IPv4Address", "")).partition("/")[0] for end in ends)

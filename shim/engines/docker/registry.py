@@ -160,6 +160,8 @@ class _Registry:
             try:
                 return self._read(f"{base}/v2/{self._name}/{path}", accept)
             except (requests.exceptions.SSLError, requests.exceptions.ConnectionError):
+                # An insecure registry is asked with TLS first and then without, as Docker does
+                # (dockerd(8)).
                 if base == self._bases[-1]:
                     raise
         raise _Refused("it cannot be reached")

@@ -66,10 +66,12 @@ def _removed_quickly(folder: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
+        # A link or a file is in its place: O_NOFOLLOW and O_DIRECTORY refuse both (open(2)).
         return False
     try:
         if not _is_emptied(fd, os.fstat(fd).st_dev, _MAX_DEPTH):
             return False
+        # A process that is still ending may have made a file meanwhile (rmdir(2): ENOTEMPTY).
         os.rmdir(folder)
     except OSError:
         return False

@@ -71,6 +71,7 @@ class LeafGiver:
             log.warning("task %s: its jobs get no cgroup each: %s", ctx.task.info.id, error)
             giver = None
         except BaseException:
+            # Also when it is cancelled: nobody else has this socket yet.
             way.close()
             raise
         if giver is None:

@@ -22,7 +22,7 @@ from controller.lifecycle.model import (
     NodeStatus,
     RunState,
 )
-from controller.service.runs.submissions import Submission
+from controller.service.runs.submission import Submission
 from controller.store.base import Changes
 from fairlead.model.statuses import AttemptStatus, RunStatus
 from tests.doubles.node import FakeConnection

@@ -59,7 +59,7 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
     commands = ["ls code; echo x >> made; wc -l < made", "sh code/a.sh"]
     file = lab.write(files=["code:code"], commands=commands)
     with watching(lab, file) as command:
-        command.hears(b"exit code 3; its container waits 10 min for changed files")
+        command.hears(b"exit code 3; its container waits at most 10 min for changed files")
         before = lab.attempts("train")
         (code / "gone").unlink()
         (code / "a.sh").write_text("echo second; sleep 1000\n")
@@ -88,6 +88,12 @@ def test_a_change_starts_the_job_again_in_its_container_also_after_kills(
         assert lab.inspect("train")["id"] != run["id"]
         command.process.send_signal(signal.SIGINT)
         command.process.wait(LONG)
+    # Its container does not wait for anybody, and its result is the job's.
+    (attempt,) = lab.wait_for("train", "failed")["jobs"][0]["attempts"]
+    assert (attempt["termination_reason"], attempt["exit_code"]) == (
+        "container_exited_with_error",
+        5,
+    )
 
 
 def test_a_container_of_docker_is_kept_with_what_the_job_installed(lab: RunLab) -> None:

@@ -8,6 +8,7 @@ import secrets
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +17,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from controller import backups
+from controller.store import examination, schema
 from controller.store import postgresql as databases
-from controller.store import schema
 from controller.store.base import Changes, Store
 from controller.store.errors import (
     LeaseHeld,
@@ -26,6 +27,7 @@ from controller.store.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from controller.store.peers import Peers
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.reading import StoreReader
 from controller.store.sessions import Patience
@@ -156,17 +158,23 @@ async def test_a_database_that_only_reads_for_a_while_is_waited_for(
     assert found == a_run()
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_a_database_that_cannot_hold_every_text_is_refused_at_the_start(
-    postgresql: PostgresqlServer,
+    postgresql: PostgresqlServer, encoding: str
 ) -> None:
     await asyncio.to_thread(
         postgresql.sql,
         "postgres",
-        "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'",
+        f"CREATE DATABASE {encoding} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'",
     )
-    store = SqlStore(PostgresqlDatabase(postgresql.url("latin")))
-    with pytest.raises(StoreUnusable, match=r"LATIN1.*createdb --encoding UTF8"):
-        await store.open()
+    url = postgresql.url(encoding.lower())
+    peers = Peers(url="http://here", version="0.1.0")
+    for database in (PostgresqlDatabase(url), PostgresqlDatabase(url, peers=peers)):
+        assert await asyncio.to_thread(peers.installation) is None
+        with pytest.raises(StoreUnusable, match=rf"{encoding}.*createdb --encoding UTF8"):
+            await SqlStore(database).open()
+    facts = await asyncio.to_thread(examination.postgresql_facts, PostgresqlDatabase(url))
+    assert facts.encoding == encoding
 
 
 def cut_at_commit(store: Store, first: str | None = None) -> None:
@@ -403,6 +411,31 @@ async def test_a_session_that_hangs_is_left_for_another_one(
         os.kill(backend, signal.SIGCONT)
         await reader.close()
         await store.close()
+
+
+async def test_an_examination_ends_where_the_database_takes_questions_and_does_not_answer(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "ANSWER_SECONDS", 0.1)
+    stopped: list[int] = []
+
+    class Hanging(PostgresqlDatabase):
+        def reader(self) -> sa.Engine:
+            engine = super().reader()
+            sa.event.listen(engine, "connect", self._stop)
+            return engine
+
+        def _stop(self, connection: Any, _record: object) -> None:
+            stopped.append(connection.info.backend_pid)
+            os.kill(stopped[-1], signal.SIGSTOP)
+
+    try:
+        facts = await asyncio.to_thread(examination.postgresql_facts, Hanging(database_url))
+    finally:
+        for backend in stopped:
+            os.kill(backend, signal.SIGCONT)
+    assert stopped
+    assert facts.why is not None
 
 
 async def test_a_write_without_an_answer_is_cut_and_the_next_one_is_stored(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.lifecycle.reports import Report
 from tests.unit.api.asking import HELLO, submit
 from tests.unit.api.conftest import Controller
 from tests.unit.api.test_users import Person, ada, admin, client
@@ -74,6 +76,36 @@ async def test_an_admin_cannot_start_a_run_of_another_user_again(
     assert status == 403
 
 
+async def test_of_two_changes_at_once_one_counts_and_the_other_is_overtaken(
+    api: API, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = PlayedNode(controller)
+    await submit(api, name="hello", starts_again=True)
+    await node.runs("hello")
+    pipeline, both, held = controller.pipeline, asyncio.Barrier(2), list[Report]()
+
+    async def report(wish: Report) -> None:
+        held.append(wish)
+        await both.wait()
+        # One step of the loop hands in both: one turn decides about them.
+        while held:
+            pipeline.post(held.pop())
+        await pipeline.settled()
+
+    monkeypatch.setattr(pipeline, "report", report)
+    answers = await asyncio.gather(again(api, commands=["two"]), again(api, commands=["three"]))
+    (_, run), (status, body) = sorted(answers, key=lambda one: one[0])
+    assert (status, body["error"]["code"], body["error"]["field"]) == (409, "overtaken", "run")
+    assert run["jobs"][0]["attempts"][0]["starts"]["asked"] == 1
+    async with api.get("/v1/runs/hello/submission") as answer:
+        commands = (await answer.json())["configuration"]["commands"]
+    assert [commands] == [
+        wish
+        for wish, (status, _) in zip((["two"], ["three"]), answers, strict=True)
+        if status == 200
+    ]
+
+
 async def test_a_watcher_is_noted_until_it_leaves(api: API, controller: Controller) -> None:
     await submit(api, name="hello", starts_again=True)
     for seconds, there in ((60, 1), (0, 0)):
@@ -82,7 +114,10 @@ async def test_a_watcher_is_noted_until_it_leaves(api: API, controller: Controll
             assert answer.status == 200, await answer.text()
         async with api.get("/v1/runs/hello") as answer:
             (attempt,) = (await answer.json())["jobs"][0]["attempts"]
-        assert len(attempt["starts"]["watchers"]) == there
+        starts = attempt["starts"]
+        assert (starts["watched_until"] is not None) == bool(there)
+        # Its id means nothing to those who read the run.
+        assert "watchers" not in starts
     body = {"watcher": "here", "seconds": 61}
     async with api.post("/v1/runs/hello/watchers", json=body) as answer:
         assert (answer.status, (await answer.json())["error"]["field"]) == (400, "seconds")

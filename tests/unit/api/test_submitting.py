@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.service.runs.takeovers import KEPT_SECONDS, Takeovers
+from controller.service.runs.names import KEPT_SECONDS, Takeovers
 from fairlead.model.statuses import RunStatus
 from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller

@@ -166,6 +166,7 @@ async def test_one_user_opens_so_many_terminals_and_no_more(
     ("headers", "refused"),
     [
         ({"Origin": "https://elsewhere.example"}, (403, "other_origin", None)),
+        ({"Origin": "http://["}, (403, "other_origin", None)),
         ({"Authorization": f"Bearer {USER_TOKEN}"}, (404, "not_found", "run")),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakSet, ref
 
 import pytest
 
@@ -55,6 +57,57 @@ async def test_a_call_returns_or_raises_what_it_does() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         await threads.ask(int, "x")
     threads.close()
+
+
+async def test_the_error_of_a_call_holds_nothing_that_the_call_held() -> None:
+    """Else each part of a log that a bucket refuses stays in memory until the collector comes."""
+    threads, held = BucketThreads(1, "test"), WeakSet[_Part]()
+
+    def put() -> None:
+        part = _Part()
+        held.add(part)
+        try:
+            raise OSError("what the library says")
+        except OSError:
+            raise BucketError(f"it takes no {part}") from None
+
+    with pytest.raises(BucketError, match="it takes no") as refused:
+        await threads.ask(put)
+    # The thread lets go of the last call, and so of all that is not in the error, before this one.
+    await threads.ask(int)
+    assert not held
+    assert refused.value.__context__ is not None
+    threads.close()
+
+
+async def test_an_error_leaves_with_its_last_reader() -> None:
+    threads = BucketThreads(1, "test")
+
+    class Refused(BucketError):
+        """Only a class of this file has weak references."""
+
+    def put() -> None:
+        raise Refused
+
+    async def left() -> ref[Refused]:
+        try:
+            await threads.ask(put)
+        except Refused as error:
+            return ref(error)
+        raise AssertionError("it was not raised")
+
+    gc.disable()
+    try:
+        error = await left()
+        await threads.ask(int)
+        assert error() is None, "a cycle keeps it until the collector comes"
+    finally:
+        gc.enable()
+    threads.close()
+
+
+class _Part:
+    """What a call has in memory."""
 
 
 async def test_after_the_end_calls_fail_and_those_that_wait_do_too() -> None:

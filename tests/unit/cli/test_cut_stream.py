@@ -10,8 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from fairlead import rest
-from fairlead.connections import websocket
+from fairlead.connections import requests, websocket
 from fairlead.connections.websocket import WebSocket
 from fairlead.errors import ConnectionLost
 from fairlead.rest import ControllerClient
@@ -94,4 +93,4 @@ def test_a_connection_breaks_when_its_other_end_confirms_nothing() -> None:
         with closing(client._connected(address, patience=1.0)) as connection:
             found = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             kept_alive = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert (found, bool(kept_alive)) == (1000 * rest.UNHEARD_SECONDS, True)
+    assert (found, bool(kept_alive)) == (1000 * requests.UNHEARD_SECONDS, True)

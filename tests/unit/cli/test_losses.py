@@ -10,7 +10,7 @@ import ssl
 import pytest
 from websockets.exceptions import InvalidMessage
 
-from fairlead.rest import why_lost
+from fairlead.connections.requests import why_lost
 
 
 def untrusted() -> ssl.SSLCertVerificationError:

@@ -266,3 +266,17 @@ def test_a_log_that_was_left_unread_goes_on_without_a_word(monkeypatch: pytest.M
 def test_the_frames_of_a_known_close_are_read() -> None:
     raw = sent(8, Close(1000, "bye").serialize())
     assert FrameReader().feed(raw) == [(Opcode.CLOSE, b"\x03\xe8bye")]
+
+
+def test_a_reader_of_whole_messages_joins_their_pieces_and_frames() -> None:
+    raw = b"\x02\x02ab\x89\x00\x80\x01c\x82\x00\x81\x03"
+    reader = FrameReader(whole=3)
+    found = [one for byte in raw for one in reader.feed(bytes([byte]))]
+    assert found == [(Opcode.PING, b""), (Opcode.BINARY, b"abc"), (Opcode.BINARY, b"")]
+    assert reader.feed(b"def\x82\x01g") == [(Opcode.TEXT, b"def"), (Opcode.BINARY, b"g")]
+
+
+@pytest.mark.parametrize("raw", [b"\x82\x04a", b"\x02\x02ab\x80\x02c"])
+def test_a_message_longer_than_asked_for_is_refused_at_its_first_byte(raw: bytes) -> None:
+    with pytest.raises(Violation, match="more than 3 bytes"):
+        FrameReader(whole=3).feed(raw)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.reports import (
     ControllerStarted,
     NodeDrained,
@@ -168,6 +169,21 @@ def test_a_container_that_is_taken_away_while_it_waits_ends_as_its_last_start(
     assert attempt.status is AttemptStatus.TERMINATING
 
 
+@pytest.mark.parametrize(
+    ("told", "exit_code"),
+    [("container_exited_with_error", 137), ("out_of_memory", 137), (None, 0), (None, 137)],
+)
+def test_a_container_that_is_killed_while_it_waits_takes_no_result_along(
+    told: str | None, exit_code: int
+) -> None:
+    play = running()
+    play.send(ended(play, 0))
+    play.send(play.seen(terminated=True, reason=told, exit_code=exit_code)).clean()
+    attempt = play.attempt()
+    assert (attempt.reason, attempt.exit_code) == (Reason.DONE_BY_RUNNER, 0)
+    assert play.run.status is RunStatus.DONE
+
+
 def test_a_start_that_runs_or_is_owed_is_interrupted_by_the_loss_of_its_node() -> None:
     for changes in (False, True):
         play = running()
@@ -251,3 +267,20 @@ def test_the_next_attempt_knows_who_watches() -> None:
     starts = play.attempt().starts
     assert starts is not None
     assert starts.watched_until == play.now + LEASE_SECONDS
+
+
+def test_a_watcher_that_is_seen_between_two_attempts_is_known_to_the_next() -> None:
+    retry = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=3)
+    plan = [PlannedJob(group="main", replica=0, cookie=0, spec=FIRST)]
+    play = Play(plan=plan, keeps_for=600.0, retry=retry)
+    for _ in range(2):
+        play.to_running().end(0, Reason.CONTAINER_EXITED_WITH_ERROR).clean()
+    retry_at = play.job().retry_at
+    assert retry_at is not None
+    play.send(watcher(play))
+    seen_at = play.now
+    play.wait(retry_at - play.now)
+    starts = play.attempt().starts
+    assert play.attempt().number == 2
+    assert starts is not None
+    assert starts.watched_until == seen_at + LEASE_SECONDS

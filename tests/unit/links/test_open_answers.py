@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from common.open_answers import InvalidAnswer, OpenAnswer
+from common.open_answers import InvalidAnswer, OpenAnswer, UpgradedAnswer
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 MOST = 1000
@@ -96,3 +96,44 @@ async def test_what_nobody_reads_stops_the_other_side_until_it_is_read(
     transport.resume_reading.assert_called_once_with()
     answer.data_received(b"0\r\n\r\n")
     assert await reading == b""
+
+
+async def test_what_a_transport_delivers_while_it_resumes_wakes_the_reader(
+    answer: OpenAnswer, transport: Any
+) -> None:
+    answer.data_received(HEAD + chunk(b"x" * (128 << 10) + b"x"))
+    transport.pause_reading.assert_called_once_with()
+    await answer.read()
+    transport.resume_reading.side_effect = lambda: answer.data_received(chunk(b"held"))
+    reading = asyncio.ensure_future(answer.read())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert reading.done()
+    assert await reading == b"held"
+
+
+@pytest.fixture
+async def upgraded(transport: Any) -> UpgradedAnswer:
+    answer = UpgradedAnswer()
+    answer.connection_made(transport)
+    return answer
+
+
+async def test_after_an_upgrade_the_bytes_come_as_they_are(upgraded: UpgradedAnswer) -> None:
+    head = b"HTTP/1.1 101 Go on\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    upgraded.data_received(head + b"\x82\x01")
+    await upgraded.read_head()
+    assert upgraded.status == 101
+    assert upgraded.headers == {"upgrade": "websocket", "connection": "Upgrade"}
+    assert await upgraded.read() == b"\x82\x01"
+    upgraded.data_received(b"HTTP/1.1 ")
+    upgraded.connection_lost(None)
+    assert await upgraded.read() == b"HTTP/1.1 "
+    with pytest.raises(ConnectionResetError):
+        await upgraded.read()
+
+
+async def test_an_upgrade_that_nobody_asked_for_is_no_answer(answer: OpenAnswer) -> None:
+    answer.data_received(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
+    with pytest.raises(InvalidAnswer):
+        await answer.read()

@@ -23,7 +23,8 @@ from controller.clouds.base import (
     Unauthorized,
     made_by,
 )
-from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud, name_of
+from controller.clouds.gcp.cloud import MAX_USER_DATA, PERMISSIONS, GcpCloud
+from controller.clouds.gcp.order import name_of
 from controller.lifecycle.machines.model import GpuOffer, Offer
 from controller.provider_config.gcp import GcpProvider, GcpRegion
 from tests.doubles.gcp import IMAGE, PROJECT, GcpDouble, gcp

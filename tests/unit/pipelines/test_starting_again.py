@@ -14,6 +14,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import Report
 from controller.pipelines.performers.starting_again import StarterAgain
 from controller.pipelines.to_node import RetryLater
+from controller.store.errors import StoreUnavailable
 from fairlead.model.starts import Starts
 from fairlead.model.statuses import AttemptStatus
 from fairlead.wire.runner import AgainAnswer
@@ -97,3 +98,14 @@ async def test_a_runner_that_fails_is_asked_again(node: FakeConnection, tmp_path
     node.the_runner.failures = [RunnerError("bad_answer", "broken", 502)]
     with pytest.raises(RetryLater, match="broken"):
         await perform(asked(), node, tmp_path)
+
+
+async def test_a_store_that_is_away_is_waited_for(node: FakeConnection, tmp_path: Path) -> None:
+    class Away(Committing):
+        async def settled(self) -> None:
+            raise StoreUnavailable("the disk is full")
+
+    node.the_runner.again_answers = [AgainAnswer(begun=True)]
+    state = asked()
+    with pytest.raises(RetryLater, match="the disk is full"):
+        await StarterAgain(Away(state), BlobStore(tmp_path), NO_SECRETS)(context_of(state), node)

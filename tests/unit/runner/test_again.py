@@ -67,7 +67,7 @@ async def test_changed_files_come_and_what_the_job_made_stays(tmp_path: Path) ->
     show = "touch made; ls code; cat code/a; echo; exit 3"
     async with a_runner(tmp_path) as (_, client):
         await start(client, with_files(tmp_path, old, show), old)
-        await until_output(client, b"exit code 3; its container waits 1 min")
+        await until_output(client, b"exit code 3; its container waits at most 1 min")
         show = show.replace("exit 3", "exit 4")
         await again(client, 1, with_files(tmp_path, new, f"ls; {show}"), new)
         output = await until_output(client, b"exit code 4")

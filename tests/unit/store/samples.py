@@ -38,6 +38,7 @@ from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.store.base import Changes
 from fairlead.model.job_links import JobLink, LinkKind
 from fairlead.model.reasons import Reason, RunReason
+from fairlead.model.starts import StartEnd, Starts, Watcher
 from fairlead.model.statuses import AllocationState, AttemptStatus, RunStatus
 from fairlead.model.sweep import ParameterSets
 from fairlead.wire.shim import PullPolicy, RegistryAuth
@@ -153,6 +154,19 @@ def an_attempt(
         pending_reason=NoNodeConnected(),
         exit_code=7,
         remove_at=1.0,
+        starts=Starts(
+            asked=3,
+            begun=2,
+            refused="no git",
+            ended=StartEnd(
+                number=2,
+                at=104.5,
+                reason=Reason.CONTAINER_EXITED_WITH_ERROR,
+                message="the job ended with exit code 7",
+                exit_code=7,
+            ),
+            watchers=(Watcher(id="here", until=164.5), Watcher(id="there", until=150.0)),
+        ),
         links=(JobLink(kind=LinkKind.WANDB, url="https://wandb.ai/a/b/runs/c"),),
         disconnected=True,
         cleanup_unknown=True,

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from controller.lifecycle.model import Attempt, Inactivity, Interruption, LimitPause
 from controller.store.accounts import User
 from controller.store.rows import ATTEMPT, RowCodec
+from fairlead.model.starts import Starts
 
 
 class Thing(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +122,16 @@ def test_no_field_of_an_attempt_is_lost_between_releases() -> None:
     assert whole.interruption == Interruption(
         requested_at=108.0, ends_at=118.0, paused_since=109.0, report_by=128.0
     )
+
+
+def test_starts_that_an_earlier_release_wrote_have_neither_an_end_nor_watchers() -> None:
+    row = OLD_ROWS["full"]
+    before = {**row["rest"], "starts": {"asked": 2, "begun": 1, "refused": None}}
+
+    starts = loaded({**row, "rest": before}).starts
+
+    assert starts == Starts(asked=2, begun=1, ended=None, watchers=None)
+    assert (starts.result, starts.watched_until) == (None, None)
 
 
 def test_an_attempt_that_was_never_interrupted_has_no_interruption() -> None:

@@ -126,6 +126,7 @@ def _work(
     _, config = written_config(run.id, user, None)
     ssh = [program, "-F", str(config)]
     wanted = shlex.join(command) if len(command) > 1 else "".join(command)
+    # With a command, ssh asks for no terminal by itself (ssh(1), -t).
     terminal = ["-t"] if sys.stdin.isatty() else []
     with _held(ssh, run.name):
         argv = [*ssh, *terminal, run.name, "--", wanted or LOGIN_SHELL]

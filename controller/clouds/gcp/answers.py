@@ -1,0 +1,99 @@
+"""The documents of Compute Engine's answers, as far as the provider reads them."""
+
+from datetime import datetime
+
+import msgspec
+
+from controller.clouds.base import CloudAway
+from controller.clouds.gcp.errors import Fault
+from controller.clouds.gcp.types import TypeInfo
+
+_EMPTY = "NO_RESULTS_ON_PAGE"
+
+
+class PageWarning(msgspec.Struct, frozen=True):
+    code: str = ""
+    message: str = ""
+
+
+class OutsideAddress(msgspec.Struct, frozen=True, rename={"ip": "natIP"}):
+    ip: str | None = None
+
+
+class Interface(
+    msgspec.Struct, frozen=True, rename={"ip": "networkIP", "outside": "accessConfigs"}
+):
+    ip: str | None = None
+    outside: tuple[OutsideAddress, ...] = ()
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    name: str
+    status: str = ""
+    zone: str = ""
+    creation_timestamp: datetime
+    labels: dict[str, str] = {}
+    network_interfaces: tuple[Interface, ...] = ()
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The instances of one zone, or why they are missing."""
+
+    instances: tuple[Instance, ...] = ()
+    warning: PageWarning | None = None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    next_page_token: str | None = None
+    warning: PageWarning | None = None
+    unreachables: tuple[str, ...] = ()
+
+
+class Instances(Page, frozen=True, kw_only=True, rename="camel"):
+    items: dict[str, Scope] = {}
+
+
+class MachineTypes(Page, frozen=True, kw_only=True, rename="camel"):
+    items: tuple[TypeInfo, ...] = ()
+
+
+class Faults(msgspec.Struct, frozen=True):
+    errors: tuple[Fault, ...] = ()
+
+
+class Operation(msgspec.Struct, frozen=True):
+    name: str
+    status: str
+    error: Faults | None = None
+
+
+class SerialOutput(msgspec.Struct, frozen=True):
+    contents: str = ""
+
+
+class Quota(msgspec.Struct, frozen=True):
+    metric: str
+    limit: float
+    usage: float = 0.0
+
+
+class RegionQuotas(msgspec.Struct, frozen=True):
+    quotas: tuple[Quota, ...] = ()
+
+
+class AllowedPermissions(msgspec.Struct, frozen=True):
+    permissions: tuple[str, ...] = ()
+
+
+class Image(msgspec.Struct, frozen=True, rename="camel"):
+    disk_size_gb: str = "0"
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    pass
+
+
+def require_whole(warning: PageWarning | None, where: str) -> None:
+    """Raises CloudAway."""
+    if warning is not None and warning.code != _EMPTY:
+        raise CloudAway(f"{where} is not whole: {warning.message or warning.code}")

@@ -1,0 +1,136 @@
+"""A submission on its way: what a user hands in, what it is checked as, and what comes of it."""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from common.refusals import Conflict
+from controller.lifecycle.model import RunState, TakenOutputs
+from controller.lifecycle.predecessors import Predecessor
+from controller.store.accounts import User
+from fairlead.configuration.parse import parse
+from fairlead.configuration.plan import Plan
+
+
+class IfExists(StrEnum):
+    """The reaction to a live run that already has the name."""
+
+    ERROR = "error"
+    KEEP = "keep"
+    REPLACE = "replace"
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
+    run."""
+
+    configuration: object
+    name: str | None = None
+    client_key: str | None = None
+    ssh_keys: tuple[str, ...] = ()
+    if_exists: IfExists = IfExists.ERROR
+    parent: str | None = None
+    starts_again: bool = False
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The result. `kept`: another submission made this run, which lives and keeps its name.
+    `ending`: this run is being stopped; the same submission makes the new run once it has ended."""
+
+    state: RunState
+    kept: bool = False
+    ending: bool = False
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    plan: Plan
+    user: User
+    submission: Submission
+    parent: RunState | None
+    after: tuple[Predecessor, ...] = ()
+    outputs_from: tuple[TakenOutputs, ...] = ()
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several submissions. `earlier`: the run that it made before."""
+
+    name: str
+    order: Order
+    earlier: RunState | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that was checked, and its run, which nothing knows yet."""
+
+    order: Order
+    state: RunState
+
+
+class Batch:
+    """The submissions of one request so far. `earlier`: the runs that client keys made before."""
+
+    def __init__(self, earlier: Mapping[str, RunState]) -> None:
+        self.earlier = earlier
+        self.ready: list[Ready] = []
+        self._outcomes: list[Submitted | Exception | Ready] = []
+        self._by_key: dict[str, tuple[Submission, Submitted | Exception | Ready]] = {}
+        self._last: tuple[Submission, Plan] | None = None
+
+    def add(self, one: Submission, outcome: Submitted | Exception | Ready) -> None:
+        self._outcomes.append(outcome)
+        if one.client_key is not None and one.client_key not in self._by_key:
+            self._by_key[one.client_key] = (one, outcome)
+            if isinstance(outcome, Ready):
+                self.ready.append(outcome)
+        elif one.client_key is None and isinstance(outcome, Ready):
+            self.ready.append(outcome)
+
+    def same_key(self, one: Submission) -> Submitted | Exception | Ready | None:
+        """Return the outcome of an earlier submission of this request with the same client key.
+        Raises Conflict when that had another configuration."""
+        before, outcome = self._by_key.get(one.client_key or "", (None, None))
+        if before is not None and before.configuration != one.configuration:
+            raise key_used(before.name or "in this request")
+        return outcome
+
+    def plan_of(self, one: Submission, plan: Callable[[Submission], Plan]) -> Plan:
+        """Return the submission's plan: that of the one before, if both ask for the same."""
+        if self._last is not None:
+            before, known = self._last
+            if _as_planned(before) == _as_planned(one):
+                return known
+        made = plan(one)
+        self._last = (one, made)
+        return made
+
+    def results(self, made: Mapping[str, Submitted | Exception]) -> list[Submitted | Exception]:
+        return [made[one.state.run.id] if isinstance(one, Ready) else one for one in self._outcomes]
+
+
+def _as_planned(submission: Submission) -> tuple[object, ...]:
+    """Return what a plan is made of."""
+    return submission.configuration, submission.ssh_keys, submission.starts_again
+
+
+def key_used(run: str) -> Conflict:
+    return Conflict(
+        f"the client key was used for another configuration (run {run}); give each submission a "
+        f"key of its own",
+        code="client_key_used",
+        field="client_key",
+    )
+
+
+def wanted_name(submission: Submission, plan: Plan) -> str | None:
+    """Return the requested name. An empty name is an error, not a missing name: it may come from a
+    variable that is not set."""
+    return plan.name if submission.name is None else submission.name
+
+
+def mapping_of(configuration: object) -> dict[str, object]:
+    """Return the configuration as a mapping; `parse` refuses anything else."""
+    if not isinstance(configuration, dict):
+        parse(configuration)
+    assert isinstance(configuration, dict)
+    return configuration
