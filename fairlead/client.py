@@ -30,6 +30,7 @@ from fairlead.files import outputs
 from fairlead.files.ssh_keys import public_keys
 from fairlead.follow import Outages, follow_events
 from fairlead.model.answers import OfferedPlace
+from fairlead.model.costs import CostPeriod
 from fairlead.model.sweep import Value
 from fairlead.queries import CostsQuery, EventQuery, RunQuery
 from fairlead.rest import (
@@ -301,11 +302,16 @@ class Client(Closing):
         return decode(answer, OffersView).places
 
     def costs(
-        self, by: Sequence[str] = ("user", "fleet"), *, since: float | str = "30d"
+        self,
+        by: Sequence[str] = ("user", "fleet"),
+        *,
+        since: float | str = "30d",
+        per: Literal["day"] | None = None,
     ) -> CostsView:
         """Return what rented machines have cost, summed up by `user`, `fleet` and `run`. `since`:
-        how far back, as seconds or such as 30d."""
-        query = CostsQuery(by=",".join(by), seconds=parse_duration(since))
+        how far back, as seconds or such as 30d. `per`: "day" for rows of each day."""
+        period = None if per is None else CostPeriod(per)
+        query = CostsQuery(by=",".join(by), seconds=parse_duration(since), per=period)
         return decode(self.rest.get("/v1/costs", **query.parameters()), CostsView)
 
     def run(self, key: str) -> Run:

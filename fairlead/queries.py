@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
-from fairlead.model.costs import CostKey
+from fairlead.model.costs import CostKey, CostPeriod
 from fairlead.model.spec import Band
 from fairlead.model.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead.model.sweep import SetStatus
@@ -260,10 +260,12 @@ DEFAULT_SECONDS = 30 * 86400.0
 
 
 class CostsQuery(Query, frozen=True, kw_only=True):
-    """`by`: the names of `CostKey`, separated by commas. `seconds`: how far back."""
+    """`by`: the names of `CostKey`, separated by commas. `seconds`: how far back. `per`: a row
+    for each of these; null: for the whole time."""
 
     by: str = "user,fleet"
     seconds: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = DEFAULT_SECONDS
+    per: CostPeriod | None = None
 
     def keys(self) -> tuple[CostKey, ...]:
         return tuple(CostKey(one.strip()) for one in self.by.split(","))

@@ -14,7 +14,7 @@ from fairlead.documents.jobs import (
     StartEndView,
     StartsView,
 )
-from fairlead.documents.machines import CostsView
+from fairlead.documents.machines import BudgetView, CostsView
 from fairlead.documents.metrics import (
     GpuMetricPoint,
     GpuMetricsHistory,
@@ -87,6 +87,7 @@ __all__ = [
     "AttemptView",
     "Band",
     "BatchItem",
+    "BudgetView",
     "CallerView",
     "ChangeView",
     "ChildView",

@@ -293,7 +293,7 @@ SECTIONS = {
         ),
         Command(
             "cost",
-            "fairlead cost --by user,run --since 7d",
+            "fairlead cost --by user,run --since 7d --per day",
             "Users who are no admins see what their own runs have cost.",
         ),
     ],

@@ -235,6 +235,11 @@ class Rentals:
             why=tuple(dict.fromkeys(refusals)),
         )
 
+    @property
+    def spending(self) -> Spending:
+        """The budgets of users and of the installation."""
+        return self._settings.spending
+
     def _must_look(self, now: float) -> bool:
         """Return whether a look at demand could find something else than the last one."""
         ended = self.penalties.next_end(self._looked_at)

@@ -31,6 +31,7 @@ from controller.web.assets import STATIC_PATH, Assets
 from controller.web.opening import Opening
 from controller.web.page import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.pages import (
+    costs,
     dev_environments,
     events,
     logs,
@@ -62,6 +63,7 @@ PAGES: tuple[PageRoute, ...] = (
     *sweeps.PAGES,
     *queue.PAGES,
     *nodes.PAGES,
+    *costs.PAGES,
     *services.PAGES,
     *dev_environments.PAGES,
     *events.PAGES,
@@ -71,6 +73,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(name="Runs", path="runs", key="r"),
     Section(name="Queue", path="queue", key="q"),
     Section(name="Nodes", path="nodes", key="n"),
+    Section(name="Cost", path="cost", key="c", renting=True),
     Section(name="Services", path="services", key="s"),
     Section(name="Dev environments", path="dev-environments", key="d"),
     Section(name="Events", path="events", key="e"),
@@ -244,7 +247,12 @@ class Dashboard:
         return held
 
     def _context(self, visit: Visit, page: Page) -> dict[str, Any]:
-        sections = [one for one in SECTIONS if visit.is_admin or not one.admins]
+        rents = self._service.rented.is_renting
+        sections = [
+            one
+            for one in SECTIONS
+            if (visit.is_admin or not one.admins) and (rents or not one.renting)
+        ]
         return {
             "title": page.title,
             "section": page.section,

@@ -103,6 +103,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     key: str
     admins: bool = False
+    renting: bool = False
+    """Only where machines are rented."""
 
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fairlead.documents.base import View
 from fairlead.model.costs import CostRow
 
@@ -48,11 +50,27 @@ class MachineView(View, frozen=True):
     terminated_at: str | None
 
 
+class BudgetView(View, frozen=True):
+    """What a fleet, a user or the whole installation may spend, and spends. `name` null: the
+    installation. `hour_cost`: the price of an hour of the machines that it has now; `month_cost`:
+    what its machines have cost in this month of UTC. A limit that is null is none."""
+
+    owner: Literal["installation", "user", "fleet"]
+    name: str | None
+    per_hour: float | None
+    hour_cost: float
+    per_month: float | None
+    month_cost: float
+
+
 class CostsView(View, frozen=True):
-    """What rented machines have cost, the dearest first."""
+    """What rented machines have cost, the dearest first; with `per` the oldest days first.
+    `per_hour`: what is spent now for an hour."""
 
     rows: tuple[CostRow, ...]
     total: float
+    per_hour: float = 0.0
+    budgets: tuple[BudgetView, ...] = ()
 
 
 class OrphanView(View, frozen=True):

@@ -15,11 +15,18 @@ class CostKey(StrEnum):
     RUN = "run"
 
 
+class CostPeriod(StrEnum):
+    """Into what costs are split."""
+
+    DAY = "day"
+
+
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of some hours of machines, in the currency of the installation.
 
     A field by which it is not summed up is null, and so is the user of machines that their fleet
-    kept without a run. `run` is the id.
+    kept without a run. `run` is the id. `day`: such as 2026-01-31, in UTC; null unless it is asked
+    for each day.
     """
 
     user: str | None
@@ -28,3 +35,4 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     run_name: str | None
     hours: float
     cost: float
+    day: str | None = None

@@ -60,8 +60,15 @@ async def list_machines(call: Call) -> MachinesAnswer:
 
 async def list_costs(call: Call) -> CostsView:
     query: CostsQuery = call.query
-    rows = await call.service.costs.costs(query.keys(), seconds=query.seconds, user=call.caller)
-    return CostsView(rows=tuple(rows), total=sum(one.cost for one in rows))
+    rows = await call.service.costs.costs(
+        query.keys(), seconds=query.seconds, user=call.caller, per=query.per
+    )
+    return CostsView(
+        rows=tuple(rows),
+        total=sum(one.cost for one in rows),
+        per_hour=await call.service.costs.per_hour(call.caller),
+        budgets=tuple(call.service.costs.budgets(call.caller)),
+    )
 
 
 async def forget_machine(call: Call) -> MachineView:
@@ -126,7 +133,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/costs",
-        summary="What rented machines have cost, by user, fleet and run",
+        summary="What rented machines have cost, by user, fleet and run, also for each day",
         handler=list_costs,
         query=CostsQuery,
         answer=CostsView,

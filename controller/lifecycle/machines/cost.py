@@ -6,15 +6,16 @@ machine was bought, and nobody for a machine that its fleet keeps.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
 
 from controller.lifecycle.machines.model import Machine
 
-_HOUR = 3600.0
+_HOUR, _DAY = 3600.0, 86400.0
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +36,62 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 def shares(machine: Machine, stays: Iterable[Stay], start: float, end: float) -> list[Share]:
     """Return what each run pays for the machine between two times; together it is its cost."""
+    hours: dict[str | None, float] = {}
+    for _, run_id, part in _parts(machine, stays, start, end):
+        hours[run_id] = hours.get(run_id, 0.0) + part
+    return [_share(machine, run_id, part) for run_id, part in hours.items()]
+
+
+def shares_by_day(
+    machine: Machine, stays: Iterable[Stay], start: float, end: float
+) -> list[tuple[float, Share]]:
+    """Return what each run pays for each day, with the Unix time at which the day begins in UTC;
+    the days of a run together are its share."""
+    hours: dict[tuple[float, str | None], float] = {}
+    for since, run_id, part in _parts(machine, stays, start, end, days_between(start, end)):
+        key = (day_began(since), run_id)
+        hours[key] = hours.get(key, 0.0) + part
+    return [(day, _share(machine, run_id, part)) for (day, run_id), part in hours.items()]
+
+
+def shares_of_hour(
+    machine: Machine, stays: Iterable[Stay], now: float
+) -> list[tuple[str | None, float]]:
+    """Return what each run pays for an hour of the machine as it is now; together it is its
+    price."""
+    if not machine.is_live:
+        return []
+    there = Counter(
+        stay.run_id for stay in stays if stay.start <= now and (stay.end is None or now < stay.end)
+    )
+    each = machine.offer.price / max(1, there.total())
+    return [(run_id, each * jobs) for run_id, jobs in there.items() or ((machine.run_id, 1),)]
+
+
+def day_began(time: float) -> float:
+    """Return the start of the UTC day of this time (both Unix seconds)."""
+    return time // _DAY * _DAY
+
+
+def days_between(start: float, end: float) -> list[float]:
+    """Return the starts of the UTC days that have a part between two times, the oldest first."""
+    first = day_began(start)
+    return [first + day * _DAY for day in range(math.ceil((end - first) / _DAY))]
+
+
+def _share(machine: Machine, run_id: str | None, hours: float) -> Share:
+    return Share(run_id=run_id, hours=hours, cost=hours * machine.offer.price)
+
+
+def _parts(
+    machine: Machine, stays: Iterable[Stay], start: float, end: float, cuts: Iterable[float] = ()
+) -> Iterator[tuple[float, str | None, float]]:
+    """Yield when a part of the machine's time began, who pays for it, and its hours. No part goes
+    over a cut."""
     began = max(start, machine.ordered_at)
     ended = end if machine.terminated_at is None else min(end, machine.terminated_at)
     if ended <= began:
-        return []
+        return
     # Thousands of jobs may have been there, so the times are gone through once.
     changes: dict[float, Counter[str]] = {began: Counter(), ended: Counter()}
     for stay in stays:
@@ -47,15 +100,13 @@ def shares(machine: Machine, stays: Iterable[Stay], start: float, end: float) ->
         if first < last:
             changes.setdefault(first, Counter())[stay.run_id] += 1
             changes.setdefault(last, Counter())[stay.run_id] -= 1
+    for cut in cuts:
+        if began < cut < ended:
+            changes.setdefault(cut, Counter())
     there: Counter[str] = Counter()
-    hours: dict[str | None, float] = {}
     for since, until in pairwise(sorted(changes)):
         there.update(changes[since])
         there = +there
         each = (until - since) / _HOUR / max(1, there.total())
         for run_id, jobs in there.items() or ((machine.run_id, 1),):
-            hours[run_id] = hours.get(run_id, 0.0) + each * jobs
-    return [
-        Share(run_id=run_id, hours=part, cost=part * machine.offer.price)
-        for run_id, part in hours.items()
-    ]
+            yield since, run_id, each * jobs

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
 import msgspec
 
-from controller.clock import Clock
-from controller.lifecycle.machines.cost import Stay, shares
-from controller.lifecycle.machines.model import Machine
+from controller.clock import Clock, iso, month_began
+from controller.lifecycle.inventory import Budget, Spending
+from controller.lifecycle.machines.cost import Share, Stay, shares, shares_by_day, shares_of_hour
+from controller.lifecycle.machines.model import Machine, cost_between
+from controller.lifecycle.model import Fleet
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.machines.rented import RentedService
 from controller.store.accounts import User
 from controller.store.base import MACHINES_SECONDS, Store
-from fairlead.model.costs import CostKey, CostRow
+from fairlead.documents.machines import BudgetView
+from fairlead.model.costs import CostKey, CostPeriod, CostRow
 from fairlead.model.spec import Role
 
 _MAX_STAYS = 10_000
@@ -26,8 +32,16 @@ class CostService:
         self._store = store
         self._clock = clock
 
-    async def costs(self, by: tuple[CostKey, ...], *, seconds: float, user: User) -> list[CostRow]:
-        """Return what the machines have cost in the last `seconds`, the dearest first.
+    async def costs(
+        self,
+        by: tuple[CostKey, ...],
+        *,
+        seconds: float,
+        user: User,
+        per: CostPeriod | None = None,
+    ) -> list[CostRow]:
+        """Return what the machines have cost in the last `seconds`, the dearest first; with `per`
+        the oldest days first.
 
         Who is no admin sees what runs of his own have cost. Records of ended machines are kept
         for MACHINES_SECONDS. Raises StoreUnavailable.
@@ -37,7 +51,8 @@ class CostService:
         owners: dict[str | None, _Owner] = {None: _Owner()}
         found: dict[tuple[str | None, ...], CostRow] = {}
         for machine in self._rented.all(with_ended=True):
-            for share in shares(machine, await self._stays(machine, start), start, now):
+            stays = await self._stays(machine, start)
+            for day, share in _split(machine, stays, start, now, per):
                 if share.run_id not in owners:
                     owners[share.run_id] = await self._owner(share.run_id, machine)
                 owner = owners[share.run_id]
@@ -50,10 +65,38 @@ class CostService:
                     run_name=owner.run_name if CostKey.RUN in by else None,
                     hours=share.hours,
                     cost=share.cost,
+                    day=day,
                 )
-                key = (row.user, row.fleet, row.run)
+                key = (row.day, row.user, row.fleet, row.run)
                 found[key] = row if key not in found else _sum(found[key], row)
-        return sorted(found.values(), key=lambda one: -one.cost)
+        return sorted(found.values(), key=lambda one: (one.day or "", -one.cost))
+
+    async def per_hour(self, user: User) -> float:
+        """Return what is spent now for an hour; for who is no admin, by runs of his own.
+
+        Raises StoreUnavailable.
+        """
+        is_admin, now, cost = user.role is Role.ADMIN, self._clock.now(), 0.0
+        for machine in self._rented.all():
+            for run_id, part in shares_of_hour(machine, await self._stays(machine, now), now):
+                if is_admin or (await self._owner(run_id, machine)).user == user.name:
+                    cost += part
+        return cost
+
+    def budgets(self, user: User) -> list[BudgetView]:
+        """Return the budgets and what is used of them; for who is no admin, his own."""
+        rentals = self._pipeline.rentals
+        if rentals is None:
+            return []
+        found = budgets_of(
+            self._pipeline.fleets.values(),
+            rentals.spending,
+            rentals.committed.values(),
+            self._clock.now(),
+        )
+        if user.role is not Role.ADMIN:
+            return [one for one in found if (one.owner, one.name) == ("user", user.name)]
+        return found
 
     async def _stays(self, machine: Machine, start: float) -> list[Stay]:
         if machine.joined_at is None:
@@ -76,10 +119,57 @@ class CostService:
         return _Owner(user=user, run_id=run_id)
 
 
+def budgets_of(
+    fleets: Iterable[Fleet], spending: Spending, machines: Collection[Machine], now: float
+) -> list[BudgetView]:
+    """Return what each budget allows and what is used of it. A user without limits of his own is
+    there if he has machines in this month."""
+    since = month_began(now)
+    current = [one for one in machines if one.is_live or cost_between(one, since, now)]
+
+    def used(
+        owner: Literal["installation", "user", "fleet"],
+        name: str | None,
+        budget: Budget,
+        own: Sequence[Machine],
+    ) -> BudgetView:
+        return BudgetView(
+            owner=owner,
+            name=name,
+            per_hour=budget.per_hour,
+            hour_cost=sum(one.offer.price for one in own if one.is_live),
+            per_month=budget.per_month,
+            month_cost=sum(cost_between(one, since, now) for one in own),
+        )
+
+    users = {one.user for one in current if one.user is not None} | set(spending.users)
+    found = [
+        used("installation", None, spending.together, current),
+        *(
+            used("fleet", fleet.name, fleet.budget, [x for x in current if x.fleet == fleet.name])
+            for fleet in fleets
+        ),
+        *(
+            used("user", user, spending.of(user), [x for x in current if x.user == user])
+            for user in sorted(users)
+        ),
+    ]
+    return [one for one in found if one.per_hour is not None or one.per_month is not None]
+
+
 class _Owner(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     run_id: str | None = None
     run_name: str | None = None
+
+
+def _split(
+    machine: Machine, stays: list[Stay], start: float, end: float, per: CostPeriod | None
+) -> list[tuple[str | None, Share]]:
+    if per is None:
+        return [(None, share) for share in shares(machine, stays, start, end)]
+    days = shares_by_day(machine, stays, start, end)
+    return [(iso(day)[: len("2026-01-31")], share) for day, share in days]
 
 
 def _sum(one: CostRow, other: CostRow) -> CostRow:

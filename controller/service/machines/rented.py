@@ -49,6 +49,13 @@ class RentedService:
         self._clock = clock
         self._manager = manager
 
+    @property
+    def is_renting(self) -> bool:
+        """Whether there are providers, or records of machines."""
+        rentals = self._pipeline.rentals
+        has_providers = self._manager is not None and bool(self._manager.workers)
+        return has_providers or (rentals is not None and bool(rentals.committed))
+
     async def set_machines(
         self,
         name: str,

@@ -78,6 +78,11 @@ async def test_a_machine_that_is_not_there_is_not_forgotten(api: TestClient[Any,
 
 async def test_costs_are_summed_up_by_what_is_asked_for(api: TestClient[Any, Any]) -> None:
     async with api.get("/v1/costs", params={"by": "user,run", "seconds": "60"}) as answer:
-        assert await answer.json() == {"rows": [], "total": 0.0}
+        nothing = {"rows": [], "total": 0.0, "per_hour": 0.0, "budgets": []}
+        assert await answer.json() == nothing
     async with api.get("/v1/costs", params={"by": "user,team"}) as answer:
         assert await shape_of(answer) == (400, "invalid", "by")
+    async with api.get("/v1/costs", params={"per": "day"}) as answer:
+        assert await answer.json() == nothing
+    async with api.get("/v1/costs", params={"per": "week"}) as answer:
+        assert (await shape_of(answer))[2] == "per"

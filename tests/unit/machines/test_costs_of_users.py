@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
+import pytest
+
+from controller.clock import iso
 from controller.service.machines.costs import CostService
 from controller.store.accounts import User
-from fairlead.model.costs import CostKey
+from fairlead.model.costs import CostKey, CostPeriod
 from fairlead.model.spec import Role
 from tests.doubles.clock import ManualClock
 from tests.unit.machines.parts import machine, offer
@@ -55,3 +58,18 @@ async def test_a_user_sees_what_his_own_runs_have_cost() -> None:
         ("ada", "r3", 4.0),
         ("ada", "r1", 2.0),
     ]
+
+
+async def test_the_days_of_a_user_are_his_and_together_what_the_time_has_cost() -> None:
+    clock = ManualClock()
+    records = cast(Any, _Records(clock))
+    service = CostService(records, records, records, clock)
+    asking = User(name="ada", role=Role.USER, created_at=0.0)
+    by = (CostKey.USER,)
+    whole = await service.costs(by, seconds=86400.0, user=asking)
+    found = await service.costs(by, seconds=86400.0, user=asking, per=CostPeriod.DAY)
+    assert sum(one.cost for one in found) == pytest.approx(sum(one.cost for one in whole))
+    assert {one.user for one in found} == {"ada"}
+    assert [one.day for one in found] == sorted(
+        {iso(clock.now() - back)[:10] for back in (1, 3599)}
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from csv import writer as csv_writer
+from typing import Literal
 from urllib.parse import quote
 
 import msgspec
@@ -13,7 +14,7 @@ from fairlead.cli import output
 from fairlead.cli.commands.options import Json
 from fairlead.cli.durations import seconds_of
 from fairlead.documents.machines import CostsView, MachineView, OrphanView
-from fairlead.model.costs import CostRow
+from fairlead.model.costs import CostPeriod, CostRow
 from fairlead.queries import DEFAULT_SECONDS, CostsQuery
 from fairlead.rest import decode
 
@@ -101,7 +102,12 @@ def forget(name: str, /, *, json: Json = False) -> int:
 
 
 def cost(
-    *, by: str = "user,fleet", since: str = "30d", csv: bool = False, json: Json = False
+    *,
+    by: str = "user,fleet",
+    since: str = "30d",
+    per: Literal["day"] | None = None,
+    csv: bool = False,
+    json: Json = False,
 ) -> int:
     """Show what rented machines have cost.
 
@@ -114,20 +120,28 @@ def cost(
         How it is summed up: user, fleet and run, separated by commas.
     since
         How far back, such as 12h or 30d; ended machines are kept for 35 days.
+    per
+        Show each day of UTC by itself.
     csv
         Write comma-separated values.
     """
     seconds = seconds_of(since, "--since") or DEFAULT_SECONDS
-    query = CostsQuery(by=by, seconds=seconds)
+    query = CostsQuery(by=by, seconds=seconds, per=None if per is None else CostPeriod(per))
     data = settings.client().get("/v1/costs", **query.parameters())
     if json:
         output.emit_json(data)
         return 0
     found = decode(data, CostsView)
     keys = [one.strip() for one in by.split(",")]
-    head = (*(key.upper() for key in keys), "HOURS", "COST")
+    days = () if per is None else ("DAY",)
+    head = (*days, *(key.upper() for key in keys), "HOURS", "COST")
     rows = [
-        (*(_key_of(one, key) for key in keys), f"{one.hours:.2f}", f"{one.cost:.2f}")
+        (
+            *(one.day or "-" for _ in days),
+            *(_key_of(one, key) for key in keys),
+            f"{one.hours:.2f}",
+            f"{one.cost:.2f}",
+        )
         for one in found.rows
     ]
     if csv:
