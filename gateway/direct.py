@@ -13,6 +13,7 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 from common import pinned_certificates
 from common.files.durable import write_durably
@@ -41,13 +42,17 @@ _FAILURES = (NoDirectWay, HaproxyAway, HaproxyRefused, LinkError, OSError, Timeo
 
 
 def prepare(paths: Paths) -> None:
-    """Make the files that HAProxy needs when it starts, if they are not there: this gateway's own
+    """Make the files that HAProxy needs when it starts, if they are not there or empty: this gateway's own
     certificate, and that of no node. Blocks. Raises OSError."""
-    if not paths.identity.exists():
+    if not _has_text(paths.identity):
         paths.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(paths.identity, pinned_certificates.make().encode(), 0o600)
-    if not paths.nodes.exists():
+    if not _has_text(paths.nodes):
         _write_nodes(paths, ())
+
+
+def _has_text(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _write_nodes(paths: Paths, certificates: Iterable[str]) -> str:

@@ -305,3 +305,10 @@ def test_preparing_again_keeps_the_gateways_key(paths: Paths) -> None:
     prepare(paths)
     assert paths.identity.read_text() == before
     assert paths.identity.stat().st_mode & 0o777 == 0o600
+
+
+def test_preparing_makes_files_that_are_empty(paths: Paths) -> None:
+    paths.identity.write_text("")
+    paths.nodes.write_text("")
+    prepare(paths)
+    assert paths.nodes.read_text() == pinned_certificates.certificate_of(paths.identity.read_text())
