@@ -42,8 +42,8 @@ _FAILURES = (NoDirectWay, HaproxyAway, HaproxyRefused, LinkError, OSError, Timeo
 
 
 def prepare(paths: Paths) -> None:
-    """Make the files that HAProxy needs when it starts, if they are not there or empty: this gateway's own
-    certificate, and that of no node. Blocks. Raises OSError."""
+    """Make the files that HAProxy needs when it starts, if they are not there or empty: this
+    gateway's own certificate, and that of no node. Blocks. Raises OSError."""
     if not _has_text(paths.identity):
         paths.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(paths.identity, pinned_certificates.make().encode(), 0o600)
