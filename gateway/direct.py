@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import pinned_certificates
 from common.files.durable import write_durably
-from common.haproxy_admin import HaproxyAway, HaproxyRefused
+from common.haproxy_admin import MAX_TRUSTED, HaproxyAway, HaproxyRefused
 from common.links.errors import LinkError
 from common.pinned_certificates import BadCertificate
 from common.proxy.view import Replica
@@ -113,6 +113,9 @@ class DirectWays:
         address = await self._try(node.host, answer, certificate)
         async with self._changing:
             if self._nodes.get(node.id) != certificate:
+                others = (one for id, one in self._nodes.items() if id != node.id)
+                if sum(map(len, (own, certificate, *others))) > MAX_TRUSTED:
+                    raise NoDirectWay("as many nodes as HAProxy can trust have a direct way")
                 self._nodes[node.id] = certificate
                 try:
                     text = await asyncio.to_thread(

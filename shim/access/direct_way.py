@@ -38,7 +38,8 @@ ANSWER_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 AGAIN_SECONDS = 11.0
 """How long after the first cut of a removal comes the next: no handshake of before is under way."""
-_MAX_GATEWAYS = 64
+_MAX_GATEWAYS = 16
+"""With the node's own certificate, as many as HAProxy can be told."""
 _LABEL = 32
 _END = "-----END CERTIFICATE-----\n"
 # A stranger has 10 s for its handshake: HAProxy 2.6 has no time of its own for that, and takes the
@@ -315,7 +316,9 @@ class DirectWays:
         with contextlib.suppress(FileNotFoundError):
             known = access.gateways.read_text().split(_END)
             found = [f"{text}{_END}" for text in known if text.strip()]
-            self._admitted = tuple(one for one in found if one != self._own)
+            # An earlier release let in more of them, and larger ones.
+            small = [one for one in found if len(one) <= pinned_certificates.MAX_BYTES]
+            self._admitted = tuple(one for one in small if one != self._own)[-_MAX_GATEWAYS:]
         with contextlib.suppress(FileNotFoundError):
             lines = [line.split() for line in access.ways.read_text().splitlines()]
             self._ways = {cells[0]: cells[1] for cells in lines if len(cells) == 2}

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common import pinned_certificates
+from common import haproxy_admin, pinned_certificates
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
 from fairlead.wire.shim import FindingLevel, GatewayKeys, TaskStatus
 from shim.access import direct_way
@@ -366,3 +366,8 @@ def test_haproxy_keeps_neither_roots_user_nor_its_group(
     user = pwd.getpwuid(os.getuid())
     text = configuration(DirectAccess(folder=tmp_path, port=8443, user=user.pw_name))
     assert f"    user {user.pw_name}\n    gid {user.pw_gid}\n" in text
+
+
+def test_haproxy_can_be_told_of_as_many_gateways_as_come() -> None:
+    most = (direct_way._MAX_GATEWAYS + 1) * pinned_certificates.MAX_BYTES
+    assert most <= haproxy_admin.MAX_TRUSTED
