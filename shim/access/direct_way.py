@@ -40,17 +40,22 @@ AGAIN_SECONDS = 11.0
 """How long after the first cut of a removal comes the next: no handshake of before is under way."""
 _MAX_GATEWAYS = 16
 """With the node's own certificate, as many as HAProxy can be told."""
+_MAX_CONNECTIONS = 8000
+_MAX_OF_ONE_ADDRESS = 4000
 _LABEL = 32
 _END = "-----END CERTIFICATE-----\n"
 # A stranger has 10 s for its handshake: HAProxy 2.6 has no time of its own for that, and takes the
 # client's. Then the tunnel's time holds, because gateways decide how long a request may last;
 # keepalives find gateways that are gone. Tickets would let in a gateway that is not pinned any
-# more. `strict-sni`: who asks for another node's name gets no certificate.
+# more. `strict-sni`: who asks for another node's name gets no certificate. A handshake that waits
+# takes 46 KiB: strangers get neither all the unit's memory (MemoryMax) nor, from one address, all
+# connections.
 _CONFIGURATION = """\
 # Written by the shim.
 global
     stats socket {admin} mode 600 level admin
     fd-hard-limit 50000
+    maxconn {connections}
     tune.ssl.cachesize 0
 {user}
 defaults
@@ -66,7 +71,11 @@ defaults
     clitcpka-cnt 4
 
 frontend direct
-{binds}    tcp-request content reject unless {{ ssl_fc_sni,lower,map_str({ways}) -m found }}
+{binds}    maxconn {connections}
+    stick-table type ipv6 size 100k expire 1m store conn_cur
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc0_conn_cur gt {of_one_address} }}
+    tcp-request content reject unless {{ ssl_fc_sni,lower,map_str({ways}) -m found }}
     tcp-request content set-dst ssl_fc_sni,lower,map_str({ways}),field(1,:)
     tcp-request content set-dst-port ssl_fc_sni,lower,map_str({ways}),field(2,:)
     default_backend exposed
@@ -375,6 +384,8 @@ def configuration(access: DirectAccess) -> str:
     return _CONFIGURATION.format(
         admin=access.admin,
         user=becomes,
+        connections=_MAX_CONNECTIONS,
+        of_one_address=_MAX_OF_ONE_ADDRESS,
         connect_seconds=CONNECT_SECONDS,
         handshake_seconds=HANDSHAKE_SECONDS,
         binds=binds,

@@ -359,6 +359,17 @@ def test_haproxy_asks_everybody_for_a_certificate(tmp_path: Path) -> None:
         assert "strict-sni" in line
 
 
+def test_strangers_take_neither_all_memory_nor_all_connections_from_one_address(
+    tmp_path: Path,
+) -> None:
+    lines = configuration(DirectAccess(folder=tmp_path, port=8443)).splitlines()
+    # Debian's HAProxy takes 46 KiB for a handshake that waits; its unit may have 1 GiB.
+    assert lines.count("    maxconn 8000") == 2
+    tracks = lines.index("    tcp-request connection track-sc0 src")
+    assert lines[tracks + 1] == "    tcp-request connection reject if { sc0_conn_cur gt 4000 }"
+    assert "    stick-table type ipv6 size 100k expire 1m store conn_cur" in lines[:tracks]
+
+
 def test_haproxy_keeps_neither_roots_user_nor_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
