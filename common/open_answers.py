@@ -16,6 +16,8 @@ import httptools
 
 _MAX_HEAD = 64 << 10
 _MAX_HELD = 128 << 10
+_MAX_UNSENT = 64 << 10
+_END_SECONDS = 5.0
 
 Dial = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 """Connects the protocol to a daemon's socket. Raises OSError."""
@@ -86,14 +88,18 @@ class OpenAnswer(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection."""
         self._is_over = True
-        self._parser = None  # else the two are a cycle, and wait for the collector
+        # Else these are cycles, and wait for the collector: the error knows its readers' frames.
+        self._parser = self._error = None
         if self._transport is not None:
-            self._transport.close()
+            end(self._transport)
 
     def send(self, request: bytes) -> None:
-        """Send the request; a lost connection is told to the reader."""
+        """Send the request; a lost connection is told to the reader. So is one whose other side
+        asks without reading what it is answered."""
         if self._transport is not None:
             self._transport.write(request)
+            if self._transport.get_write_buffer_size() > _MAX_UNSENT:
+                self._transport.abort()
 
     async def read_head(self) -> None:
         """Return when `status` is known. Raises the errors of `read`."""
@@ -176,6 +182,14 @@ class OpenAnswer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_over = True
+
+
+def end(transport: asyncio.WriteTransport) -> None:
+    """Close it; a side that doesn't read has a moment for what is on its way."""
+    is_unsent = transport.get_write_buffer_size() > 0
+    transport.close()
+    if is_unsent:
+        asyncio.get_running_loop().call_later(_END_SECONDS, transport.abort)
 
 
 _Answer = TypeVar("_Answer", bound=OpenAnswer)

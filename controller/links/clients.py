@@ -14,6 +14,7 @@ import runner.client
 from common.links.errors import LinkError
 from common.links.ssh import Advice, SshLogin
 from common.links.ssh_http import IDLE_SECONDS, SshUnixConnector, connect_protocol, open_stream
+from common.open_answers import end
 from common.streams import SocketUnreachable, StreamReader, StreamWriter
 from controller.lifecycle.inventory import NodeAddress
 from controller.links.listening import ListeningRunners
@@ -91,13 +92,13 @@ class SocketClients:
             transport = await self._connect(path, make)
         self._open = [kept for kept in self._open if not kept[1].is_closing()]
         self._open.append((path, transport))
-        if self._closed:
-            self._close_answers(None)  # its reader is told of the loss
+        if self._closed or path not in self._sessions:
+            self._close_answers(path)  # its reader is told of the loss
 
     def _close_answers(self, path: str | None) -> None:
         for other, transport in self._open:
             if path in (other, None):
-                transport.close()
+                end(transport)
 
     def _session(self, path: str, base_url: str | None = None) -> aiohttp.ClientSession:
         if path not in self._sessions:

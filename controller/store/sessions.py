@@ -106,9 +106,11 @@ class Patience:
 
     async def last_write(self, leaving: asyncio.Task[None]) -> None:
         """Return when it is done; a database that doesn't answer holds it up for a moment only."""
-        await asyncio.wait((leaving,), timeout=LAST_WRITE_SECONDS)
-        if not leaving.done():
-            self.writes.cut()
+        while not leaving.done():
+            await asyncio.wait((leaving,), timeout=LAST_WRITE_SECONDS)
+            if not leaving.done():
+                # The commit in progress; then the connection that gives the lease back.
+                self.writes.cut()
 
     async def read(self, thread: ThreadPoolExecutor, query: Callable[[], T]) -> T:
         """Return what the query returns in the thread. Raises what it raises, and StoreHangs."""

@@ -228,7 +228,7 @@ class SqlStore:
                 trial.rollback()
             return StoreRefused(message, **refused)
 
-        return await self._in(self._opened(self._writer_thread), blame)
+        return await self._written(blame)
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
         removed: list[str] = []
@@ -348,8 +348,6 @@ class SqlStore:
         return read
 
     async def _write(self, change: Callable[[sa.Connection], None]) -> None:
-        thread = self._opened(self._writer_thread)
-
         def write() -> None:
             ticket = None
             try:
@@ -364,10 +362,13 @@ class SqlStore:
                 if not self._landed(ticket):
                     raise
 
+        await self._written(write)
+
+    async def _written(self, change: Callable[[], T]) -> T:
+        thread = self._opened(self._writer_thread)
         if self._patience is None:
-            await self._in(thread, write)
-        else:
-            await self._answer(self._patience.write(thread, write))
+            return await self._in(thread, change)
+        return await self._answer(self._patience.write(thread, change))
 
     def _landed(self, ticket: str) -> bool:
         """Return whether the transaction in which the connection broke was committed.

@@ -90,12 +90,11 @@ class FrameReader:
     returns whole messages, of at most so many bytes, and holds what came of one.
     """
 
-    __slots__ = ("_held", "_in_message", "_left", "_message", "_most", "_pieces", "_size")
+    __slots__ = ("_held", "_in_message", "_left", "_message", "_most", "_pieces")
 
     def __init__(self, whole: int | None = None) -> None:
         self._most = whole
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._pieces = bytearray()
         self._held = b""
         self._left = 0
         self._message = Opcode.CONTINUATION
@@ -133,13 +132,14 @@ class FrameReader:
             if piece:
                 found.append((self._message, piece))
             return
-        self._size += len(piece)
-        if self._size + self._left > self._most:
+        if len(self._pieces) + len(piece) + self._left > self._most:
             raise Violation(CloseCode.TOO_BIG, f"a message of more than {self._most} bytes")
-        self._pieces.append(piece)
-        if not (self._left or self._in_message):
-            found.append((self._message, b"".join(self._pieces)))
-            self._pieces, self._size = [], 0
+        if self._left or self._in_message:
+            self._pieces += piece  # a list would hold any number of empty ones
+            return
+        if self._pieces:
+            piece, self._pieces = bytes(self._pieces) + piece, bytearray()
+        found.append((self._message, piece))
 
     def _check_order(self, first: int) -> None:
         opcode = Opcode(first & OPCODE)

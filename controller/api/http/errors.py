@@ -58,14 +58,12 @@ def leads_no_more() -> web.Response:
 
 def not_known_to_be_done() -> web.Response:
     """Return the answer to a change whose end this controller can't wait for."""
-    answer = _answer(
+    return _answer(
         503,
         "store_unavailable",
         "the database has not answered, so it is not known whether this change was stored: look "
         "before you ask for it again; a submission with the same client_key is never done twice",
     )
-    answer.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
-    return answer
 
 
 def nobody_leads() -> web.Response:

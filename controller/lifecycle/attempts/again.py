@@ -85,7 +85,7 @@ def ended(draft: Draft, report: StartEnded) -> None:
     reason, message = as_told_by_runner(report.reason, report.message, report.exit_code)
     end = StartEnd(
         number=report.number,
-        at=min(report.at, draft.now),
+        at=min(max(report.at, attempt.running_at or attempt.submitted_at), draft.now),
         reason=reason,
         message=message,
         exit_code=report.exit_code,

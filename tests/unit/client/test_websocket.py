@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -274,6 +275,17 @@ def test_a_reader_of_whole_messages_joins_their_pieces_and_frames() -> None:
     found = [one for byte in raw for one in reader.feed(bytes([byte]))]
     assert found == [(Opcode.PING, b""), (Opcode.BINARY, b"abc"), (Opcode.BINARY, b"")]
     assert reader.feed(b"def\x82\x01g") == [(Opcode.TEXT, b"def"), (Opcode.BINARY, b"g")]
+
+
+def test_empty_pieces_of_a_message_are_not_held() -> None:
+    reader = FrameReader(whole=3)
+    reader.feed(b"\x02\x00")
+    before = sys.getsizeof(reader._pieces)
+    reader.feed(b"\x00\x00" * 1000)
+    assert (sys.getsizeof(reader._pieces), reader.feed(b"\x80\x01a")) == (
+        before,
+        [(Opcode.BINARY, b"a")],
+    )
 
 
 @pytest.mark.parametrize("raw", [b"\x82\x04a", b"\x02\x02ab\x80\x02c"])

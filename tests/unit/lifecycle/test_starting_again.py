@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -135,6 +136,16 @@ def ended(play: Play, number: int, exit_code: int = 0) -> StartEnded:
         reason=reason,
         exit_code=exit_code,
     )
+
+
+@pytest.mark.parametrize("at", [-1e300, 1e300])
+def test_a_start_ends_within_the_life_of_its_attempt_whatever_time_is_told(at: float) -> None:
+    play = running()
+    play.send(msgspec.structs.replace(ended(play, 0), at=at))
+    attempt = play.attempt()
+    assert attempt.starts is not None
+    assert attempt.starts.ended is not None
+    assert attempt.submitted_at <= attempt.starts.ended.at <= play.now
 
 
 def watcher(play: Play, seconds: float = LEASE_SECONDS, name: str = "here") -> WatcherSeen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,9 @@ def chunk(data: bytes) -> bytes:
 @pytest.fixture
 def transport() -> Any:
     # Those of the controller's loop, uvloop's, are no subclass.
-    return mock.NonCallableMock(spec_set=dir(asyncio.Transport))
+    transport = mock.NonCallableMock(spec_set=dir(asyncio.Transport))
+    transport.get_write_buffer_size.return_value = 0
+    return transport
 
 
 @pytest.fixture
@@ -65,6 +68,22 @@ async def test_a_reader_that_waits_is_told_of_the_loss(answer: OpenAnswer) -> No
     answer.connection_lost(None)
     with pytest.raises(ConnectionResetError):
         await reading
+
+
+async def test_who_asks_and_does_not_read_the_answers_is_cut(
+    answer: OpenAnswer, transport: Any
+) -> None:
+    transport.get_write_buffer_size.return_value = 65 << 10
+    answer.send(b"pong")
+    transport.abort.assert_called_once_with()
+
+
+async def test_a_closed_answer_forgets_why_it_broke(answer: OpenAnswer) -> None:
+    answer.connection_lost(None)
+    with pytest.raises(ConnectionResetError) as raised:
+        await answer.read_head()
+    answer.close()
+    assert raised.value not in gc.get_referents(answer)
 
 
 async def test_silence_is_a_loss(answer: OpenAnswer) -> None:
