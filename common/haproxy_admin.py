@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 ANSWER_SECONDS = 5.0
+MAX_TRUSTED = 16_000
+"""Bytes of certificates: a command has to fit HAProxy's buffer (tune.bufsize) of 16 KiB."""
 _LOCKED_SECONDS = 0.05
 
 
@@ -41,8 +43,8 @@ async def do(admin: Path, command: str, *accepted: str) -> None:
 
 
 async def trust(admin: Path, file: Path, certificates: str) -> None:
-    """Let HAProxy trust exactly these certificates where its configuration names `file`. Raises
-    HaproxyAway, HaproxyRefused."""
+    """Let HAProxy trust exactly these certificates, at most MAX_TRUSTED bytes, where its
+    configuration names `file`. Raises HaproxyAway, HaproxyRefused."""
     # An empty line ends the payload of a command of the runtime API.
     lines = "\n".join(line for line in certificates.splitlines() if line.strip())
     await _in_turn(admin, f"set ssl ca-file {file} <<\n{lines}\n", "transaction ")

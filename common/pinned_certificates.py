@@ -11,18 +11,31 @@ import datetime
 import hashlib
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _DOMAIN = "fairlead.internal"
 _DIGEST = 32
-MAX_BYTES = 4096
+_MAX_TEXT = 4096
+MAX_BYTES = 900
+"""A certificate in PEM; those that `make` makes have 640."""
 # Pinned keys do not expire: whoever may not come in any more is not pinned any more. So a wrong
 # clock refuses nobody. The second one says "without a well-defined end" (RFC 5280, 4.1.2.5).
 _BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+
+
+_BAD = (
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    ValueError,
+    TypeError,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 class BadCertificate(Exception):
@@ -63,7 +76,10 @@ def check(text: str) -> str:
     """Return the domain of the names of this certificate: each has one label more. Raises
     BadCertificate for what could speak for another key."""
     certificate = _load(text)
-    key = certificate.public_key()
+    try:
+        key = certificate.public_key()
+    except (UnsupportedAlgorithm, ValueError) as error:
+        raise BadCertificate("its key is none that is known here") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise BadCertificate("its key is none of an elliptic curve")
     digest = _digest(key)
@@ -71,7 +87,7 @@ def check(text: str) -> str:
         certificate.verify_directly_issued_by(certificate)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound) as error:
+    except _BAD as error:
         raise BadCertificate("it is not signed by its own key, or lacks an extension") from error
     if basic.ca:
         raise BadCertificate("it is one of an authority")
@@ -81,12 +97,15 @@ def check(text: str) -> str:
 
 
 def _load(text: str) -> x509.Certificate:
-    if len(text) > MAX_BYTES:
-        raise BadCertificate(f"it has more than {MAX_BYTES} bytes")
+    if len(text) > _MAX_TEXT:
+        raise BadCertificate(f"it has more than {_MAX_TEXT} bytes")
     try:
-        return x509.load_pem_x509_certificate(text.encode())
+        certificate = x509.load_pem_x509_certificate(text.encode())
     except ValueError as error:
         raise BadCertificate("it is no certificate in PEM") from error
+    if len(_pem(certificate)) > MAX_BYTES:
+        raise BadCertificate(f"it has more than {MAX_BYTES} bytes")
+    return certificate
 
 
 def _digest(key: ec.EllipticCurvePublicKey) -> str:

@@ -13,10 +13,11 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 from common import pinned_certificates
 from common.files.durable import write_durably
-from common.haproxy_admin import HaproxyAway, HaproxyRefused
+from common.haproxy_admin import MAX_TRUSTED, HaproxyAway, HaproxyRefused
 from common.links.errors import LinkError
 from common.pinned_certificates import BadCertificate
 from common.proxy.view import Replica
@@ -41,13 +42,17 @@ _FAILURES = (NoDirectWay, HaproxyAway, HaproxyRefused, LinkError, OSError, Timeo
 
 
 def prepare(paths: Paths) -> None:
-    """Make the files that HAProxy needs when it starts, if they are not there: this gateway's own
-    certificate, and that of no node. Blocks. Raises OSError."""
-    if not paths.identity.exists():
+    """Make the files that HAProxy needs when it starts, if they are not there or empty: this
+    gateway's own certificate, and that of no node. Blocks. Raises OSError."""
+    if not _has_text(paths.identity):
         paths.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(paths.identity, pinned_certificates.make().encode(), 0o600)
-    if not paths.nodes.exists():
+    if not _has_text(paths.nodes):
         _write_nodes(paths, ())
+
+
+def _has_text(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _write_nodes(paths: Paths, certificates: Iterable[str]) -> str:
@@ -108,6 +113,9 @@ class DirectWays:
         address = await self._try(node.host, answer, certificate)
         async with self._changing:
             if self._nodes.get(node.id) != certificate:
+                others = (one for id, one in self._nodes.items() if id != node.id)
+                if sum(map(len, (own, certificate, *others))) > MAX_TRUSTED:
+                    raise NoDirectWay("as many nodes as HAProxy can trust have a direct way")
                 self._nodes[node.id] = certificate
                 try:
                     text = await asyncio.to_thread(

@@ -374,6 +374,10 @@ class FastPath:
                 # While the node was asked, HAProxy may have restarted, and the replica have left.
                 if self._life is not None and self._plan.wants(run_id, replica):
                     await self._guarded(self._open_direct(run_id, replica, key, place))
+                    if self._life is None or self._plan.server_at(key) is None:
+                        # A HAProxy that refuses it now does so again.
+                        self._wait_for_direct(replica)
+                        return False
         finally:
             self._sockets.busy.discard(key)
         self._changed.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from installer.steps import File, Group, NoFile, NoUnit, Step, Unit, User
+from installer.steps import File, Group, NoFile, NoFolder, NoUnit, Step, Unit, User
 
 FOLDER = "/run/fairlead-direct"
 """The shim writes HAProxy's files there."""
@@ -77,8 +77,11 @@ def files(port: int | None) -> list[Step]:
 
 
 def units(port: int | None, *restarts_for: str) -> list[Step]:
-    """Return the service, after the shim's; it is restarted with the shim's options."""
-    return [] if port is None else [Unit(_NAME, frozenset({_FILE, *restarts_for}))]
+    """Return the service, after the shim's; it is restarted with its options. Without a port,
+    return what takes away whom the node let in: the shim of before would write it again."""
+    if port is None:
+        return [NoFolder(FOLDER)]
+    return [Unit(_NAME, frozenset({_FILE, *restarts_for}))]
 
 
 def options(port: int | None) -> list[str]:

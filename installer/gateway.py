@@ -160,7 +160,8 @@ WantedBy=sockets.target
 """
 _HAPROXY_UNIT = f"""\
 # HAProxy has the ports. Its configuration never changes: the agent tells it at run time where
-# requests go and which certificates it shows, and all requests go to the agent until then.
+# requests go and which certificates it shows, and all requests go to the agent until then. It needs
+# the program only for files that are not there yet: it starts whatever state that is in.
 [Unit]
 Description=Fairlead gateway: HAProxy, which has its ports
 Wants=network-online.target
@@ -172,7 +173,8 @@ Type=notify
 ExecStartPre=/usr/bin/mkdir -p -m 700 {DATA}/certificates
 ExecStartPre=/usr/bin/touch {HAPROXY_FOLDER}/slots.map {HAPROXY_FOLDER}/guarded.map \\
     {HAPROXY_FOLDER}/names.map {HAPROXY_FOLDER}/limits.map {DATA}/certificates/shown.list
-ExecStartPre={{program}} gateway run --data {DATA} --prepare
+ExecStartPre=/bin/sh -c 'test -s {DATA}/direct.pem && test -s {DATA}/nodes.pem || \
+    exec "{{program}}" gateway run --data {DATA} --prepare'
 ExecStart=/usr/sbin/haproxy -Ws -f {_HAPROXY_FILE}
 SuccessExitStatus=143
 Restart=always

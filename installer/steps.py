@@ -85,6 +85,15 @@ class NoFile:
         at(system, self.name).unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class NoFolder(NoFile):
+    """A folder of an earlier install that these options do not have, with all that is in it."""
+
+    def undo(self, system: System) -> None:
+        if at(system, self.name).is_dir():
+            shutil.rmtree(at(system, self.name))
+
+
 def make_folder(path: Path) -> None:
     """Make the folder and those that it is in, which others may read whatever root's umask is."""
     missing = [one for one in (path, *path.parents) if not one.exists()]

@@ -77,6 +77,11 @@ class DirectAccess(msgspec.Struct, frozen=True, kw_only=True):
         return self.folder / "node.pem"
 
     @property
+    def removal(self) -> Path:
+        """It is there while a gateway is removed, and nobody is let in anew."""
+        return self.folder / "removal"
+
+    @property
     def ways(self) -> Path:
         """The map of names to addresses with ports."""
         return self.folder / "ways.map"

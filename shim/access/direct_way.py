@@ -32,27 +32,37 @@ from shim.settings import DirectAccess
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+pause = asyncio.sleep
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-_MAX_GATEWAYS = 64
+HANDSHAKE_SECONDS = 10.0
+AGAIN_SECONDS = 11.0
+"""How long after the first cut of a removal comes the next: no handshake of before is under way."""
+_MAX_GATEWAYS = 16
+"""With the node's own certificate, as many as HAProxy can be told."""
+_MAX_CONNECTIONS = 8000
+_MAX_OF_ONE_ADDRESS = 4000
 _LABEL = 32
 _END = "-----END CERTIFICATE-----\n"
 # A stranger has 10 s for its handshake: HAProxy 2.6 has no time of its own for that, and takes the
 # client's. Then the tunnel's time holds, because gateways decide how long a request may last;
 # keepalives find gateways that are gone. Tickets would let in a gateway that is not pinned any
-# more. `strict-sni`: who asks for another node's name gets no certificate.
+# more. `strict-sni`: who asks for another node's name gets no certificate. A handshake that waits
+# takes 46 KiB: strangers get neither all the unit's memory (MemoryMax) nor, from one address, all
+# connections.
 _CONFIGURATION = """\
 # Written by the shim.
 global
     stats socket {admin} mode 600 level admin
     fd-hard-limit 50000
+    maxconn {connections}
     tune.ssl.cachesize 0
 {user}
 defaults
     mode tcp
     retries 0
     timeout connect {connect_seconds:g}s
-    timeout client 10s
+    timeout client {handshake_seconds:g}s
     timeout server 10s
     timeout tunnel 24d
     option clitcpka
@@ -61,7 +71,11 @@ defaults
     clitcpka-cnt 4
 
 frontend direct
-{binds}    tcp-request content reject unless {{ ssl_fc_sni,lower,map_str({ways}) -m found }}
+{binds}    maxconn {connections}
+    stick-table type ipv6 size 100k expire 1m store conn_cur
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc0_conn_cur gt {of_one_address} }}
+    tcp-request content reject unless {{ ssl_fc_sni,lower,map_str({ways}) -m found }}
     tcp-request content set-dst ssl_fc_sni,lower,map_str({ways}),field(1,:)
     tcp-request content set-dst-port ssl_fc_sni,lower,map_str({ways}),field(2,:)
     default_backend exposed
@@ -98,6 +112,17 @@ class DirectWays:
         self._admitted: tuple[str, ...] = ()
         self._ways: dict[str, str] = {}
         self._changing = asyncio.Lock()
+        self._generation = 0
+        """The removals so far: what was asked before one is refused after it."""
+        self._removes = False
+        self._is_cut = False
+        self._removing: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[DirectAnswer]] = set()
+
+    @property
+    def removes(self) -> bool:
+        """Return whether a removal is not over."""
+        return self._removes
 
     async def open(self, exposed: Collection[tuple[str, int]]) -> None:
         """Go on with the gateways and ways of before, but those of ports that are not exposed any
@@ -108,6 +133,16 @@ class DirectWays:
                 self._access.admin, self._access.gateways, "".join((self._own, *self._admitted))
             )
         await self.keep(exposed)
+        if self._removes:
+            self._go_on()
+
+    async def close(self) -> None:
+        """A removal that is not over goes on with the next shim."""
+        tasks: list[asyncio.Task[DirectAnswer] | asyncio.Task[None]] = [*self._opening]
+        if self._removing is not None:
+            self._removing.cancel()
+            tasks.append(self._removing)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def keep(self, exposed: Collection[tuple[str, int]]) -> None:
         """Take away the ways to ports that are not among these. Raises OSError."""
@@ -118,19 +153,55 @@ class DirectWays:
             with contextlib.suppress(HaproxyAway, HaproxyRefused):
                 await self._tell_ways()
 
-    async def forget_gateways(self) -> None:
-        """Let nobody in who was let in before, and cut all connections. A gateway that may still
-        log in brings its certificate again. Raises OSError."""
+    async def begin_removal(self) -> None:
+        """Call this before a gateway's key goes: from here on nobody is let in anew, until
+        `forget_gateways` is over, also in the next life of the shim. Raises OSError."""
         async with self._changing:
-            if not self._admitted:
-                return
-            self._admitted = ()
-            await self._in_thread(self._write_gateways)
+            await self._mark_removal()
+
+    async def forget_gateways(self) -> None:
+        """Let nobody in who was let in before, and cut all connections; once more when handshakes
+        of before are over. Then a gateway that may still log in brings its certificate again.
+        Raises OSError, and tries it again."""
+        async with self._changing:
+            # Questions that came in before the key was away are old ones too.
+            await self._mark_removal()
             with contextlib.suppress(HaproxyAway, HaproxyRefused):
-                await haproxy_admin.trust(self._access.admin, self._access.gateways, self._own)
-                await haproxy_admin.do(
-                    self._access.admin, "shutdown sessions server exposed/exposed"
-                )
+                await self._cut()
+
+    async def _mark_removal(self) -> None:
+        """Raises OSError."""
+        self._generation += 1
+        self._removes, self._is_cut = True, False
+        self._go_on()
+        await self._in_thread(lambda: write_durably(self._access.removal, b"", 0o600))
+
+    def _go_on(self) -> None:
+        """Begin the time to the next cut anew."""
+        if self._removing is not None:
+            self._removing.cancel()
+        self._removing = asyncio.create_task(self._remove(), name="direct way: removal")
+
+    async def _remove(self) -> None:
+        while self._removes:
+            await pause(AGAIN_SECONDS)
+            try:
+                async with self._changing:
+                    is_second = self._is_cut
+                    await self._cut()
+                    if is_second:
+                        await self._in_thread(lambda: self._access.removal.unlink(missing_ok=True))
+                        self._removes = False
+            except (HaproxyAway, HaproxyRefused, OSError) as error:
+                log.warning("a removed gateway is not cut yet: %s", error)
+
+    async def _cut(self) -> None:
+        """Raises HaproxyAway, HaproxyRefused, OSError."""
+        self._admitted = ()
+        await self._in_thread(self._write_gateways)
+        await haproxy_admin.trust(self._access.admin, self._access.gateways, self._own)
+        await haproxy_admin.do(self._access.admin, "shutdown sessions server exposed/exposed")
+        self._is_cut = True
 
     async def examine(self) -> Finding:
         """Return whether HAProxy answers, for the doctor."""
@@ -155,18 +226,21 @@ class DirectWays:
         self, task_id: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer an agent that asks for the way to this exposed port."""
+        generation = self._generation
         with contextlib.closing(writer):
             answer = DirectAnswer(why="the question is none")
             with contextlib.suppress(OSError, TimeoutError, ValueError, msgspec.DecodeError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     line = await reader.readline()
                     question = msgspec.json.decode(line, type=DirectQuestion)
-                    answer = await self.lead(task_id, port, question.certificate)
+                    answer = await self._lead(task_id, port, question.certificate, generation)
             with contextlib.suppress(OSError):
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
 
-    async def lead(self, task_id: str, port: int, certificate: str) -> DirectAnswer:
+    async def _lead(
+        self, task_id: str, port: int, certificate: str, generation: int
+    ) -> DirectAnswer:
         """Open the way to this exposed port for the gateway that has this certificate. Raises
         OSError."""
         try:
@@ -181,11 +255,21 @@ class DirectWays:
         why = await _why_closed(address, port)
         if why is not None:
             return DirectAnswer(why=f"nothing listens at {address}:{port} of its task: {why}")
-        name = self._name(task_id, port)
+        way = self._name(task_id, port), f"{address}:{port}"
+        # A caller that gives up leaves no change half made.
+        opening = asyncio.create_task(self._open_way(way, admitted, generation))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        return await asyncio.shield(opening)
+
+    async def _open_way(self, way: tuple[str, str], admitted: str, generation: int) -> DirectAnswer:
+        name, to = way
         async with self._changing:
+            if self._removes or generation != self._generation:
+                return DirectAnswer(why="a gateway is being removed from the node")
             try:
                 await self._admit(admitted)
-                self._ways[name] = f"{address}:{port}"
+                self._ways[name] = to
                 await self._in_thread(self._write_ways)
                 await self._tell_ways()
             except (HaproxyAway, HaproxyRefused) as error:
@@ -198,15 +282,17 @@ class DirectWays:
         if certificate in self._admitted:
             return
         # A gateway that lost its folder comes with a new one; the oldest goes.
-        self._admitted = (*self._admitted, certificate)[-_MAX_GATEWAYS:]
-        await self._in_thread(self._write_gateways)
+        before = self._admitted
+        self._admitted = (*before, certificate)[-_MAX_GATEWAYS:]
         try:
+            await self._in_thread(self._write_gateways)
             await haproxy_admin.trust(
                 self._access.admin, self._access.gateways, "".join((self._own, *self._admitted))
             )
-        except (HaproxyAway, HaproxyRefused):
-            # The next question tries it again.
-            self._admitted = tuple(one for one in self._admitted if one != certificate)
+        except BaseException:
+            # The next question tries it again; a HAProxy that starts meanwhile knows nothing of it.
+            self._admitted = before
+            await self._in_thread(self._write_gateways)
             raise
 
     async def _tell_ways(self) -> None:
@@ -239,10 +325,15 @@ class DirectWays:
         with contextlib.suppress(FileNotFoundError):
             known = access.gateways.read_text().split(_END)
             found = [f"{text}{_END}" for text in known if text.strip()]
-            self._admitted = tuple(one for one in found if one != self._own)
+            # An earlier release let in more of them, and larger ones.
+            small = [one for one in found if len(one) <= pinned_certificates.MAX_BYTES]
+            self._admitted = tuple(one for one in small if one != self._own)[-_MAX_GATEWAYS:]
         with contextlib.suppress(FileNotFoundError):
             lines = [line.split() for line in access.ways.read_text().splitlines()]
             self._ways = {cells[0]: cells[1] for cells in lines if len(cells) == 2}
+        self._removes = access.removal.exists()
+        if self._removes:
+            self._admitted = ()
         self._write_gateways()
         self._write_ways()
         write_durably(access.configuration, configuration(access).encode(), 0o600)
@@ -293,7 +384,10 @@ def configuration(access: DirectAccess) -> str:
     return _CONFIGURATION.format(
         admin=access.admin,
         user=becomes,
+        connections=_MAX_CONNECTIONS,
+        of_one_address=_MAX_OF_ONE_ADDRESS,
         connect_seconds=CONNECT_SECONDS,
+        handshake_seconds=HANDSHAKE_SECONDS,
         binds=binds,
         ways=access.ways,
     )

@@ -37,7 +37,7 @@ from fairlead.wire.runner import (
     socket_offer,
 )
 from fairlead.wire.shim import EXPOSED_OK, Event, ExposedPort, GatewayKeys, TaskInfo, TaskStatus
-from shim.access.gateway_keys import render, replace
+from shim.access.gateway_keys import removes, render, replace
 from shim.errors import conflict, invalid
 from shim.settings import GatewayAccess
 from shim.state.events import EventLog
@@ -77,6 +77,7 @@ class ExposedPorts:
         self._ports: dict[str, tuple[int, ...]] = {}
         self._servers: dict[Path, asyncio.Server] = {}
         self._changing = asyncio.Lock()
+        self._putting = asyncio.Lock()
         self._takers: dict[str, bool] = {}
         """The tasks whose runner was asked whether it takes sockets, and whether it does."""
         self._asking: set[asyncio.Task[None]] = set()
@@ -117,6 +118,8 @@ class ExposedPorts:
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
+        if self._direct is not None:
+            await self._direct.close()
 
     async def expose(self, info: TaskInfo, port: int) -> ExposedPort:
         """Expose a port of a running task. It is on disk when this returns. Raises Refused."""
@@ -140,11 +143,17 @@ class ExposedPorts:
         text = render(wanted.keys)
         if access.keys is None:
             return
-        loop = asyncio.get_running_loop()
-        removes = await loop.run_in_executor(self._executor, replace, access.keys, text)
-        # All of them, since nobody knows which gateway brought which certificate.
-        if removes and self._direct is not None:
-            await self._direct.forget_gateways()
+        async with self._putting:
+            loop = asyncio.get_running_loop()
+            # Before the file: a shim that is killed in between goes on with the removal.
+            if self._direct is not None and await loop.run_in_executor(
+                self._executor, removes, access.keys, text
+            ):
+                await self._direct.begin_removal()
+            await loop.run_in_executor(self._executor, replace, access.keys, text)
+            # All of them, since nobody knows which gateway brought which certificate.
+            if self._direct is not None and self._direct.removes:
+                await self._direct.forget_gateways()
 
     def _possible(self) -> GatewayAccess:
         if self._access is None:

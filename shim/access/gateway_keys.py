@@ -26,14 +26,18 @@ def render(keys: Iterable[str]) -> str:
     return "".join(f"restrict,port-forwarding {key} gateway\n" for key in sorted(found))
 
 
-def replace(path: Path, text: str) -> bool:
-    """Replace the file; return whether a key is not in it any more. sshd reads it as the gateways'
-    user, so all may read it; only its owner may write. Blocks."""
+def removes(path: Path, text: str) -> bool:
+    """Return whether a key of the file is not in this text. Blocks."""
     before = path.read_text() if path.is_file() else ""
-    if before == text and path.is_file():
-        return False
+    return not set(before.splitlines()) <= set(text.splitlines())
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace the file. sshd reads it as the gateways' user, so all may read it; only its owner may
+    write. Blocks."""
+    if path.is_file() and path.read_text() == text:
+        return
     fresh = write_beside(path, text.encode(), 0o644)
     fresh.chmod(0o644)  # whatever the umask took away
     fresh.rename(path)
     sync_folder(path.parent)
-    return not set(before.splitlines()) <= set(text.splitlines())

@@ -15,7 +15,7 @@ from common import pinned_certificates
 from common.proxy.outliers import Outliers
 from common.proxy.view import Replica
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion, GatewayNode
-from gateway import fast_path
+from gateway import direct, fast_path
 from gateway.direct import DirectWays, prepare
 from gateway.fast_path import FastPath
 from gateway.fast_plan import FastService
@@ -192,6 +192,23 @@ async def test_a_haproxy_that_starts_again_gets_its_direct_servers_again(bed: Be
         assert bed.haproxy.led
 
 
+async def test_a_direct_server_that_haproxy_refuses_is_left_for_ssh(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, refused = bed.haproxy._answer, []
+
+    def refuse(words: list[str]) -> str:
+        if "addr" in words:
+            refused.append(words)
+            return "No such server."
+        return answer(words)
+
+    monkeypatch.setattr(bed.haproxy, "_answer", refuse)
+    async with bed.running("a"):
+        await eventually(lambda: bed.up() == {"r0"})
+        assert len(refused) == 1
+
+
 # -- what a node answers ----------------------------------------------------------------------
 
 
@@ -305,3 +322,27 @@ def test_preparing_again_keeps_the_gateways_key(paths: Paths) -> None:
     prepare(paths)
     assert paths.identity.read_text() == before
     assert paths.identity.stat().st_mode & 0o777 == 0o600
+
+
+def test_preparing_makes_files_that_are_empty(paths: Paths) -> None:
+    paths.identity.write_text("")
+    paths.nodes.write_text("")
+    prepare(paths)
+    assert paths.nodes.read_text() == pinned_certificates.certificate_of(paths.identity.read_text())
+
+
+async def test_haproxy_is_told_of_no_more_nodes_than_it_can_hear(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node()
+    ways = DirectWays(paths, node.ask, node.trust)
+    own = pinned_certificates.certificate_of(paths.identity.read_text())
+    monkeypatch.setattr(direct, "MAX_TRUSTED", len(own) + len(node.certificate))
+    async with listening(node, tmp_path, closes=False) as port:
+        node.answer = DirectAnswer(port=port, name=node.name, certificate=node.certificate)
+        other = msgspec.structs.replace(NODE, id="m")
+        assert await ways.find(REPLICA, NODE)
+        assert await ways.find(REPLICA, other) is None
+        assert node.trusted == own + node.certificate
+        ways.keep([], ["m"])
+        assert await ways.find(REPLICA, other)

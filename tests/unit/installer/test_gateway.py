@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,29 @@ def test_a_node_is_no_gateway_and_missing_programs_are_named(tmp_path: Path) -> 
     assert gateway.problems(machine) == [
         "this machine is a node; a gateway needs a machine of its own"
     ]
+
+
+@pytest.mark.parametrize(
+    ("present", "status"),
+    [
+        ({"direct.pem": "x", "nodes.pem": "x"}, 0),
+        ({"direct.pem": "x"}, 127),
+        ({"direct.pem": "x", "nodes.pem": ""}, 127),
+        ({}, 127),
+    ],
+)
+def test_haproxy_needs_no_program_once_its_files_are_there(
+    tmp_path: Path, present: dict[str, str], status: int
+) -> None:
+    made = gateway.steps(f"{tmp_path}/no such/fairlead", [KEY], "")
+    (unit,) = (
+        step.content
+        for step in made
+        if isinstance(step, File) and step.name.endswith("/fairlead-haproxy.service")
+    )
+    lines = unit.replace("\\\n", " ").replace(gateway.DATA, str(tmp_path)).splitlines()
+    (line,) = (line for line in lines if "--prepare" in line)
+    for name, text in present.items():
+        (tmp_path / name).write_text(text)
+    command = shlex.split(line.removeprefix("ExecStartPre="))
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == status

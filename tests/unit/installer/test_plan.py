@@ -8,7 +8,7 @@ import pytest
 
 from installer.options import Docker, Options, merge
 from installer.plan import problems, steps
-from installer.steps import File, NoFile, NoUnit, Step, Unit
+from installer.steps import File, NoFile, NoFolder, NoUnit, Step, Unit
 from installer.system import InstallError
 from tests.unit.installer.test_steps import FolderSystem
 
@@ -62,6 +62,22 @@ def test_a_node_listens_for_gateways_only_where_its_operator_says_so(tmp_path: P
         if isinstance(step, Unit) and step.unit == "fairlead-direct.service"
     )
     assert service.restarts_for == {unit, "/etc/fairlead/node.env"}
+
+
+def test_a_node_that_gives_up_its_port_forgets_whom_it_let_in(tmp_path: Path) -> None:
+    made = planned(tmp_path / "plan", Options(docker=Docker.USE))
+    (step,) = (step for step in made if isinstance(step, NoFolder))
+    shim = next(at for at, one in enumerate(made) if one.name == "fairlead-shim.service")
+    assert made.index(step) > shim
+    system = FolderSystem(tmp_path)
+    assert step.difference(system, frozenset()) is None
+    folder = tmp_path / "run/fairlead-direct"
+    folder.mkdir(parents=True)
+    (folder / "gateways.pem").write_text("x")
+    assert step.difference(system, frozenset()) == "removed"
+    step.apply(system)
+    assert not folder.exists()
+    step.apply(system)
 
 
 def test_a_unit_that_is_not_there_is_not_taken_away(tmp_path: Path) -> None:

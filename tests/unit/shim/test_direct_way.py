@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common import pinned_certificates
+from common import haproxy_admin, pinned_certificates
 from fairlead.wire.gateway import DirectAnswer, DirectQuestion
 from fairlead.wire.shim import FindingLevel, GatewayKeys, TaskStatus
+from shim.access import direct_way
 from shim.access.direct_way import DirectWays, configuration
 from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.daemon import disk_threads
@@ -136,6 +137,19 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     threads.shutdown()
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The time to the second cut of a removal, which is over as soon as this is set."""
+    event = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        assert seconds > direct_way.HANDSHAKE_SECONDS
+        await event.wait()
+
+    monkeypatch.setattr(direct_way, "pause", pause)
+    return event
+
+
 async def test_a_name_leads_to_the_exposed_port_for_the_gateway_that_asked(bed: Bed) -> None:
     async with bed.shim() as ports, bed.haproxy.serving():
         await ports.expose(bed.tasks["t1"], bed.port)
@@ -233,7 +247,9 @@ async def test_a_damaged_certificate_is_made_anew(bed: Bed, tmp_path: Path) -> N
         pinned_certificates.check(bed.access.own.read_text())
 
 
-async def test_a_gateway_that_is_removed_is_cut_and_others_come_again(bed: Bed) -> None:
+async def test_a_gateway_that_is_removed_is_cut_and_others_come_again(
+    bed: Bed, at_once: asyncio.Event
+) -> None:
     other = KEY[:-1] + "r"
     async with bed.shim() as ports, bed.haproxy.serving():
         await ports.put_keys(GatewayKeys(keys=(KEY,)))
@@ -246,8 +262,85 @@ async def test_a_gateway_that_is_removed_is_cut_and_others_come_again(bed: Bed) 
         assert (bed.gateway in bed.haproxy.trusted, bed.haproxy.cuts) == (True, 0)
         await ports.put_keys(GatewayKeys(keys=(KEY,)))
         assert (bed.gateway in bed.haproxy.trusted, bed.haproxy.cuts) == (False, 1)
+        # A handshake of before may be under way: it is cut too, and nobody comes in till then.
+        assert "being removed" in str((await bed.ask()).why)
+        at_once.set()
+        await eventually(lambda: not bed.access.removal.exists())
+        assert bed.haproxy.cuts == 2
+        await eventually(lambda: not bed.direct.removes)
         await bed.ask()
         assert bed.gateway in bed.haproxy.trusted
+
+
+async def test_a_removal_that_a_kill_cuts_short_goes_on_with_the_next_shim(
+    bed: Bed, at_once: asyncio.Event
+) -> None:
+    async with bed.shim() as ports, bed.haproxy.serving():
+        await ports.put_keys(GatewayKeys(keys=(KEY,)))
+        await ports.expose(bed.tasks["t1"], bed.port)
+        await bed.ask()
+        # The shim is killed once the keys are written, before the gateways are forgotten.
+        await bed.direct.begin_removal()
+    assert bed.gateway in bed.access.gateways.read_text()
+    async with bed.haproxy.serving():
+        assert bed.gateway in bed.haproxy.trusted
+        async with bed.shim():
+            assert bed.gateway not in bed.haproxy.trusted
+            at_once.set()
+            await eventually(lambda: not bed.direct.removes)
+            assert bed.haproxy.cuts == 2
+            assert not bed.access.removal.exists()
+
+
+async def test_a_removal_waits_for_a_haproxy_that_is_away(bed: Bed, at_once: asyncio.Event) -> None:
+    async with bed.shim() as ports:
+        async with bed.haproxy.serving():
+            await ports.put_keys(GatewayKeys(keys=(KEY,)))
+            await ports.expose(bed.tasks["t1"], bed.port)
+            await bed.ask()
+        await ports.put_keys(GatewayKeys(keys=()))
+        assert bed.gateway not in bed.access.gateways.read_text()
+        assert bed.access.removal.exists()
+        async with bed.haproxy.serving():
+            at_once.set()
+            await eventually(lambda: not bed.direct.removes)
+            assert bed.haproxy.cuts == 2
+
+
+async def test_a_gateway_that_only_haproxy_knows_is_forgotten(bed: Bed) -> None:
+    async with bed.shim() as ports, bed.haproxy.serving():
+        await ports.put_keys(GatewayKeys(keys=(KEY,)))
+        bed.haproxy.trusted += bed.gateway
+        await ports.put_keys(GatewayKeys(keys=()))
+        assert (bed.gateway in bed.haproxy.trusted, bed.haproxy.cuts) == (False, 1)
+
+
+async def test_a_gateway_that_haproxy_did_not_hear_of_is_not_in_its_file(bed: Bed) -> None:
+    async with bed.shim() as ports:
+        await ports.expose(bed.tasks["t1"], bed.port)
+        assert (await bed.ask()).why == "the node's HAProxy does not answer"
+        assert bed.gateway not in bed.access.gateways.read_text()
+
+
+async def test_a_question_that_waits_while_a_gateway_is_removed_is_refused(
+    bed: Bed, at_once: asyncio.Event
+) -> None:
+    async with bed.shim() as ports, bed.haproxy.serving():
+        await ports.put_keys(GatewayKeys(keys=(KEY,)))
+        await ports.expose(bed.tasks["t1"], bed.port)
+        socket = bed.exposed.direct_socket("t1", bed.port)
+        reader, writer = await asyncio.open_unix_connection(socket)
+        with contextlib.closing(writer):
+            question = msgspec.json.encode(DirectQuestion(certificate=bed.gateway))
+            writer.write(question[:5])
+            await bed.ask()  # accepted after the other one
+            await ports.put_keys(GatewayKeys(keys=()))
+            at_once.set()
+            await eventually(lambda: not bed.direct.removes)
+            writer.write(question[5:] + b"\n")
+            answer = msgspec.json.decode(await reader.readline(), type=DirectAnswer)
+        assert "being removed" in str(answer.why)
+        assert bed.gateway not in bed.haproxy.trusted
 
 
 async def test_only_the_shim_reads_what_is_secret(bed: Bed) -> None:
@@ -266,6 +359,17 @@ def test_haproxy_asks_everybody_for_a_certificate(tmp_path: Path) -> None:
         assert "strict-sni" in line
 
 
+def test_strangers_take_neither_all_memory_nor_all_connections_from_one_address(
+    tmp_path: Path,
+) -> None:
+    lines = configuration(DirectAccess(folder=tmp_path, port=8443)).splitlines()
+    # Debian's HAProxy takes 46 KiB for a handshake that waits; its unit may have 1 GiB.
+    assert lines.count("    maxconn 8000") == 2
+    tracks = lines.index("    tcp-request connection track-sc0 src")
+    assert lines[tracks + 1] == "    tcp-request connection reject if { sc0_conn_cur gt 4000 }"
+    assert "    stick-table type ipv6 size 100k expire 1m store conn_cur" in lines[:tracks]
+
+
 def test_haproxy_keeps_neither_roots_user_nor_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,3 +377,8 @@ def test_haproxy_keeps_neither_roots_user_nor_its_group(
     user = pwd.getpwuid(os.getuid())
     text = configuration(DirectAccess(folder=tmp_path, port=8443, user=user.pw_name))
     assert f"    user {user.pw_name}\n    gid {user.pw_gid}\n" in text
+
+
+def test_haproxy_can_be_told_of_as_many_gateways_as_come() -> None:
+    most = (direct_way._MAX_GATEWAYS + 1) * pinned_certificates.MAX_BYTES
+    assert most <= haproxy_admin.MAX_TRUSTED
