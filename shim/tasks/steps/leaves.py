@@ -45,6 +45,9 @@ _PAUSE = 0.02
 _END_SECONDS = 0.5
 """Seconds for which killed processes of an ended task are waited for."""
 _CREDENTIALS = struct.Struct("3i")
+_MAX_THERE = MAX_LEAVES + 2
+"""Leaves of one task that are there at once: those that wait, a job's, and one with a process that
+a job has left."""
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +62,9 @@ class LeafGiver:
         self._leaves = leaves
         self._received = b""
         self._next = 0
+        self._there: set[int] = set()
+        """Leaves that are made and not removed: the kernel has 65,535 ids for all of a node."""
+        self._ended: set[int] = set()
 
     @classmethod
     async def connect(cls, ctx: StepContext) -> LeafGiver | None:
@@ -110,7 +116,11 @@ class LeafGiver:
 
     async def _begin(self, hello: LeafOrder) -> None:
         await _in_thread(self._ctx, self._leaves.remove_all, frozenset(hello.holds))
-        self._next = 1 + max(hello.holds, default=-1)
+        self._there = await _in_thread(self._ctx, self._leaves.numbers)
+        # A number that is no leaf's name would make one that no removal finds.
+        self._next = 1 + max((*hello.holds, *self._there), default=-1)
+        if self._next < 0:
+            raise ConnectionError("its runner holds leaves with numbers below 0")
         home = await _in_thread(self._ctx, self._leaves.open_home)
         _send(self._way, LeafSupply(home=len(home)), home)
 
@@ -128,14 +138,22 @@ class LeafGiver:
     async def _fulfil(self, order: LeafOrder) -> None:
         wanted = range(self._next, self._next + min(max(order.want, 0), MAX_LEAVES))
         self._next = wanted.stop
-        await _in_thread(self._ctx, self._remove_and_make, order.ended[:MAX_LEAVES], wanted)
+        await _in_thread(self._ctx, self._remove_and_make, order.ended, wanted)
 
     def _remove_and_make(self, ended: tuple[int, ...], wanted: range) -> None:
-        for number in ended:
-            if not self._leaves.remove(number):
+        # Those in which a process was, which may have exited meanwhile, once more.
+        self._ended |= self._there.intersection(ended)
+        for number in sorted(self._ended):
+            if self._leaves.remove(number):
+                self._there.discard(number)
+            else:
                 log.info("task %s: leaf %s has a process", self._ctx.task.info.id, number)
+        self._ended &= self._there
         if not wanted:
             return
+        if len(self._there) + len(wanted) > _MAX_THERE:
+            raise ConnectionError(f"its runner wants more than {_MAX_THERE} leaves at once")
+        self._there.update(wanted)
         try:
             files, fds = self._leaves.make(wanted)
         except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.processes.leaves import MAX_LEAVES
 from runner.job.leaves import SuppliedLeaves
 from runner.processes.leaf import Leaf
 from shim.node.cgroups import TaskLeaves
@@ -146,6 +147,56 @@ async def test_a_leaf_whose_process_does_not_end_is_removed_by_a_later_shim(
         remove_strays(ctx.settings, tree, [])
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
         leaf.close()
+
+
+@contextlib.asynccontextmanager
+async def ordering(folder: Path, *lines: bytes) -> AsyncIterator[None]:
+    """A hostile runner, which says these lines."""
+    over = asyncio.Event()
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"".join(lines))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        over.set()
+
+    async with await asyncio.start_unix_server(meet, folder / "runner.sock"):
+        yield
+        await over.wait()
+
+
+async def test_a_runner_that_orders_without_end_is_left(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    order = b'{"want":32}\n'
+    async with ordering(tmp_path, b"{}\n", *[order] * 9), a_task(tmp_path, tree) as ctx:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert len(tree.leaves()) == MAX_LEAVES
+
+
+async def test_leaves_that_were_there_before_and_those_with_a_process_count(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    for number in range(3):
+        tree.make(tmp_path / f"cgroups/v2/fairlead-t1-{number}")
+    (tmp_path / "cgroups/v2/fairlead-t1-2/cgroup.procs").write_text("4711\n")
+    lines = (b'{"holds":[0,1]}\n', b'{"want":32,"ended":[2]}\n')
+    async with ordering(tmp_path, *lines), a_task(tmp_path, tree) as ctx:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert tree.leaves() == {f"fairlead-t1-{number}" for number in range(3)}
+
+
+async def test_a_leaf_has_no_number_that_no_removal_finds(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    lines = (b'{"holds":[-9]}\n', b'{"want":1}\n')
+    async with ordering(tmp_path, *lines), a_task(tmp_path, tree) as ctx:
+        assert await LeafGiver.connect(ctx) is None
+        assert tree.leaves() == set()
 
 
 @pytest.mark.parametrize("kind", ["none", "full"])
