@@ -203,7 +203,7 @@ def _remove_noted(settings: Settings, tree: CgroupTree, task_id: str) -> None:
     while not _is_removed(tree, places, task_id):
         # A process of it has been killed, and has not ended.
         if time.monotonic() > ends_at:
-            log.warning("a cgroup of task %s has a process: it is removed later", task_id)
+            log.warning("a cgroup of task %s is not removed yet: a later shim does it", task_id)
             return
         time.sleep(_PAUSE)
     settings.leaves_folder.joinpath(task_id).unlink(missing_ok=True)
@@ -213,9 +213,9 @@ def _is_removed(tree: CgroupTree, places: tuple[Place, ...], task_id: str) -> bo
     try:
         return remove_leaves(tree, places, prefix_of(task_id))
     except OSError as error:
-        # The hierarchy is mounted no more, or read-only now.
+        # EROFS, EPERM: it is mounted read-only now. A later shim may be able to, so the note stays.
         log.warning("the cgroups of task %s stay: %s", task_id, error)
-        return True
+        return False
 
 
 def _note(settings: Settings, task_id: str, places: tuple[Place, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,6 +198,28 @@ async def test_a_leaf_has_no_number_that_no_removal_finds(tmp_path: Path) -> Non
     async with ordering(tmp_path, *lines), a_task(tmp_path, tree) as ctx:
         assert await LeafGiver.connect(ctx) is None
         assert tree.leaves() == set()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM])
+async def test_leaves_that_cannot_be_removed_now_stay_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(leaves, "_END_SECONDS", 0.0)
+    tree = FolderTree(tmp_path / "cgroups")
+
+    def refuse(folder: Path) -> bool:
+        raise OSError(number, os.strerror(number), str(folder))
+
+    async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
+        async with served(ctx):
+            runner.leaves.stock()
+            (await taken(runner.leaves)).close()
+        with monkeypatch.context() as patched:
+            patched.setattr(tree, "remove", refuse)
+            await Leaves().undo(ctx)
+        assert noted(ctx.settings) == ["t1"]
+        remove_strays(ctx.settings, tree, [])
+        assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
 
 
 @pytest.mark.parametrize("kind", ["none", "full"])
