@@ -27,6 +27,7 @@ from common.processes.leaves import (
     LeafSupply,
     line_of,
 )
+from common.threads import to_the_end
 from shim.node.cgroups import (
     CgroupTree,
     Place,
@@ -121,7 +122,11 @@ class LeafGiver:
         self._next = 1 + max((*hello.holds, *self._there), default=-1)
         if self._next < 0:
             raise ConnectionError("its runner holds leaves with numbers below 0")
-        home = await _in_thread(self._ctx, self._leaves.open_home)
+        await _in_thread(self._ctx, self._give_home)
+
+    def _give_home(self) -> None:
+        # Opened and sent in one thread: nobody takes what is opened for a cancelled task.
+        home = self._leaves.open_home()
         _send(self._way, LeafSupply(home=len(home)), home)
 
     async def _order(self) -> LeafOrder | None:
@@ -237,5 +242,6 @@ def _noted(settings: Settings, task_id: str) -> tuple[Place, ...]:
 
 
 async def _in_thread(ctx: StepContext, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Wait for its end also when cancelled: the task's leaves and note may be removed next."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(ctx.executor, partial(act, *args, **kwargs))
+    return await to_the_end(loop.run_in_executor(ctx.executor, partial(act, *args, **kwargs)))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -219,6 +220,43 @@ async def test_leaves_that_cannot_be_removed_now_stay_noted(
             await Leaves().undo(ctx)
         assert noted(ctx.settings) == ["t1"]
         remove_strays(ctx.settings, tree, [])
+        assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
+
+
+@pytest.mark.parametrize("step", ["make", "open_home"])
+async def test_a_cancelled_giver_ends_after_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Nothing is made after its removal, and no descriptor stays open (each test looks for one)."""
+    tree = FolderTree(tmp_path / "cgroups")
+    real = getattr(TaskLeaves, step)
+    begun, go, over = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def late(self: object, *given: object) -> object:
+        loop.call_soon_threadsafe(begun.set)
+        go.wait()
+        made = real(self, *given)
+        over.set()
+        return made
+
+    async def give() -> None:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+
+    async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
+        runner.leaves.stock()
+        monkeypatch.setattr(TaskLeaves, step, late)
+        giving = asyncio.create_task(give())
+        await begun.wait()
+        giving.cancel()
+        loop.call_soon(loop.call_soon, go.set)
+        await asyncio.gather(giving, return_exceptions=True)
+        was_over = over.is_set()
+        go.set()
+        assert was_over
+        await Leaves().undo(ctx)
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
 
 
