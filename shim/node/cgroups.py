@@ -35,6 +35,11 @@ class Place(msgspec.Struct, frozen=True):
     version: int
     folder: str
 
+    def is_within(self, path: str) -> bool:
+        """Return whether it is at or below a path below the root of cgroups, which may be mounted
+        anywhere. The path names a container, so it is no other's."""
+        return f"/{path}/" in f"{self.folder}/"
+
     @property
     def enter(self) -> str:
         """The file by which a process enters. In version 1 one thread does: to move all of them

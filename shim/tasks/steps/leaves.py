@@ -89,7 +89,7 @@ class LeafGiver:
     async def _greeted(cls, ctx: StepContext, way: socket.socket) -> LeafGiver | None:
         loop, task = asyncio.get_running_loop(), ctx.task.info
         await loop.sock_connect(way, task.runner_socket)
-        places = await _in_thread(ctx, _places_of_peer, ctx.cgroups, way)
+        places = await _in_thread(ctx, _places_of_peer, ctx, way)
         await loop.sock_sendall(way, BEGIN)
         giver = cls(ctx, way, TaskLeaves(ctx.cgroups, places, task.id))
         # It answers now, so it lived when its place was looked up, and its pid was no other's.
@@ -113,7 +113,10 @@ class LeafGiver:
         except (OSError, msgspec.DecodeError) as error:
             log.warning("task %s: no more leaves: %s", self._ctx.task.info.id, error)
         finally:
-            self._way.close()
+            self.close()
+
+    def close(self) -> None:
+        self._way.close()
 
     async def _begin(self, hello: LeafOrder) -> None:
         await _in_thread(self._ctx, self._leaves.remove_all, frozenset(hello.holds))
@@ -176,12 +179,30 @@ def _send(way: socket.socket, supply: LeafSupply, fds: list[int]) -> None:
             os.close(fd)
 
 
-def _places_of_peer(tree: CgroupTree, way: socket.socket) -> tuple[Place, ...]:
-    # The credentials are those of the process that called listen(2), with its pid here.
+def _places_of_peer(ctx: StepContext, way: socket.socket) -> tuple[Place, ...]:
+    """Return the runner's places. Raises ConnectionError for those of another container."""
+    # The credentials are those of the process that called listen(2), with its pid here. A job may
+    # have called it again, and the pid may be another's by now: they prove no place.
     raw = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
     # 0: it is in a pid namespace that this one does not see.
-    return tree.places(pid) if pid else ()
+    found = ctx.cgroups.places(pid) if pid else ()
+    places = _of_container(ctx, found)
+    if found and not places:
+        raise ConnectionError("who listens is outside of its container's cgroup")
+    return places
+
+
+def _of_container(ctx: StepContext, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    # With hierarchies of both versions, an engine may leave all containers in one's root.
+    container_id = ctx.task.info.container_id
+    if container_id is None:
+        return ()
+    if roots := ctx.engine.cgroups(container_id):
+        return tuple(place for place in places if any(map(place.is_within, roots)))
+    first = ctx.engine.first_process(container_id)
+    own = ctx.cgroups.places(first) if first is not None else ()
+    return tuple(place for place in places if place in own)
 
 
 class Leaves:

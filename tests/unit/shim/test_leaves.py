@@ -16,12 +16,13 @@ import pytest
 from common.processes.leaves import MAX_LEAVES
 from runner.job.leaves import SuppliedLeaves
 from runner.processes.leaf import Leaf
-from shim.node.cgroups import TaskLeaves
+from shim.node.cgroups import Place, TaskLeaves
 from shim.settings import Settings
 from shim.tasks.steps import leaves
 from shim.tasks.steps.base import StepContext
 from shim.tasks.steps.leaves import LeafGiver, Leaves, remove_strays
 from tests.doubles.cgroups import FolderTree, FullTree
+from tests.doubles.engines import MemoryEngine, PlainEngine
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_runner
 from tests.unit.shim.test_steps import bench
@@ -32,7 +33,8 @@ async def a_task(folder: Path, tree: FolderTree) -> AsyncIterator[StepContext]:
     """A task that carries jobs; its runner would listen below `folder`."""
     async with bench(folder, carries_jobs=True) as made:
         made.ctx.cgroups = tree
-        made.ctx.task.show(runner_socket=str(folder / "runner.sock"))
+        made.ctx.engine = PlainEngine()
+        made.ctx.task.show(runner_socket=str(folder / "runner.sock"), container_id="c-t1")
         yield made.ctx
 
 
@@ -258,6 +260,35 @@ async def test_a_cancelled_giver_ends_after_its_thread(
         assert was_over
         await Leaves().undo(ctx)
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    ("place", "is_given"),
+    [("memory/c-t1", True), ("memory/c-t1/in", True), ("memory/c-t10", False), ("other", False)],
+)
+async def test_only_a_listener_in_its_container_gets_leaves(
+    tmp_path: Path, place: str, is_given: bool
+) -> None:
+    tree = FolderTree(tmp_path / "cgroups" / place)
+    tree.found = (Place(2, str(tree.root)),)
+    tree.make(tree.root)
+    async with ordering(tmp_path, b"{}\n"), a_task(tmp_path, tree) as ctx:
+        ctx.engine = MemoryEngine()
+        giver = await LeafGiver.connect(ctx)
+        assert (giver is not None) == is_given
+        if giver is not None:
+            giver.close()
+
+
+async def test_a_listener_elsewhere_than_the_task_s_process_gets_none(tmp_path: Path) -> None:
+    class Elsewhere(PlainEngine):
+        def first_process(self, container_id: str) -> int | None:
+            return None
+
+    tree = FolderTree(tmp_path / "cgroups")
+    async with ordering(tmp_path, b"{}\n"), a_task(tmp_path, tree) as ctx:
+        ctx.engine = Elsewhere()
+        assert await LeafGiver.connect(ctx) is None
 
 
 @pytest.mark.parametrize("kind", ["none", "full"])
