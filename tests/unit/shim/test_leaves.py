@@ -280,6 +280,24 @@ async def test_only_a_listener_in_its_container_gets_leaves(
             giver.close()
 
 
+async def test_a_root_in_which_all_containers_are_gets_no_leaf(tmp_path: Path) -> None:
+    """With hierarchies of both versions, Docker makes its cgroups in one of them only."""
+    tree = FolderTree(tmp_path / "two")
+    below = tmp_path / "one/memory/c-t1"
+    tree.found = (tree.found[0], Place(1, str(below)))
+    tree.make(below)
+    async with (
+        ordering(tmp_path, b"{}\n", b'{"want":32}\n', b'{"want":32}\n'),
+        a_task(tmp_path, tree) as ctx,
+    ):
+        ctx.engine = MemoryEngine()
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert "fairlead-t1-0" in tree.names(below)
+        assert "fairlead-t1-0" not in tree.names(Path(tree.found[0].folder))
+
+
 async def test_a_listener_elsewhere_than_the_task_s_process_gets_none(tmp_path: Path) -> None:
     class Elsewhere(PlainEngine):
         def first_process(self, container_id: str) -> int | None:
