@@ -35,6 +35,7 @@ class Leaf:
         self._events = [fd for kind, fd in files if kind is LeafFile.EVENTS]
         self._home = home
         self._is_entered = False
+        self._may_hold_runner = False
 
     def enter(self) -> bool:
         """Move this process into the leaf; return False, and stay outside, where that fails."""
@@ -51,10 +52,13 @@ class Leaf:
 
     def leave(self) -> None:
         """Move this process back. Where that fails, the leaf is never empty."""
+        # Without a way home it was not left either.
+        self._may_hold_runner = not self._home
         for fd in self._home:
             try:
                 os.write(fd, _ITSELF)
             except OSError as error:
+                self._may_hold_runner = True
                 _log.error("leaf %s cannot be left: %s", self.number, error.strerror)
 
     def holds_any(self) -> bool:
@@ -64,13 +68,13 @@ class Leaf:
         return bool(self._pids())
 
     def kill(self) -> None:
-        """Kill who is there: with one call where the kernel has it (Linux 5.14)."""
-        if not self._kill:
-            # One that the runner could not leave lists the runner itself.
+        """Kill who is there but this runner: with one call where the kernel has it (Linux 5.14)."""
+        if not self._kill or self._may_hold_runner:
             for pid in set(self._pids()) - {os.getpid()}:
                 # It has ended meanwhile, or it has taken other rights (kill(2): ESRCH, EPERM).
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            return
         for fd in self._kill:
             try:
                 os.write(fd, b"1")

@@ -237,6 +237,9 @@ class Engine(Protocol):
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         """Return where the kernel may account for the container, below the root of its cgroups."""
 
+    def first_process(self, container_id: str) -> int | None:
+        """Return the pid of a container's first process, where there are no `cgroups` of it."""
+
     async def open(self) -> None:
         """Connect to the engine for the first time."""
 

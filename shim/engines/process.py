@@ -143,6 +143,13 @@ class ProcessEngine:
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return ()
 
+    def first_process(self, container_id: str) -> int | None:
+        state = self._states.get(container_id)
+        if state is None or state.pid is None or state.ended:
+            return None
+        # After its end the pid may be another's.
+        return state.pid if procfs.start_time(state.pid) == state.start_time else None
+
     def routes_to(self, run_id: str) -> bool:
         return False
 

@@ -35,6 +35,11 @@ class Place(msgspec.Struct, frozen=True):
     version: int
     folder: str
 
+    def is_within(self, path: str) -> bool:
+        """Return whether it is at or below a path below the root of cgroups, which may be mounted
+        anywhere. The path names a container, so it is no other's."""
+        return f"/{path}/" in f"{self.folder}/"
+
     @property
     def enter(self) -> str:
         """The file by which a process enters. In version 1 one thread does: to move all of them
@@ -195,6 +200,14 @@ class TaskLeaves:
         """Remove all leaves but some; return False while one of them has a process."""
         return remove_leaves(self._tree, self._places, self._prefix, but)
 
+    def numbers(self) -> set[int]:
+        """Return the numbers of the leaves that are there."""
+        return {
+            number
+            for place in self._places
+            for _, number in _leaves_in(self._tree, place, self._prefix)
+        }
+
     def _make(self, place: Place, number: int, opened: ExitStack) -> Iterator[tuple[LeafFile, int]]:
         folder = self._leaf(place, number)
         self._tree.make(folder)
@@ -225,9 +238,15 @@ def remove_leaves(
     """Remove the cgroups with this prefix but some; return False while one has a process."""
     gone = True
     for place in places:
-        for name in tree.names(Path(place.folder)):
-            # The id of another task may begin with this one's.
-            number = name[len(prefix) :] if name.startswith(prefix) else ""
-            if number.isdecimal() and int(number) not in but:
+        for name, number in _leaves_in(tree, place, prefix):
+            if number not in but:
                 gone &= tree.remove(Path(place.folder, name))
     return gone
+
+
+def _leaves_in(tree: CgroupTree, place: Place, prefix: str) -> Iterator[tuple[str, int]]:
+    for name in tree.names(Path(place.folder)):
+        # The id of another task may begin with this one's.
+        number = name[len(prefix) :] if name.startswith(prefix) else ""
+        if number.isdecimal():
+            yield name, int(number)

@@ -7,6 +7,7 @@ Engines that misbehave are in `failing_engines`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection
 
 from fairlead.wire.engine_abilities import EngineAbility
@@ -74,6 +75,9 @@ class MemoryEngine:
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return (f"memory/{container_id}",)
+
+    def first_process(self, container_id: str) -> int | None:
+        return None
 
     def routes_to(self, run_id: str) -> bool:
         return False
@@ -226,3 +230,13 @@ class MemoryEngine:
             return self.host.containers[container_id]
         except KeyError:
             raise EngineError(f"no container {container_id}") from None
+
+
+class PlainEngine(MemoryEngine):
+    """One whose containers have no cgroup of their own: each is this process."""
+
+    def cgroups(self, container_id: str) -> tuple[str, ...]:
+        return ()
+
+    def first_process(self, container_id: str) -> int | None:
+        return os.getpid()

@@ -11,6 +11,7 @@ import pytest
 from runner.client import RunnerClient
 from shim.node.cgroups import CgroupTree, KernelTree
 from shim.tasks.steps.leaves import LeafGiver, Leaves
+from tests.doubles.engines import PlainEngine
 from tests.support.cgroup_contract import CgroupTreeContract
 from tests.unit.runner.harness import a_runner
 from tests.unit.runner.test_batch import all_over, carried, opened, text_of
@@ -31,7 +32,8 @@ class TestKernel(CgroupTreeContract):
 
 async def test_a_daemon_that_a_carried_job_leaves_is_found_by_its_cgroup(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client), bench(tmp_path, carries_jobs=True) as made:
-        made.ctx.task.show(runner_socket=str(tmp_path / "runner.sock"))
+        made.ctx.engine = PlainEngine()
+        made.ctx.task.show(runner_socket=str(tmp_path / "runner.sock"), container_id="c-t1")
         giver = await LeafGiver.connect(made.ctx)
         assert giver is not None, "the tests of this folder run as root"
         serving = asyncio.create_task(giver.serve())

@@ -108,6 +108,9 @@ class DockerEngine:
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return self._dialect.cgroups(container_id)
 
+    def first_process(self, container_id: str) -> int | None:
+        return None
+
     async def open(self) -> None:
         """Connect. Raises EngineUnavailable when no engine answers."""
         try:

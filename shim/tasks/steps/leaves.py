@@ -27,6 +27,7 @@ from common.processes.leaves import (
     LeafSupply,
     line_of,
 )
+from common.threads import to_the_end
 from shim.node.cgroups import (
     CgroupTree,
     Place,
@@ -45,6 +46,9 @@ _PAUSE = 0.02
 _END_SECONDS = 0.5
 """Seconds for which killed processes of an ended task are waited for."""
 _CREDENTIALS = struct.Struct("3i")
+_MAX_THERE = MAX_LEAVES + 2
+"""Leaves of one task that are there at once: those that wait, a job's, and one with a process that
+a job has left."""
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +63,9 @@ class LeafGiver:
         self._leaves = leaves
         self._received = b""
         self._next = 0
+        self._there: set[int] = set()
+        """Leaves that are made and not removed: the kernel has 65,535 ids for all of a node."""
+        self._ended: set[int] = set()
 
     @classmethod
     async def connect(cls, ctx: StepContext) -> LeafGiver | None:
@@ -82,7 +89,7 @@ class LeafGiver:
     async def _greeted(cls, ctx: StepContext, way: socket.socket) -> LeafGiver | None:
         loop, task = asyncio.get_running_loop(), ctx.task.info
         await loop.sock_connect(way, task.runner_socket)
-        places = await _in_thread(ctx, _places_of_peer, ctx.cgroups, way)
+        places = await _in_thread(ctx, _places_of_peer, ctx, way)
         await loop.sock_sendall(way, BEGIN)
         giver = cls(ctx, way, TaskLeaves(ctx.cgroups, places, task.id))
         # It answers now, so it lived when its place was looked up, and its pid was no other's.
@@ -106,12 +113,23 @@ class LeafGiver:
         except (OSError, msgspec.DecodeError) as error:
             log.warning("task %s: no more leaves: %s", self._ctx.task.info.id, error)
         finally:
-            self._way.close()
+            self.close()
+
+    def close(self) -> None:
+        self._way.close()
 
     async def _begin(self, hello: LeafOrder) -> None:
         await _in_thread(self._ctx, self._leaves.remove_all, frozenset(hello.holds))
-        self._next = 1 + max(hello.holds, default=-1)
-        home = await _in_thread(self._ctx, self._leaves.open_home)
+        self._there = await _in_thread(self._ctx, self._leaves.numbers)
+        # A number that is no leaf's name would make one that no removal finds.
+        self._next = 1 + max((*hello.holds, *self._there), default=-1)
+        if self._next < 0:
+            raise ConnectionError("its runner holds leaves with numbers below 0")
+        await _in_thread(self._ctx, self._give_home)
+
+    def _give_home(self) -> None:
+        # Opened and sent in one thread: nobody takes what is opened for a cancelled task.
+        home = self._leaves.open_home()
         _send(self._way, LeafSupply(home=len(home)), home)
 
     async def _order(self) -> LeafOrder | None:
@@ -128,14 +146,22 @@ class LeafGiver:
     async def _fulfil(self, order: LeafOrder) -> None:
         wanted = range(self._next, self._next + min(max(order.want, 0), MAX_LEAVES))
         self._next = wanted.stop
-        await _in_thread(self._ctx, self._remove_and_make, order.ended[:MAX_LEAVES], wanted)
+        await _in_thread(self._ctx, self._remove_and_make, order.ended, wanted)
 
     def _remove_and_make(self, ended: tuple[int, ...], wanted: range) -> None:
-        for number in ended:
-            if not self._leaves.remove(number):
+        # Those in which a process was, which may have exited meanwhile, once more.
+        self._ended |= self._there.intersection(ended)
+        for number in sorted(self._ended):
+            if self._leaves.remove(number):
+                self._there.discard(number)
+            else:
                 log.info("task %s: leaf %s has a process", self._ctx.task.info.id, number)
+        self._ended &= self._there
         if not wanted:
             return
+        if len(self._there) + len(wanted) > _MAX_THERE:
+            raise ConnectionError(f"its runner wants more than {_MAX_THERE} leaves at once")
+        self._there.update(wanted)
         try:
             files, fds = self._leaves.make(wanted)
         except OSError:
@@ -153,12 +179,30 @@ def _send(way: socket.socket, supply: LeafSupply, fds: list[int]) -> None:
             os.close(fd)
 
 
-def _places_of_peer(tree: CgroupTree, way: socket.socket) -> tuple[Place, ...]:
-    # The credentials are those of the process that called listen(2), with its pid here.
+def _places_of_peer(ctx: StepContext, way: socket.socket) -> tuple[Place, ...]:
+    """Return the runner's places. Raises ConnectionError for those of another container."""
+    # The credentials are those of the process that called listen(2), with its pid here. A job may
+    # have called it again, and the pid may be another's by now: they prove no place.
     raw = way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
     # 0: it is in a pid namespace that this one does not see.
-    return tree.places(pid) if pid else ()
+    found = ctx.cgroups.places(pid) if pid else ()
+    places = _of_container(ctx, found)
+    if found and not places:
+        raise ConnectionError("who listens is outside of its container's cgroup")
+    return places
+
+
+def _of_container(ctx: StepContext, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    # With hierarchies of both versions, an engine may leave all containers in one's root.
+    container_id = ctx.task.info.container_id
+    if container_id is None:
+        return ()
+    if roots := ctx.engine.cgroups(container_id):
+        return tuple(place for place in places if any(map(place.is_within, roots)))
+    first = ctx.engine.first_process(container_id)
+    own = ctx.cgroups.places(first) if first is not None else ()
+    return tuple(place for place in places if place in own)
 
 
 class Leaves:
@@ -185,7 +229,7 @@ def _remove_noted(settings: Settings, tree: CgroupTree, task_id: str) -> None:
     while not _is_removed(tree, places, task_id):
         # A process of it has been killed, and has not ended.
         if time.monotonic() > ends_at:
-            log.warning("a cgroup of task %s has a process: it is removed later", task_id)
+            log.warning("a cgroup of task %s is not removed yet: a later shim does it", task_id)
             return
         time.sleep(_PAUSE)
     settings.leaves_folder.joinpath(task_id).unlink(missing_ok=True)
@@ -195,9 +239,9 @@ def _is_removed(tree: CgroupTree, places: tuple[Place, ...], task_id: str) -> bo
     try:
         return remove_leaves(tree, places, prefix_of(task_id))
     except OSError as error:
-        # The hierarchy is mounted no more, or read-only now.
+        # EROFS, EPERM: it is mounted read-only now. A later shim may be able to, so the note stays.
         log.warning("the cgroups of task %s stay: %s", task_id, error)
-        return True
+        return False
 
 
 def _note(settings: Settings, task_id: str, places: tuple[Place, ...]) -> None:
@@ -219,5 +263,6 @@ def _noted(settings: Settings, task_id: str) -> tuple[Place, ...]:
 
 
 async def _in_thread(ctx: StepContext, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Wait for its end also when cancelled: the task's leaves and note may be removed next."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(ctx.executor, partial(act, *args, **kwargs))
+    return await to_the_end(loop.run_in_executor(ctx.executor, partial(act, *args, **kwargs)))

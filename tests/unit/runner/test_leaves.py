@@ -22,6 +22,7 @@ from common.processes.leaves import (
 )
 from fairlead.wire.runner import ExitReason
 from runner.job import leaves
+from runner.processes.leaf import Leaf
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_runner
 from tests.unit.runner.test_batch import all_over, carried, code_of, opened, text_of
@@ -177,6 +178,29 @@ async def test_a_leaf_that_is_gone_costs_the_job_only_its_leaf(tmp_path: Path) -
         answer = await all_over(client, carried("a2", "true", working_dir=str(tmp_path / "work")))
         assert (code_of(answer.jobs[0]), answer.dirty) == (0, None)
         assert shim.text("home") == "0"
+
+
+@pytest.mark.parametrize("home", ["/dev/full", None])
+def test_a_leaf_that_the_runner_could_not_leave_is_not_killed_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    with contextlib.ExitStack() as opened_files:
+
+        def open_file(path: Path) -> int:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            opened_files.callback(os.close, fd)
+            return fd
+
+        enter, kill = tmp_path / "enter", tmp_path / "kill"
+        files = [(LeafFile.ENTER, open_file(enter)), (LeafFile.KILL, open_file(kill))]
+        leaf = Leaf(0, files, [open_file(Path(home))] if home else [])
+        assert leaf.enter()
+        leaf.leave()
+        enter.write_text(f"4711\n{os.getpid()}\n")
+        leaf.kill()
+        assert (killed, kill.read_text()) == ([4711], "")
 
 
 async def test_the_next_shim_hears_which_leaf_has_a_job(tmp_path: Path) -> None:

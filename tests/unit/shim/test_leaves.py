@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from common.processes.leaves import MAX_LEAVES
 from runner.job.leaves import SuppliedLeaves
 from runner.processes.leaf import Leaf
-from shim.node.cgroups import TaskLeaves
+from shim.node.cgroups import Place, TaskLeaves
 from shim.settings import Settings
 from shim.tasks.steps import leaves
 from shim.tasks.steps.base import StepContext
 from shim.tasks.steps.leaves import LeafGiver, Leaves, remove_strays
 from tests.doubles.cgroups import FolderTree, FullTree
+from tests.doubles.engines import MemoryEngine, PlainEngine
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import a_runner
 from tests.unit.shim.test_steps import bench
@@ -29,7 +33,8 @@ async def a_task(folder: Path, tree: FolderTree) -> AsyncIterator[StepContext]:
     """A task that carries jobs; its runner would listen below `folder`."""
     async with bench(folder, carries_jobs=True) as made:
         made.ctx.cgroups = tree
-        made.ctx.task.show(runner_socket=str(folder / "runner.sock"))
+        made.ctx.engine = PlainEngine()
+        made.ctx.task.show(runner_socket=str(folder / "runner.sock"), container_id="c-t1")
         yield made.ctx
 
 
@@ -146,6 +151,162 @@ async def test_a_leaf_whose_process_does_not_end_is_removed_by_a_later_shim(
         remove_strays(ctx.settings, tree, [])
         assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
         leaf.close()
+
+
+@contextlib.asynccontextmanager
+async def ordering(folder: Path, *lines: bytes) -> AsyncIterator[None]:
+    """A hostile runner, which says these lines."""
+    over = asyncio.Event()
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"".join(lines))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        over.set()
+
+    async with await asyncio.start_unix_server(meet, folder / "runner.sock"):
+        yield
+        await over.wait()
+
+
+async def test_a_runner_that_orders_without_end_is_left(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    order = b'{"want":32}\n'
+    async with ordering(tmp_path, b"{}\n", *[order] * 9), a_task(tmp_path, tree) as ctx:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert len(tree.leaves()) == MAX_LEAVES
+
+
+async def test_leaves_that_were_there_before_and_those_with_a_process_count(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    for number in range(3):
+        tree.make(tmp_path / f"cgroups/v2/fairlead-t1-{number}")
+    (tmp_path / "cgroups/v2/fairlead-t1-2/cgroup.procs").write_text("4711\n")
+    lines = (b'{"holds":[0,1]}\n', b'{"want":32,"ended":[2]}\n')
+    async with ordering(tmp_path, *lines), a_task(tmp_path, tree) as ctx:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert tree.leaves() == {f"fairlead-t1-{number}" for number in range(3)}
+
+
+async def test_a_leaf_has_no_number_that_no_removal_finds(tmp_path: Path) -> None:
+    tree = FolderTree(tmp_path / "cgroups")
+    lines = (b'{"holds":[-9]}\n', b'{"want":1}\n')
+    async with ordering(tmp_path, *lines), a_task(tmp_path, tree) as ctx:
+        assert await LeafGiver.connect(ctx) is None
+        assert tree.leaves() == set()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM])
+async def test_leaves_that_cannot_be_removed_now_stay_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(leaves, "_END_SECONDS", 0.0)
+    tree = FolderTree(tmp_path / "cgroups")
+
+    def refuse(folder: Path) -> bool:
+        raise OSError(number, os.strerror(number), str(folder))
+
+    async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
+        async with served(ctx):
+            runner.leaves.stock()
+            (await taken(runner.leaves)).close()
+        with monkeypatch.context() as patched:
+            patched.setattr(tree, "remove", refuse)
+            await Leaves().undo(ctx)
+        assert noted(ctx.settings) == ["t1"]
+        remove_strays(ctx.settings, tree, [])
+        assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
+
+
+@pytest.mark.parametrize("step", ["make", "open_home"])
+async def test_a_cancelled_giver_ends_after_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Nothing is made after its removal, and no descriptor stays open (each test looks for one)."""
+    tree = FolderTree(tmp_path / "cgroups")
+    real = getattr(TaskLeaves, step)
+    begun, go, over = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def late(self: object, *given: object) -> object:
+        loop.call_soon_threadsafe(begun.set)
+        go.wait()
+        made = real(self, *given)
+        over.set()
+        return made
+
+    async def give() -> None:
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+
+    async with a_runner(tmp_path) as (runner, _), a_task(tmp_path, tree) as ctx:
+        runner.leaves.stock()
+        monkeypatch.setattr(TaskLeaves, step, late)
+        giving = asyncio.create_task(give())
+        await begun.wait()
+        giving.cancel()
+        loop.call_soon(loop.call_soon, go.set)
+        await asyncio.gather(giving, return_exceptions=True)
+        was_over = over.is_set()
+        go.set()
+        assert was_over
+        await Leaves().undo(ctx)
+        assert (tree.leaves(), noted(ctx.settings)) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    ("place", "is_given"),
+    [("memory/c-t1", True), ("memory/c-t1/in", True), ("memory/c-t10", False), ("other", False)],
+)
+async def test_only_a_listener_in_its_container_gets_leaves(
+    tmp_path: Path, place: str, is_given: bool
+) -> None:
+    tree = FolderTree(tmp_path / "cgroups" / place)
+    tree.found = (Place(2, str(tree.root)),)
+    tree.make(tree.root)
+    async with ordering(tmp_path, b"{}\n"), a_task(tmp_path, tree) as ctx:
+        ctx.engine = MemoryEngine()
+        giver = await LeafGiver.connect(ctx)
+        assert (giver is not None) == is_given
+        if giver is not None:
+            giver.close()
+
+
+async def test_a_root_in_which_all_containers_are_gets_no_leaf(tmp_path: Path) -> None:
+    """With hierarchies of both versions, Docker makes its cgroups in one of them only."""
+    tree = FolderTree(tmp_path / "two")
+    below = tmp_path / "one/memory/c-t1"
+    tree.found = (tree.found[0], Place(1, str(below)))
+    tree.make(below)
+    async with (
+        ordering(tmp_path, b"{}\n", b'{"want":32}\n', b'{"want":32}\n'),
+        a_task(tmp_path, tree) as ctx,
+    ):
+        ctx.engine = MemoryEngine()
+        giver = await LeafGiver.connect(ctx)
+        assert giver is not None
+        await giver.serve()
+        assert "fairlead-t1-0" in tree.names(below)
+        assert "fairlead-t1-0" not in tree.names(Path(tree.found[0].folder))
+
+
+async def test_a_listener_elsewhere_than_the_task_s_process_gets_none(tmp_path: Path) -> None:
+    class Elsewhere(PlainEngine):
+        def first_process(self, container_id: str) -> int | None:
+            return None
+
+    tree = FolderTree(tmp_path / "cgroups")
+    async with ordering(tmp_path, b"{}\n"), a_task(tmp_path, tree) as ctx:
+        ctx.engine = Elsewhere()
+        assert await LeafGiver.connect(ctx) is None
 
 
 @pytest.mark.parametrize("kind", ["none", "full"])
