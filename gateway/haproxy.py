@@ -60,6 +60,7 @@ _ODD = {
 }
 """Regular expressions of what goes to the agent, so that `common.proxy.judgement` alone decides
 about it, and of what is taken out of an answer (`common.proxy.headers.response_headers`)."""
+_RETRIES = ("wretr", "wredis")
 _ERRORS = ("hrsp_5xx", "econ", "eresp")
 _FAILURES = {
     502: ("replica_failed", "a replica of the service broke the connection"),
@@ -340,7 +341,8 @@ class DirectPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one server, and its counts since HAProxy's start. `in_flight`: requests that it
-    has now; `idle`: connections that are kept for later ones; `retries`: those tried again."""
+    has now; `idle`: connections that are kept for later ones; `retries`: those tried again,
+    here or at another server."""
 
     slot: str
     server: str
@@ -463,7 +465,7 @@ class Haproxy:
         answer = await self._ask("show stat -1 4 -1")
         head, *lines = answer.strip().splitlines() or [""]
         names = head.removeprefix("# ").split(",")
-        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", "wretr", *_ERRORS)
+        wanted = ("pxname", "svname", "status", "scur", "srv_icur", "stot", *_RETRIES, *_ERRORS)
         if not set(wanted) <= set(names):
             raise HaproxyRefused(f"show stat: {head[:200]}")
         columns = [names.index(name) for name in wanted]
@@ -473,7 +475,9 @@ class Haproxy:
             slot, server, status, *numbers = (cells[column] for column in columns)
             if slot not in SLOTS or server == "agent":
                 continue
-            in_flight, idle, requests, retries, *errors = (int(number or 0) for number in numbers)
+            in_flight, idle, requests, retries, redispatched, *errors = (
+                int(number or 0) for number in numbers
+            )
             counts.append(
                 ServerCounts(
                     slot=slot,
@@ -483,7 +487,8 @@ class Haproxy:
                     idle=idle,
                     requests=requests,
                     errors=sum(errors),
-                    retries=retries,
+                    # A server that was marked down gets no second try: its request goes elsewhere.
+                    retries=retries + redispatched,
                 )
             )
         return counts

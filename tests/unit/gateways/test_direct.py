@@ -143,13 +143,16 @@ async def test_a_replica_without_a_direct_way_is_reached_by_ssh(bed: Bed) -> Non
         assert set(bed.forwards.open_to) == {"a"}
 
 
-async def test_a_direct_way_that_fails_is_left_for_ssh_and_no_request_goes_there(bed: Bed) -> None:
+@pytest.mark.parametrize("retries", [(1, 0), (0, 1)])
+async def test_a_direct_way_that_fails_is_left_for_ssh_and_no_request_goes_there(
+    bed: Bed, retries: tuple[int, int]
+) -> None:
     async with bed.running("a") as path:
         await eventually(lambda: is_direct(bed) and bed.haproxy.ways)
         slot = bed.haproxy.ways["http|api.apps.test"]
         (name,) = bed.up()
         bed.haproxy.counts[(slot, name)] = (1, 7, 0)
-        bed.haproxy.retries[(slot, name)] = 1
+        bed.haproxy.retries[(slot, name)] = retries
         await eventually(lambda: bed.up() == {"r0"})
         assert bed.haproxy.states[(slot, name)] == "MAINT"
         # Its last request is still known, though another server has the replica.

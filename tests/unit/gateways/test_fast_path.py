@@ -67,7 +67,7 @@ class PlayedHaproxy:
         self.most: dict[tuple[str, str], int] = {}
         """The most requests that a server gets at once."""
         self.counts: dict[tuple[str, str], tuple[int, int, int]] = {}
-        self.retries: dict[tuple[str, str], int] = {}
+        self.retries: dict[tuple[str, str], tuple[int, int]] = {}
         self.led: dict[tuple[str, str], tuple[str, str]] = {}
         """Where direct servers lead."""
         self.names: dict[str, str] = {}
@@ -97,7 +97,7 @@ class PlayedHaproxy:
                     ",".join((*key, state, *map(str, (*self._counts(key), 0, 0))))
                     for key, state in self.states.items()
                 ]
-                head = "# pxname,svname,status,scur,stot,hrsp_5xx,wretr,econ,eresp,srv_icur"
+                head = "# pxname,svname,status,scur,stot,hrsp_5xx,wretr,wredis,econ,eresp,srv_icur"
                 return "\n".join((head, *(f"{row},0" for row in rows)))
             case ["show", "info"]:
                 return f"Name: HAProxy\nPid: {self._lives}\n"
@@ -128,7 +128,7 @@ class PlayedHaproxy:
         return ""
 
     def _counts(self, key: tuple[str, str]) -> tuple[int, ...]:
-        return (*self.counts.get(key, (0, 0, 0)), self.retries.get(key, 0))
+        return (*self.counts.get(key, (0, 0, 0)), *self.retries.get(key, (0, 0)))
 
     def _map(self, path: str) -> dict[str, str]:
         paths = self._places
