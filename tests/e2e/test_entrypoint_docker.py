@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.client import RunnerClient
+from tests.support.dialling import dial_to
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
@@ -52,7 +53,11 @@ async def a_container(
         async with a_session(socket) as session:
             yield (
                 name.strip(),
-                RunnerClient(session, dial=lambda: asyncio.open_unix_connection(socket)),
+                RunnerClient(
+                    session,
+                    dial=lambda: asyncio.open_unix_connection(socket),
+                    dial_answer=dial_to(socket),
+                ),
             )
     finally:
         await asyncio.to_thread(dockerd.docker, "rm", "-f", name.strip())
