@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from installer.hardening import HARDENED
 from installer.steps import File, Group, NoFile, NoFolder, NoUnit, Step, Unit, User
 
 FOLDER = "/run/fairlead-direct"
@@ -41,24 +42,8 @@ LimitNOFILE=65536
 LimitCORE=0
 MemoryMax=1G
 CapabilityBoundingSet=CAP_NET_BIND_SERVICE CAP_SETGID CAP_SETUID
-NoNewPrivileges=yes
-ProtectSystem=strict
 ReadWritePaths={FOLDER}
-ProtectHome=yes
-PrivateTmp=yes
-PrivateDevices=yes
-ProtectControlGroups=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallErrorNumber=EPERM
-
+{HARDENED}
 [Install]
 WantedBy=multi-user.target
 """

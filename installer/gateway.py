@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from installer import keys
+from installer.hardening import HARDENED
 from installer.plan import GATEWAY_UNIT as _AGENT
 from installer.plan import OPTIONS as OF_A_NODE
 from installer.plan import reload_sshd_unit
@@ -86,7 +87,7 @@ ExecStop=/usr/sbin/nft delete table inet fairlead
 [Install]
 WantedBy=multi-user.target nftables.service
 """
-_HARDENING = """\
+_HARDENING = f"""\
 User=fairlead-gateway
 Group=fairlead-gateway
 UMask=0027
@@ -95,23 +96,7 @@ StateDirectoryMode=0700
 LimitNOFILE=524288
 LimitCORE=0
 
-NoNewPrivileges=yes
-ProtectSystem=strict
-ProtectHome=yes
-PrivateTmp=yes
-PrivateDevices=yes
-ProtectControlGroups=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallErrorNumber=EPERM
-"""
+{HARDENED}"""
 _AGENT_UNIT = f"""\
 # The gateway's agent. It needs no rights on its machine: a user of its own, one folder, and the
 # network. HAProxy has the ports; the two talk through unix sockets.

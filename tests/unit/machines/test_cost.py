@@ -126,7 +126,9 @@ def test_the_days_together_cost_what_the_whole_time_costs(seed: int) -> None:
         for begin in (chance.uniform(-5.0, 900.0) for _ in range(chance.randrange(30)))
     ]
     start = NOW + chance.uniform(-100.0, 100.0) * HOUR
-    days(one, *stays, start=start, end=NOW + 840 * HOUR)
+    end = NOW + 840 * HOUR
+    total = sum(days(one, *stays, start=start, end=end).values())
+    assert total == pytest.approx(cost_between(one, start, end), abs=1e-3)
 
 
 def test_the_jobs_that_are_there_now_share_the_price_of_an_hour() -> None:
