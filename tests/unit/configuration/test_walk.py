@@ -35,8 +35,9 @@ def test_a_yaml_comes_back_to_few_rooms_on_its_way_to_the_plan(content: bytes) -
 
 
 def _planned(content: bytes) -> Plan:
-    document = read(content, name="run.yaml")
-    return to_run(parse(document.data), document.data, Defaults())
+    written = read(content, name="run.yaml").data
+    assert isinstance(written, dict)
+    return to_run(parse(written), written, Defaults())
 
 
 def _rooms_with_the_whole(act: Callable[[], object]) -> list[str]:
