@@ -441,6 +441,7 @@ class _Port(RelayEnd):
         if self.transport is None or self.transport.is_closing():
             raise ConnectionError("the runner gave no answer")
         self._answer = asyncio.get_running_loop().create_future()
+        # asyncio's TransportSocket cannot send descriptors; the copy is the same connection.
         with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as way:
             is_sent = _is_sent(way, socket_offer(early), number)
         self.transport.resume_reading()

@@ -144,6 +144,7 @@ def _make_mount_point(target: Path, *, is_folder: bool) -> None:
     if is_folder:
         target.mkdir(exist_ok=True)
     else:
+        # A file can be mounted on a file alone (mount(2), ENOTDIR).
         target.touch()
 
 
