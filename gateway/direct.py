@@ -138,6 +138,8 @@ class DirectWays:
         with contextlib.closing(writer):
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
+                    # In TLS 1.3 a client's handshake is over before the server has judged its
+                    # certificate: a refusal comes only here.
                     if not await reader.read(1):
                         raise NoDirectWay("its node closes the connection")
             except TimeoutError:

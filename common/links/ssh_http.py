@@ -78,6 +78,7 @@ class ChannelTransport(asyncio.Transport):
         of it by `connection_lost`."""
         if not self._closing:
             # asyncssh raises for a channel that the other side closed a moment ago.
+            # asyncssh raises it for a channel that does not take data any more.
             with contextlib.suppress(BrokenPipeError):
                 self._channel.write(bytes(data))
 
@@ -282,6 +283,7 @@ def acknowledger(ssh: asyncssh.SSHClientConnection) -> Callable[[], None]:
 
     def acknowledge() -> None:
         with contextlib.suppress(OSError):
+            # Each time, because the kernel goes back to delayed ones by itself (tcp(7)).
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     return acknowledge
@@ -321,6 +323,7 @@ def as_os_error(error: Exception | None) -> OSError | None:
     match error:
         case None | OSError():
             return error
+        # asyncssh asserts that a channel has its connection, which may be closed in the same turn.
         case AssertionError():
             return ConnectionResetError(errno.ECONNRESET, "the SSH connection was closed")
         case _:

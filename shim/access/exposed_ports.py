@@ -291,6 +291,7 @@ async def _takes_one(far: _Port) -> bool:
         if not far.offer(b"", theirs.fileno()) or not await far.has_taken():
             return False
         with contextlib.suppress(OSError):
+            # EAGAIN: a runner that says so without the socket has sent nothing back.
             return ours.recv(1) == b"?"
     return False
 

@@ -46,6 +46,7 @@ class Pythons:
             if time.monotonic() < until:
                 return problem
             self.folder.mkdir(parents=True, exist_ok=True)
+            # The umask cuts the mode of mkdir(2), and jobs of any user read what is here.
             self.folder.chmod(_READABLE)
             found = await self._install(version)
             if found is not None:

@@ -58,6 +58,7 @@ _HEADERS = {
         f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; style-src 'unsafe-inline'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
+    # A page that has opened this one as a window keeps no hold of it.
     "Cross-Origin-Opener-Policy": "same-origin",
     # Not `no-referrer`: with it browsers send a form of the page itself as `Origin: null`.
     "Referrer-Policy": "same-origin",
